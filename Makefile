@@ -1,0 +1,50 @@
+# Everything a newcomer needs: `make demo` and `make test`. Each sets up its own virtual environment first.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST_WORKERS ?= 2
+
+.PHONY: help demo test lint format bench clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# uv is used where it is installed, because it is faster; venv and pip do the same.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %s; name another one with: make PYTHON=python3.12" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@if command -v uv >/dev/null 2>&1; then \
+		echo "Setting up $(VENV) with uv"; \
+		uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV) && \
+		uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'; \
+	else \
+		echo "Setting up $(VENV) with venv and pip"; \
+		$(PYTHON) -m venv $(VENV) && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'; \
+	fi
+	@touch $@
+
+demo: ## See the pool at work on this machine
+	@echo "The demo does not exist yet: the server and the client it would show are still being built (see CHANGELOG.md)." >&2
+	@exit 1
+
+test: $(READY) ## Run all tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --cov --cov-report=term
+
+lint: $(READY) ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## Measure; prints what it measured
+	$(BIN)/python benchmarks/decisions.py
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

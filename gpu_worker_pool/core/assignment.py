@@ -1,0 +1,160 @@
+"""The queue's rule: who is served next.
+
+Higher priority first, then first come first served. A waiter who cannot be served yet *holds* the free GPUs he could
+use, up to his number, on the node where he can use the most; nobody later takes those. So somebody later passes only
+onto GPUs that no earlier waiter is holding: wide requests do not starve, and who wants a T4 does not wait behind who
+wants an A100.
+
+The first in the line who cannot be served also holds GPUs that others *share* now: nobody may join them any more, or
+an endless stream of small shares would keep him out forever. One such waiter is enough: everybody is first one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from .eligibility import Leased, NoRoom, judge
+from .gpu import GpuKey
+from .lease import QueuedLease
+from .placement import Survey
+from .request import Wishes
+from .state import PoolState
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A waiter who is served, and with what."""
+
+    lease_id: str
+    gpus: tuple[GpuKey, ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a look at the queue found: who is served, which GPUs are held for whom, and how long that stays true if
+    nothing happens. `settled_until` is None where another pass is due once these grants have happened.
+    """
+
+    grants: list[Grant]
+    holds: Mapping[GpuKey, str]
+    settled_until: float | None
+
+
+def serve_queue(state: PoolState, now: float) -> Outcome:
+    """Find who can be served. Where all that happened since the last look is that one came, only that one can be."""
+    if now <= state.settled_until and len(state.newcomers) == 1:
+        outcome = _admit(state, state.queued(state.newcomers[0]), now)
+        if outcome is not None:
+            return outcome
+    return _pass_over(state, now)
+
+
+def _pass_over(state: PoolState, now: float) -> Outcome:
+    """Go through the whole line, in order."""
+    survey = Survey(state, now)
+    # What nobody further back may take: granted in this pass, or held by somebody ahead.
+    gone: dict[GpuKey, str] = {}
+    grants: list[Grant] = []
+    holds: dict[GpuKey, str] = {}
+    lines = state.queue.by_wishes
+    heads = [(line[0], 0, wishes) for wishes, line in lines.items()]
+    heapify(heads)
+    is_first = True
+    while heads:
+        (_, _, lease_id), index, wishes = heappop(heads)
+        gpus = survey.place(wishes, gone.keys())
+        if gpus is not None:
+            grants.append(Grant(lease_id, gpus))
+            gone.update(dict.fromkeys(gpus, lease_id))
+            if wishes.is_shared or state.settings.workers_per_gpu > 1:
+                # Somebody else may still join him there; that can be told only after this has happened.
+                return Outcome(grants, holds, None)
+        else:
+            held = dict.fromkeys(hold(survey, wishes, gone, is_first=is_first), lease_id)
+            is_first = False
+            if not held:
+                continue  # those who wish for the same and come later find even less
+            holds.update(held)
+            gone.update(held)
+        if index + 1 < len(lines[wishes]):
+            heappush(heads, (lines[wishes][index + 1], index + 1, wishes))
+    return Outcome(grants, holds, survey.holds_until)
+
+
+def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | None:
+    """Serve somebody who has just joined a line in which nobody could be served; None where others are concerned.
+
+    What he takes or holds is one more thing gone for those behind him, which changes nothing for them unless they
+    were holding it. Those ahead of him do not notice him.
+    """
+    if state.queue.position(newcomer) == 1:
+        return None
+    ahead = {key: id_ for key, id_ in state.holds.items() if state.queued(id_).order < newcomer.order}
+    survey = Survey(state, now)
+    wishes = newcomer.request.wishes
+    gpus = survey.place(wishes, ahead.keys())
+    taken = gpus if gpus is not None else hold(survey, wishes, ahead, is_first=False)
+    if any(key in state.holds for key in taken):
+        return None
+    settled_until = min(state.settled_until, survey.holds_until)
+    if gpus is not None:
+        # A GPU that is shared from now on is one that the first in the line may hold.
+        return Outcome([Grant(newcomer.id, gpus)], state.holds, None if wishes.is_shared else settled_until)
+    return Outcome([], {**state.holds, **dict.fromkeys(taken, newcomer.id)}, settled_until)
+
+
+def hold(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], *, is_first: bool) -> list[GpuKey]:
+    """The GPUs that a waiter who cannot be served keeps for himself."""
+    # One GPU that he could use would be his already.
+    free = _free(survey, wishes, gone) if wishes.gpus > 1 else []
+    if not is_first:
+        return free
+    return [*free, *_shared_now(survey, wishes, gone, free)][: wishes.gpus]
+
+
+def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[GpuKey]:
+    """What he could use now, on the node where that is the most; of equals, the first by name."""
+    most: list[GpuKey] = []
+    capacity = survey.state.capacity
+    for count, node in capacity.nodes_by_room(wishes, include_loaded=survey.is_lax(wishes)):
+        if count < max(len(most), 1):
+            break
+        not_gone = [
+            slot for slot in capacity.open_slots_of(node, shared=wishes.is_shared) if slot.key not in gone
+        ]
+        if len(not_gone) < max(len(most), 1):
+            continue
+        usable = [slot.key for slot in not_gone if survey.score(slot, wishes) is not None]
+        if len(usable) > len(most) or (usable and len(usable) == len(most) and node < most[0].node):
+            most = usable
+    return most
+
+
+def _shared_now(
+    survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]
+) -> list[GpuKey]:
+    """GPUs that only those who share them now keep from this waiter: on the node where he holds others already, else
+    on that of the least committed one.
+    """
+    state = survey.state
+
+    def is_kept_by_sharers(key: GpuKey) -> bool:
+        slot = state.slots[key]
+        return (
+            key not in gone
+            and slot.is_shared
+            and isinstance(judge(state, slot, wishes, survey.now), Leased | NoRoom)
+        )
+
+    if free:
+        node = free[0].node
+    else:
+        least = next(filter(is_kept_by_sharers, state.capacity.shared_gpus_by_commitment(wishes)), None)
+        if least is None or wishes.gpus == 1:
+            return [least] if least else []
+        node = least.node
+    return [
+        slot.key for slot in state.capacity.open_slots_of(node, shared=True) if is_kept_by_sharers(slot.key)
+    ]

@@ -1,0 +1,294 @@
+"""Indexes over the GPUs of a pool, so that a decision looks at those that matter and not at all of them.
+
+They only propose: everything proposed is judged before it is granted (see eligibility.py). What they must get right
+is to leave out nothing that would be found eligible. All of it follows from the slots; a node is indexed anew
+whenever one of its GPUs changed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import merge
+from itertools import islice
+from typing import Any, NamedTuple
+
+from .gpu import GpuKey
+from .request import Wishes, matches_model
+from .settings import PoolSettings, Thresholds
+from .slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
+
+# Sums of floats may differ in the last bits from what the judge adds up; he decides what is this close.
+ROUNDING_MB = 1e-3
+
+
+class GpuClass(NamedTuple):
+    """GPUs of one name and size."""
+
+    name: str
+    total_mb: float | None
+
+
+class Use(Enum):
+    """What a sorted list is for, and how it is sorted."""
+
+    EXCLUSIVE = "GPUs open to an exclusive lease, least used first, then on the node with the fewest open"
+    SHARED = "GPUs open to a shared lease, most committed first"
+    NODES_EXCLUSIVE = "nodes by how many GPUs are open to an exclusive lease"
+    NODES_SHARED = "nodes by how many GPUs are open to a shared lease"
+
+
+class Group(NamedTuple):
+    """Which GPUs a sorted list is of: of this class, or on nodes with GPUs of these names.
+
+    `is_clear` lists hold the GPUs below the pool's own thresholds, and count only those; few requests ever need to
+    look at the others, which somebody outside the pool uses. For nodes, the others count all GPUs.
+    """
+
+    of: GpuClass | frozenset[str]
+    is_clear: bool
+
+    def has_model(self, pattern: str | None) -> bool:
+        """Whether any of its GPUs may be of a wished-for model."""
+        if pattern is None:
+            return True
+        names = (self.of.name,) if isinstance(self.of, GpuClass) else self.of
+        return any(matches_model(pattern, name) for name in names)
+
+
+# What a sorted list holds: tuples that begin with what it is sorted by and end with a GpuKey or a node's name. All
+# that a verdict depends on, but time, is in it, so that equal entries mean equal verdicts.
+Entry = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _NodeIndex:
+    keys: list[GpuKey] = field(default_factory=list)
+    open_to_exclusive: list[GpuSlot] = field(default_factory=list)
+    open_to_shared: list[GpuSlot] = field(default_factory=list)
+    entries: set[tuple[Use, Group, Entry]] = field(default_factory=set)
+    makeup: tuple[GpuClass, ...] = ()
+
+
+class Capacity:
+    """Finds GPUs by use, by committed memory, and nodes by how many of their GPUs are open."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _NodeIndex] = {}
+        self._lists: dict[Use, dict[Group, list[Entry]]] = {use: {} for use in Use}
+        self._makeups: Counter[tuple[GpuClass, ...]] = Counter()
+
+    def refresh(
+        self,
+        node: str,
+        slots: Iterable[GpuSlot],
+        settings: PoolSettings,
+        excluded: Mapping[GpuKey, str],
+        ignored_processes: AbstractSet[str],
+    ) -> bool:
+        """Index a node anew, from all of its slots (a node without slots is dropped). Returns whether anything has
+        changed that a request could care about.
+        """
+        old = self._nodes.pop(node, None)
+        new = _index_node(node, sorted(slots, key=_by_index), settings, excluded, ignored_processes)
+        old_entries = old.entries if old else set()
+        for use, group, entry in old_entries - new.entries:
+            entries = self._lists[use][group]
+            del entries[bisect_left(entries, entry)]
+            if not entries:
+                del self._lists[use][group]
+        for use, group, entry in new.entries - old_entries:
+            insort(self._lists[use].setdefault(group, []), entry)
+        if old:
+            self._makeups -= Counter([old.makeup])
+        if new.keys:
+            self._nodes[node] = new
+            self._makeups[new.makeup] += 1
+        return new.entries != old_entries
+
+    @property
+    def nodes(self) -> AbstractSet[str]:
+        """All nodes."""
+        return self._nodes.keys()
+
+    def keys_of(self, node: str) -> Sequence[GpuKey]:
+        """The GPUs of a node, by index."""
+        index = self._nodes.get(node)
+        return index.keys if index else ()
+
+    def open_slots_of(self, node: str, *, shared: bool) -> Sequence[GpuSlot]:
+        """The measured GPUs of a node whose occupants leave a place for such a lease, by index."""
+        index = self._nodes[node]
+        return index.open_to_shared if shared else index.open_to_exclusive
+
+    def open_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
+        """GPUs that may be eligible for one exclusive lease: least used first, then on the fullest node."""
+        limit = thresholds.memory_percent + thresholds.utilization_percent
+        for score, *_, key in _merged(self._matching(Use.EXCLUSIVE, wishes, include_loaded)):
+            if score >= limit:
+                return  # whoever is below both thresholds is below their sum
+            yield key
+
+    def fitting_gpus(
+        self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool
+    ) -> Iterator[GpuKey]:
+        """GPUs that may be eligible for one shared lease: the tightest fit first."""
+        fitting = []
+        for group, entries in self._lists[Use.SHARED].items():
+            if (
+                isinstance(group.of, GpuClass)
+                and group.has_model(wishes.model)
+                and (group.is_clear or include_loaded)
+            ):
+                limit_mb = thresholds.memory_percent * (group.of.total_mb or 0.0) / 100
+                fitting.append(_tightest_first(entries, limit_mb - (wishes.memory_mb or 0.0)))
+        for *_, key in _merged(fitting):
+            yield key
+
+    def shared_gpus_by_commitment(self, wishes: Wishes) -> Iterator[GpuKey]:
+        """GPUs open to shared leases, the least committed first."""
+        lists = [_last_first(entries) for entries in self._matching(Use.SHARED, wishes, include_loaded=True)]
+        for *_, key in merge(*lists, key=lambda entry: (-entry[0], entry[1:])):
+            yield key
+
+    def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
+        """Nodes that may have as many GPUs open as are wished for, the fullest first."""
+        lists = self._node_lists(wishes, include_loaded)
+        for _, node in _merged(
+            [islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]
+        ):
+            yield node
+
+    def nodes_by_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[Entry]:
+        """How many GPUs may be open, and on which node; the most first."""
+        lists = [_last_first(entries) for entries in self._node_lists(wishes, include_loaded)]
+        return lists[0] if len(lists) == 1 else merge(*lists, key=lambda entry: (-entry[0], entry[1:]))
+
+    def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
+        """Whether some node has enough GPUs of the right kind, were all of them free."""
+        return any(
+            sum(_could_serve(gpu_class, wishes, thresholds) for gpu_class in makeup) >= wishes.gpus
+            for makeup in self._makeups
+        )
+
+    def _matching(self, use: Use, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
+        return [
+            entries
+            for group, entries in self._lists[use].items()
+            if (group.is_clear or include_loaded) and group.has_model(wishes.model)
+        ]
+
+    def _node_lists(self, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
+        use = Use.NODES_SHARED if wishes.is_shared else Use.NODES_EXCLUSIVE
+        return [
+            entries
+            for group, entries in self._lists[use].items()
+            if group.is_clear != include_loaded and group.has_model(wishes.model)
+        ]
+
+
+def _index_node(
+    node: str,
+    slots: Sequence[GpuSlot],
+    settings: PoolSettings,
+    excluded: Mapping[GpuKey, str],
+    ignored_processes: AbstractSet[str],
+) -> _NodeIndex:
+    measured = [slot for slot in slots if slot.key not in excluded and _is_measured(slot)]
+    workers = settings.workers_per_gpu
+    index = _NodeIndex(
+        keys=[slot.key for slot in slots],
+        open_to_exclusive=[
+            slot for slot in measured if slot.is_open_for(shared=False, workers_per_gpu=workers)
+        ],
+        open_to_shared=[slot for slot in measured if slot.is_open_for(shared=True, workers_per_gpu=workers)],
+        makeup=tuple(sorted((_class_of(slot) for slot in slots if slot.reading), key=str)),
+    )
+    clear_to_exclusive: list[GpuSlot] = []
+    for slot in index.open_to_exclusive:
+        percent, reading = used_percent(slot, ignored_processes), slot.reading
+        if percent is not None and reading is not None and reading.utilization_percent is not None:
+            is_clear = (
+                percent < settings.thresholds.memory_percent
+                and reading.utilization_percent < settings.thresholds.utilization_percent
+            )
+            score = percent + reading.utilization_percent
+            by_use = (score, len(index.open_to_exclusive), node, reading.gpu.index, percent, slot.key)
+            index.entries.add((Use.EXCLUSIVE, Group(_class_of(slot), is_clear), by_use))
+            clear_to_exclusive += [slot] if is_clear else []
+    clear_to_shared: list[GpuSlot] = []
+    for slot in index.open_to_shared:
+        use, reading = memory_use(slot, ignored_processes), slot.reading
+        if use is not None and reading is not None and reading.utilization_percent is not None:
+            is_idle = reading.utilization_percent < settings.thresholds.utilization_percent
+            is_clear = is_idle or is_used_by_leases_only(slot, ignored_processes)
+            by_commitment = (
+                -use.committed_mb,
+                node,
+                reading.gpu.index,
+                reading.utilization_percent,
+                slot.key,
+            )
+            index.entries.add((Use.SHARED, Group(_class_of(slot), is_clear), by_commitment))
+            clear_to_shared += [slot] if is_clear else []
+    for use_of_node, is_clear, counted in (
+        (Use.NODES_EXCLUSIVE, True, clear_to_exclusive),
+        (Use.NODES_EXCLUSIVE, False, index.open_to_exclusive),
+        (Use.NODES_SHARED, True, clear_to_shared),
+        (Use.NODES_SHARED, False, index.open_to_shared),
+    ):
+        if counted:
+            names = frozenset(slot.reading.gpu.name for slot in counted if slot.reading)
+            index.entries.add((use_of_node, Group(names, is_clear), (len(counted), node)))
+    return index
+
+
+def _merged(lists: Sequence[Iterable[Entry]]) -> Iterable[Entry]:
+    return lists[0] if len(lists) == 1 else merge(*lists)
+
+
+def _tightest_first(entries: list[Entry], room_mb: float) -> Iterator[Entry]:
+    """The entries whose committed memory leaves enough, as (what would be left, ...)."""
+    for negative_committed_mb, *rest in islice(
+        entries, bisect_left(entries, (-room_mb - ROUNDING_MB,)), None
+    ):
+        yield (room_mb + negative_committed_mb, *rest)
+
+
+def _last_first(entries: list[Entry]) -> Iterator[Entry]:
+    """Turned around by what it is sorted by first; those equal in that stay in their order."""
+    end = len(entries)
+    while end:
+        start = bisect_left(entries, (entries[end - 1][0],))
+        yield from islice(entries, start, end)
+        end = start
+
+
+def _could_serve(gpu_class: GpuClass, wishes: Wishes, thresholds: Thresholds) -> bool:
+    if not matches_model(wishes.model, gpu_class.name):
+        return False
+    if thresholds.memory_percent <= 0 or thresholds.utilization_percent <= 0:
+        return False  # nothing is below zero
+    if wishes.memory_mb is None or gpu_class.total_mb is None:
+        return True
+    return wishes.memory_mb <= thresholds.memory_percent * gpu_class.total_mb / 100
+
+
+def _is_measured(slot: GpuSlot) -> bool:
+    reading = slot.reading
+    if reading is None or reading.fault is not None:
+        return False
+    return reading.utilization_percent is not None and reading.memory_percent is not None
+
+
+def _class_of(slot: GpuSlot) -> GpuClass:
+    assert slot.reading  # noqa: S101 - for the type checker
+    return GpuClass(slot.reading.gpu.name, slot.reading.memory_total_mb)
+
+
+def _by_index(slot: GpuSlot) -> tuple[float, GpuKey]:
+    return (slot.reading.gpu.index if slot.reading else float("inf"), slot.key)

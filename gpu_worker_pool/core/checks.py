@@ -1,0 +1,22 @@
+"""Bad input gets an error that says what to do."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+
+def check_number(name: str, value: object, low: float, high: float) -> None:
+    """Raise a ValueError that names the parameter, the value and the range, unless low <= value <= high."""
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not isfinite(value)
+        or not low <= value <= high
+    ):
+        raise ValueError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")
+
+
+def check_whole(name: str, value: object, low: int, high: int) -> None:
+    """As check_number, for whole numbers."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")

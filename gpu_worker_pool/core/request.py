@@ -1,0 +1,112 @@
+"""What somebody asks for, and who asks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from .checks import check_number, check_whole
+from .gpu import ProcessId
+
+DEFAULT_TTL_S = 30.0
+MAX_GPUS = 1024
+MAX_TTL_S = 7 * 24 * 3600.0
+MAX_PRIORITY = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the GPUs must be like. Waiters with equal wishes can be treated alike, so this is hashable.
+
+    With `memory_mb` the GPU is shared with others who said how much they need; without it, it is exclusive.
+    A threshold of None means the pool's own.
+    """
+
+    gpus: int = 1
+    memory_mb: float | None = None
+    model: str | None = None
+    memory_threshold_percent: float | None = None
+    utilization_threshold_percent: float | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("gpus", self.gpus, 1, MAX_GPUS)
+        if self.memory_mb is not None:
+            check_number("memory_mb", self.memory_mb, 1, 1e9)
+        if self.model is not None and not self.model.strip():
+            raise ValueError("model is empty; leave it out to take any model")
+        for name in ("memory_threshold_percent", "utilization_threshold_percent"):
+            value = getattr(self, name)
+            if value is not None:
+                check_number(name, value, 0, 100)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may use the same GPU at the same time."""
+        return self.memory_mb is not None
+
+    def __str__(self) -> str:
+        what = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs on one node"
+        if self.memory_mb is not None:
+            what += f" with {self.memory_mb:g} MB each"
+        if self.model is not None:
+            what += f" of model {self.model}"
+        return what
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who asks. `is_local` says that the process is known to run on the node whose GPUs are asked for: only then
+    do its pid and start time mean anything here, so that its death can be seen and its memory told from others'.
+    """
+
+    worker_id: str | None = None
+    owner: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    pid_started: float | None = None
+    boot_id: str | None = None
+    pid_namespace: str | None = None
+    is_local: bool = False
+
+    @property
+    def process(self) -> ProcessId | None:
+        """The holder's process, where it is one of this node."""
+        return ProcessId(self.pid, self.pid_started) if self.is_local and self.pid is not None else None
+
+    def __str__(self) -> str:
+        names = [name for name in (self.owner, self.worker_id) if name]
+        if not names and self.pid is not None:
+            names = [f"pid {self.pid}"]
+        return "/".join(names) or "somebody"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request for a lease: what, for whom, how urgently, and for how long without a sign of life."""
+
+    wishes: Wishes = Wishes()
+    holder: Holder = Holder()
+    priority: int = 0
+    ttl_s: float = DEFAULT_TTL_S
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_number("ttl_s", self.ttl_s, 0.1, MAX_TTL_S)
+
+
+@lru_cache(maxsize=4096)
+def matches_model(pattern: str | None, name: str) -> bool:
+    """Whether a GPU's name fits a wished-for model, without regard to case.
+
+    A pattern with `*`, `?` or `[` must match the whole name. Any other one must stand in the name as a word of
+    its own, so that `A10` is not an `A100`.
+    """
+    if pattern is None:
+        return True
+    wanted, actual = pattern.strip().lower(), name.lower()
+    if any(sign in wanted for sign in "*?["):
+        return fnmatchcase(actual, wanted)
+    return re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9])", actual) is not None

@@ -1,0 +1,53 @@
+"""The rules of a pool that its operator may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .checks import check_number, check_whole
+from .request import Wishes
+
+
+class Thresholds(NamedTuple):
+    """A GPU at or over one of these is not available."""
+
+    memory_percent: float
+    utilization_percent: float
+
+
+DEFAULT_THRESHOLDS = Thresholds(memory_percent=80.0, utilization_percent=90.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What holds for the whole pool.
+
+    `awaits_reading_after_release`: a GPU that a lease left is granted again only after a reading that began
+    later shows it free of that lease's processes. Switched off where readings come too seldom to wait for.
+    """
+
+    thresholds: Thresholds = DEFAULT_THRESHOLDS
+    workers_per_gpu: int = 1
+    stale_after_s: float = 15.0
+    drain_limit_s: float = 60.0
+    awaits_reading_after_release: bool = True
+    remembered_ended_leases: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
+        check_number("utilization_threshold_percent", self.thresholds.utilization_percent, 0, 100)
+        check_whole("workers_per_gpu", self.workers_per_gpu, 1, 1024)
+        check_number("stale_after_s", self.stale_after_s, 0, 1e9)
+        check_number("drain_limit_s", self.drain_limit_s, 0, 1e9)
+        check_whole("remembered_ended_leases", self.remembered_ended_leases, 0, 10_000_000)
+
+    def thresholds_for(self, wishes: Wishes) -> Thresholds:
+        """The request's own thresholds, else the pool's."""
+        memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
+        if memory is None and utilization is None:
+            return self.thresholds
+        return Thresholds(
+            self.thresholds.memory_percent if memory is None else memory,
+            self.thresholds.utilization_percent if utilization is None else utilization,
+        )

@@ -1,0 +1,209 @@
+"""Drives a core (the real one, or a mutant of it) and holds everything it does against the plain model."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from typing import Any
+
+from .model import Lease, Model
+
+
+class Core:
+    """The modules of a core under one name, so that a mutant can take the real one's place."""
+
+    MODULES = (
+        "commands",
+        "decide",
+        "events",
+        "evolve",
+        "explain",
+        "gpu",
+        "pool",
+        "request",
+        "settings",
+        "state",
+    )
+
+    def __init__(self, package: str = "gpu_worker_pool.core") -> None:
+        for module in self.MODULES:
+            setattr(self, module, importlib.import_module(f"{package}.{module}"))
+
+    def __getattr__(self, module: str) -> Any:  # for the type checker: the modules are set above
+        raise AttributeError(module)
+
+
+REAL = Core()
+
+
+class CheckedPool:
+    """A pool of which every step is checked against the model, the journal and the promises."""
+
+    def __init__(self, core: Core = REAL, **settings: Any) -> None:
+        self.core = core
+        self.settings = core.settings.PoolSettings(**settings)
+        self.state = core.state.PoolState(settings=self.settings)
+        # Fed with the events alone, as a restart would be: it must be equal at every step.
+        self.shadow = core.state.PoolState(settings=self.settings)
+        self.log: list[Any] = []
+        self.model = Model(self.settings)
+
+    def do(self, command: Any, now: float) -> list[Any]:
+        assert self.core.decide.decide(self.state, command, now) == self.core.decide.decide(
+            self.state, command, now
+        )
+        assert self.state == self.shadow, "deciding has changed the state"
+        is_reboot = isinstance(command, self.core.commands.Open) and command.boot_id != self.model.boot_id
+        self.model.now = now if is_reboot else max(now, self.model.now)
+        events: list[Any] = self.core.pool.step(self.state, command, now)
+        self.log += events
+        for event in events:
+            self._check(event, command)
+        self.core.evolve.replay(self.shadow, pickle.loads(pickle.dumps(events)))  # noqa: S301 - our own bytes
+        self._check_state()
+        return events
+
+    # After every step
+
+    def _check_state(self) -> None:
+        assert self.state == self.shadow, "replaying the events gives another state"
+        model, state = self.model, self.state
+        assert model.next_served() is None, "somebody who could be served is left waiting"
+        assert [lease.id for lease in model.queue()] == list(state.queue)
+        assert set(model.leases) == set(state.leases)
+        for lease in model.leases.values():
+            assert lease.due > model.now, "a lease has outlived its time"
+            assert state.agenda.due_at(lease.id) == lease.due
+        for lease_id in state.queue:
+            explanation = self.core.explain.explain(state, lease_id, model.now)
+            assert explanation is not None
+            assert str(explanation)
+            assert explanation.position == list(state.queue).index(lease_id) + 1
+
+    def check_replay(self, prefix: int) -> None:
+        """From the start at once, in two parts, and from what the journal keeps."""
+        fresh = self.core.state.PoolState
+        replay = self.core.evolve.replay
+        assert replay(fresh(settings=self.settings), self.log) == self.state
+        first = replay(fresh(settings=self.settings), self.log[:prefix])
+        assert replay(first, self.log[prefix:]) == self.state
+        durable = [event for event in self.log if isinstance(event, self.core.events.DurableEvent)]
+        restored = replay(fresh(settings=self.settings), durable)
+        for what in (
+            "leases",
+            "ended",
+            "queue",
+            "fences",
+            "next_seq",
+            "excluded",
+            "ignored_processes",
+            "boot_id",
+        ):
+            assert getattr(restored, what) == getattr(self.state, what), what
+
+    # Every event
+
+    def _check(self, event: Any, command: Any) -> None:
+        getattr(self, f"_{type(event).__name__}", self._nothing)(event, command)
+
+    def _nothing(self, event: Any, command: Any) -> None:
+        assert isinstance(event, self.core.events.Refusal)
+
+    def _PoolOpened(self, event: Any, command: Any) -> None:  # noqa: N802
+        model = self.model
+        model.boot_id = event.boot_id
+        model.readings.clear()
+        for lease in model.leases.values():
+            is_draining = lease.state == "draining"
+            lease.due = event.at + (self.settings.drain_limit_s if is_draining else lease.request.ttl_s)
+
+    def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
+        assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
+        due = event.at + event.request.ttl_s
+        self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due)
+
+    def _LeaseGranted(self, event: Any, command: Any) -> None:  # noqa: N802
+        model = self.model
+        expected = model.next_served()
+        assert expected is not None, "nobody could be served"
+        lease, options = expected
+        assert event.lease_id == lease.id, "the wrong waiter is served"
+        assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
+        assert any(set(event.gpus) <= option for option in options), "GPUs that are not his to take"
+        node = event.gpus[0].node
+        assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
+        model.fences[node] = event.fence
+        lease.state, lease.gpus, lease.due = "active", event.gpus, event.at + lease.request.ttl_s
+
+    def _LeasesRenewed(self, event: Any, command: Any) -> None:  # noqa: N802
+        for lease_id in event.lease_ids:
+            lease = self.model.leases[lease_id]
+            assert lease.state in {"queued", "active"}
+            lease.due = event.at + lease.request.ttl_s
+
+    def _LeaseEnded(self, event: Any, command: Any) -> None:  # noqa: N802
+        lease = self.model.leases[event.lease_id]
+        assert lease.state in {"queued", "active"}
+        if event.reason == "expired":
+            assert lease.due <= self.model.now, "a lease has ended before its time"
+        elif isinstance(command, self.core.commands.Open):
+            assert lease.request.holder.is_local
+        else:
+            assert command.lease_id == lease.id
+        must_drain = {
+            key
+            for key in lease.gpus
+            if self.settings.awaits_reading_after_release or self.model.members.get((key, lease.id))
+        }
+        if isinstance(command, self.core.commands.Open):
+            must_drain = set()
+        assert set(event.draining) == must_drain
+        for key in set(lease.gpus) - must_drain:
+            self.model.members.pop((key, lease.id), None)
+        if event.draining:
+            lease.state, lease.gpus, lease.since = "draining", event.draining, event.at
+            lease.due = event.at + self.settings.drain_limit_s
+        else:
+            del self.model.leases[lease.id]
+
+    def _GpuDrained(self, event: Any, command: Any) -> None:  # noqa: N802
+        lease = self.model.leases[event.lease_id]
+        assert lease.state == "draining"
+        if isinstance(command, self.core.commands.Observe) and lease.due > self.model.now:
+            reading = self.model.readings[event.gpu]
+            assert reading.at >= lease.since, "drained by a reading from before the end"
+            assert not self.model.members.get((event.gpu, lease.id)), "drained although a process is left"
+        elif not isinstance(command, self.core.commands.Open):
+            assert lease.due <= self.model.now
+        lease.gpus = tuple(key for key in lease.gpus if key != event.gpu)
+        self.model.members.pop((event.gpu, lease.id), None)
+        if not lease.gpus:
+            del self.model.leases[lease.id]
+
+    def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
+        lease = self.model.leases[event.lease_id]
+        reading = self.model.readings[event.gpu]
+        mine = {tuple(p.id) for p in reading.processes if self.model.is_mine(event.gpu, lease, p)}
+        assert {tuple(process) for process in event.processes} == mine
+        self.model.members[event.gpu, lease.id] = mine
+
+    def _GpusObserved(self, event: Any, command: Any) -> None:  # noqa: N802
+        for reading in event.readings:
+            assert reading.at <= self.model.now
+            self.model.readings[reading.gpu.key] = reading
+
+    def _QueueSettled(self, event: Any, command: Any) -> None:  # noqa: N802
+        holds = {key: lease.id for lease, _, held in self.model.turns() for key in held}
+        assert dict(event.holds) == holds, f"the wrong GPUs are held: {event.holds}, not {holds}"
+
+    def _GpuExcluded(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.model.excluded.add(event.gpu)
+
+    def _GpuIncluded(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.model.excluded.discard(event.gpu)
+
+    def _ProcessIgnored(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.model.ignored.add(event.name)
+
+    def _ProcessCounted(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.model.ignored.discard(event.name)

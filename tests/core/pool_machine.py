@@ -1,0 +1,199 @@
+"""Random interleavings of every command, with time that advances, repeats and goes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
+
+from .harness import REAL, CheckedPool, Core
+
+# node, index, name, memory: two models on one node, so that "enough of one model" has something to choose from.
+GPUS = (
+    ("alpha", 0, "NVIDIA A100", 80_000),
+    ("alpha", 1, "NVIDIA A100", 80_000),
+    ("beta", 0, "NVIDIA A100", 80_000),
+    ("beta", 1, "NVIDIA A100", 80_000),
+    ("beta", 2, "Tesla T4", 16_000),
+)
+
+gpu_numbers = st.integers(0, len(GPUS) - 1)
+wishes = st.fixed_dictionaries(
+    {
+        "gpus": st.sampled_from([1, 1, 1, 2, 2, 3]),
+        "memory_mb": st.sampled_from([None, None, 8_000, 30_000, 60_000]),
+        "model": st.sampled_from([None, None, "A100", "T4"]),
+        "memory_threshold_percent": st.sampled_from([None, None, 30.0, 95.0]),
+        "utilization_threshold_percent": st.sampled_from([None, None, None, 50.0, 99.0]),
+    }
+)
+looks = st.lists(
+    st.tuples(
+        gpu_numbers,
+        st.sampled_from([0.0, 0.0, 0.3, 0.79, 0.8, 0.94]),  # memory used by nobody in particular
+        st.sampled_from([0.0, 0.0, 49.0, 89.9, 90.0, 97.0]),  # utilization
+        st.booleans(),  # whether the leases' processes are seen to be running
+        st.sampled_from([None, "Xorg", "python"]),  # somebody outside
+        st.sampled_from(["ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization"]),
+    ),
+    max_size=5,
+    unique_by=lambda look: look[0],
+)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    core: Core = REAL
+    settings_choices: Any = st.fixed_dictionaries(
+        {
+            "workers_per_gpu": st.sampled_from([1, 1, 2]),
+            "awaits_reading_after_release": st.booleans(),
+            "remembered_ended_leases": st.sampled_from([0, 3, 100]),
+        }
+    )
+    leases = Bundle("leases")
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        settings = data.draw(self.settings_choices)
+        self.pool = CheckedPool(self.core, stale_after_s=15.0, drain_limit_s=20.0, **settings)
+        self.now = 100.0
+        self.count = 0
+        self.boot = 1
+        self.pool.do(self.core.commands.Open("boot1", 1e6), self.now)
+        self.see_all_idle()
+
+    def key(self, number: int) -> Any:
+        node, index, _, _ = GPUS[number]
+        return self.core.gpu.GpuKey(node, f"GPU-{node}-{index}")
+
+    def reading(
+        self, number: int, memory: float, utilization: float, runs: bool, outsider: str | None, kind: str
+    ) -> Any:
+        gpu = self.core.gpu
+        node, index, name, total = GPUS[number]
+        key = self.key(number)
+        processes = []
+        for lease in self.pool.model.on(key) if runs else []:
+            pid = lease.request.holder.pid
+            if pid is not None:
+                child = gpu.ProcessId(pid + 10_000, float(pid))
+                processes.append(
+                    gpu.GpuProcess(child, 0.2 * total, "train", (gpu.ProcessId(pid, float(pid)),))
+                )
+        if outsider is not None:
+            processes.append(gpu.GpuProcess(gpu.ProcessId(77, 1.0), 0.1 * total, outsider))
+        used = memory * total + sum(p.memory_mb or 0 for p in processes)
+        return gpu.Reading(
+            gpu.Gpu(key, index, name),
+            self.now,
+            total,
+            None if kind == "unknown memory" else used,
+            None if kind == "unknown utilization" else utilization,
+            processes=tuple(processes),
+            fault="fell off the bus" if kind == "fault" else None,
+        )
+
+    @rule()
+    def see_all_idle(self) -> None:
+        readings = tuple(self.reading(number, 0.0, 0.0, False, None, "ok") for number in range(len(GPUS)))
+        self.pool.do(self.core.commands.Observe(readings), self.now)
+
+    @rule(looks=looks, age_s=st.sampled_from([0.0, 0.0, 1.0, 16.0, -5.0]))
+    def observe(self, looks: list[Any], age_s: float) -> None:
+        self.now -= age_s
+        readings = tuple(self.reading(*look) for look in looks)
+        self.now += age_s
+        self.pool.do(self.core.commands.Observe(readings), self.now)
+
+    @rule(
+        target=leases,
+        wishes=wishes,
+        priority=st.sampled_from([0, 0, 0, 5, -1]),
+        ttl_s=st.sampled_from([10.0, 30.0, 1000.0, 1000.0]),
+        is_local=st.booleans(),
+    )
+    def request(self, wishes: dict[str, Any], priority: int, ttl_s: float, is_local: bool) -> Any:
+        self.count += 1
+        request = self.core.request
+        holder = request.Holder(
+            worker_id=f"w{self.count}",
+            # Those who declare memory are local here, so that the plain model can weigh them.
+            pid=self.count,
+            pid_started=float(self.count),
+            is_local=is_local or wishes["memory_mb"] is not None,
+        )
+        asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s)
+        events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
+        was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
+        could_be = self._could_ever(wishes)
+        assert was_refused == (self.pool.state.has_been_observed and not could_be)
+        return multiple() if was_refused else (f"lease{self.count}", asked)
+
+    def _could_ever(self, wishes: dict[str, Any]) -> bool:
+        default = self.pool.settings.thresholds.memory_percent
+        percent = (
+            default if wishes["memory_threshold_percent"] is None else wishes["memory_threshold_percent"]
+        )
+        seen = self.pool.model.readings
+        fitting = [
+            node
+            for number, (node, _, name, total) in enumerate(GPUS)
+            if self.key(number) in seen
+            and (wishes["model"] is None or wishes["model"] in name)
+            and (wishes["memory_mb"] or 0) <= percent * total / 100
+        ]
+        return any(fitting.count(node) >= wishes["gpus"] for node in fitting)
+
+    @rule(lease=leases)
+    def request_again(self, lease: Any) -> None:
+        lease_id, asked = lease
+        known = self.pool.state.find(lease_id)
+        before = [x.id for x in self.pool.model.leases.values()]
+        self.pool.do(self.core.commands.RequestLease(lease_id, asked), self.now)
+        if known is not None:
+            assert [x.id for x in self.pool.model.leases.values() if x.id not in before] == []
+
+    @rule(lease=leases)
+    def renew(self, lease: Any) -> None:
+        self.pool.do(self.core.commands.Renew((lease[0], "never heard of")), self.now)
+        assert "never heard of" not in self.pool.state.leases
+
+    @rule(lease=leases, how=st.sampled_from(["Release", "Release", "Release", "Revoke", "ReportDeath"]))
+    def end(self, lease: Any, how: str) -> None:
+        self.pool.do(getattr(self.core.commands, how)(lease[0]), self.now)
+        assert lease[0] not in {x.id for x in self.pool.model.leases.values() if x.state != "draining"}
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 9.0, 14.0, 31.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.pool.do(self.core.commands.Tick(), self.now)
+
+    @rule(seconds=st.sampled_from([0.5, 20.0]))
+    def set_the_clock_back(self, seconds: float) -> None:
+        self.pool.do(self.core.commands.Tick(), self.now - seconds)
+
+    @rule(number=gpu_numbers, out=st.booleans())
+    def drain(self, number: int, out: bool) -> None:
+        commands = self.core.commands
+        command = (
+            commands.ExcludeGpu(self.key(number), "repair") if out else commands.IncludeGpu(self.key(number))
+        )
+        self.pool.do(command, self.now)
+
+    @rule(ignore=st.booleans())
+    def ignore_the_desktop(self, ignore: bool) -> None:
+        commands = self.core.commands
+        self.pool.do(commands.IgnoreProcess("Xorg") if ignore else commands.CountProcess("Xorg"), self.now)
+
+    @rule(is_reboot=st.booleans())
+    def restart(self, is_reboot: bool) -> None:
+        if is_reboot:
+            self.boot += 1
+            self.now = 5.0
+        self.pool.do(self.core.commands.Open(f"boot{self.boot}", 1e6 + self.boot), self.now)
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            for prefix in range(0, len(self.pool.log) + 1, max(1, len(self.pool.log) // 4)):
+                self.pool.check_replay(prefix)
