@@ -10,13 +10,13 @@ import argparse
 import gc
 import itertools
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gpu_worker_pool.core import commands as cmd
 from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
@@ -43,13 +43,12 @@ class Box:
 
     def __post_init__(self) -> None:
         nodes = max(1, self.gpus // GPUS_PER_NODE)
-        names, totals, weights = zip(*MODELS, strict=True)
         for number in range(nodes):
-            model = self.rng.choices(range(len(MODELS)), weights)[0] if nodes > len(MODELS) else 0
+            weights = [weight for _, _, weight in MODELS]
+            name, total_mb, _ = self.rng.choices(MODELS, weights)[0] if nodes > len(MODELS) else MODELS[0]
             count = self.gpus // nodes + (number < self.gpus % nodes)
             self.readings[f"node{number:05}"] = tuple(
-                self._reading(f"node{number:05}", index, names[model], totals[model])
-                for index in range(count)
+                self._reading(f"node{number:05}", index, name, total_mb) for index in range(count)
             )
 
     def _reading(self, node: str, index: int, name: str, total_mb: int) -> Reading:
@@ -140,29 +139,31 @@ def run(gpus: int, rounds: int, seed: int) -> dict[str, list[float]]:
 
 
 def peak_memory_mb(gpus: int, seed: int) -> float:
-    """Peak memory of a process that holds as many GPUs, leases and waiters, less that of one with none."""
+    """Peak memory that as many GPUs, leases and waiters add to a process of their own."""
     command = [sys.executable, __file__, "--fill", str(gpus), "--seed", str(seed)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def high_water_mb() -> float:
+    """The most memory this process has had; not getrusage's, which begins with the parent's."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few rounds, to see that it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it runs")
     parser.add_argument("--fill", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fill is not None:
-        before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before_mb = high_water_mb()
         Box(options.fill, random.Random(options.seed)).fill()
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) / 1024)
+        print(high_water_mb() - before_mb)
         return
     sizes, rounds = (SIZES[:2], 20) if options.quick else (SIZES, options.rounds)
-    print(
-        f"{'GPUs = waiters':>14} {'decisions/s':>12} {'mean us':>9} {'p50 us':>9} {'p99 us':>9} {'peak MB':>9}"
-    )
+    print(f"{'GPUs = waiters':>14} {'decisions/s':>12} {'mean us':>9} {'p50 us':>9} {'p99 us':>9} {'peak MB':>9}")
     by_kind: dict[int, dict[str, list[float]]] = {}
     for gpus in sizes:
         by_kind[gpus] = run(gpus, rounds, options.seed)

@@ -5,8 +5,9 @@ use, up to his number, on the node where he can use the most; nobody later takes
 onto GPUs that no earlier waiter is holding: wide requests do not starve, and who wants a T4 does not wait behind who
 wants an A100.
 
-The first in the line who cannot be served also holds GPUs that others *share* now: nobody may join them any more, or
-an endless stream of small shares would keep him out forever. One such waiter is enough: everybody is first one day.
+The first in the line whom only those keep waiting who *share* a GPU now also holds that GPU: nobody may join them any
+more, or an endless stream of small shares would keep him out forever. One such waiter at a time is enough: everybody is
+the first one day.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
     lines = state.queue.by_wishes
     heads = [(line[0], 0, wishes) for wishes, line in lines.items()]
     heapify(heads)
-    is_first = True
+    somebody_reserves = False
     while heads:
         (_, _, lease_id), index, wishes = heappop(heads)
         gpus = survey.place(wishes, gone.keys())
@@ -72,12 +73,15 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
                 # Somebody else may still join him there; that can be told only after this has happened.
                 return Outcome(grants, holds, None)
         else:
-            held = dict.fromkeys(hold(survey, wishes, gone, is_first=is_first), lease_id)
-            is_first = False
-            if not held:
+            kept = _free(survey, wishes, gone)
+            if not somebody_reserves:
+                reserved = _shared_now(survey, wishes, gone, kept)
+                somebody_reserves = bool(reserved)
+                kept += reserved
+            if not kept:
                 continue  # those who wish for the same and come later find even less
-            holds.update(held)
-            gone.update(held)
+            holds.update(dict.fromkeys(kept, lease_id))
+            gone.update(dict.fromkeys(kept, lease_id))
         if index + 1 < len(lines[wishes]):
             heappush(heads, (lines[wishes][index + 1], index + 1, wishes))
     return Outcome(grants, holds, survey.holds_until)
@@ -89,42 +93,36 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | Non
     What he takes or holds is one more thing gone for those behind him, which changes nothing for them unless they
     were holding it. Those ahead of him do not notice him.
     """
-    if state.queue.position(newcomer) == 1:
-        return None
     ahead = {key: id_ for key, id_ in state.holds.items() if state.queued(id_).order < newcomer.order}
     survey = Survey(state, now)
     wishes = newcomer.request.wishes
     gpus = survey.place(wishes, ahead.keys())
-    taken = gpus if gpus is not None else hold(survey, wishes, ahead, is_first=False)
-    if any(key in state.holds for key in taken):
+    kept = [] if gpus is not None else _free(survey, wishes, ahead)
+    if any(key in state.holds for key in gpus or kept):
         return None
     settled_until = min(state.settled_until, survey.holds_until)
     if gpus is not None:
-        # A GPU that is shared from now on is one that the first in the line may hold.
+        # A GPU that is shared from now on is one that somebody ahead may have to reserve.
         return Outcome([Grant(newcomer.id, gpus)], state.holds, None if wishes.is_shared else settled_until)
-    return Outcome([], {**state.holds, **dict.fromkeys(taken, newcomer.id)}, settled_until)
-
-
-def hold(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], *, is_first: bool) -> list[GpuKey]:
-    """The GPUs that a waiter who cannot be served keeps for himself."""
-    # One GPU that he could use would be his already.
-    free = _free(survey, wishes, gone) if wishes.gpus > 1 else []
-    if not is_first:
-        return free
-    return [*free, *_shared_now(survey, wishes, gone, free)][: wishes.gpus]
+    if _shared_now(survey, wishes, ahead, kept):
+        return None
+    return Outcome([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, settled_until)
 
 
 def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[GpuKey]:
-    """What he could use now, on the node where that is the most; of equals, the first by name."""
+    """What a waiter who cannot be served could use now, on the node where that is the most (of equals, the first by
+    name), among the nodes that have enough GPUs for him at all.
+    """
+    if wishes.gpus == 1:
+        return []  # one that he could use would be his
     most: list[GpuKey] = []
-    capacity = survey.state.capacity
+    state, capacity = survey.state, survey.state.capacity
+    thresholds = state.settings.thresholds_for(wishes)
     for count, node in capacity.nodes_by_room(wishes, include_loaded=survey.is_lax(wishes)):
         if count < max(len(most), 1):
             break
-        not_gone = [
-            slot for slot in capacity.open_slots_of(node, shared=wishes.is_shared) if slot.key not in gone
-        ]
-        if len(not_gone) < max(len(most), 1):
+        not_gone = [slot for slot in capacity.open_slots_of(node, shared=wishes.is_shared) if slot.key not in gone]
+        if len(not_gone) < max(len(most), 1) or not capacity.could_serve_on(node, wishes, thresholds):
             continue
         usable = [slot.key for slot in not_gone if survey.score(slot, wishes) is not None]
         if len(usable) > len(most) or (usable and len(usable) == len(most) and node < most[0].node):
@@ -132,21 +130,19 @@ def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[Gp
     return most
 
 
-def _shared_now(
-    survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]
-) -> list[GpuKey]:
-    """GPUs that only those who share them now keep from this waiter: on the node where he holds others already, else
-    on that of the least committed one.
+def _shared_now(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]) -> list[GpuKey]:
+    """GPUs that only those who share them now keep from this waiter, up to his number: on the node where he holds
+    others already, else on that of the least committed one.
     """
     state = survey.state
+    thresholds = state.settings.thresholds_for(wishes)
 
     def is_kept_by_sharers(key: GpuKey) -> bool:
         slot = state.slots[key]
-        return (
-            key not in gone
-            and slot.is_shared
-            and isinstance(judge(state, slot, wishes, survey.now), Leased | NoRoom)
-        )
+        if key in gone or not slot.is_shared:
+            return False
+        is_in_the_way = isinstance(judge(state, slot, wishes, survey.now), Leased | NoRoom)
+        return is_in_the_way and state.capacity.could_serve_on(key.node, wishes, thresholds)
 
     if free:
         node = free[0].node
@@ -155,6 +151,5 @@ def _shared_now(
         if least is None or wishes.gpus == 1:
             return [least] if least else []
         node = least.node
-    return [
-        slot.key for slot in state.capacity.open_slots_of(node, shared=True) if is_kept_by_sharers(slot.key)
-    ]
+    slots = state.capacity.open_slots_of(node, shared=True)
+    return [slot.key for slot in slots if is_kept_by_sharers(slot.key)][: wishes.gpus - len(free)]

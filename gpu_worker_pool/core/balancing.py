@@ -80,9 +80,7 @@ class _Rotation:
             return []
         best_rank = max(standing.rank for standing in standings.values())
         sharing = {
-            endpoint_id: standing.weight
-            for endpoint_id, standing in standings.items()
-            if standing.rank == best_rank
+            endpoint_id: standing.weight for endpoint_id, standing in standings.items() if standing.rank == best_rank
         }
         total_weight = sum(sharing.values())
         for endpoint_id, weight in sharing.items():

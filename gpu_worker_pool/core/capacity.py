@@ -67,11 +67,11 @@ Entry = tuple[Any, ...]
 
 @dataclass(slots=True)
 class _NodeIndex:
-    keys: list[GpuKey] = field(default_factory=list)
     open_to_exclusive: list[GpuSlot] = field(default_factory=list)
     open_to_shared: list[GpuSlot] = field(default_factory=list)
     entries: set[tuple[Use, Group, Entry]] = field(default_factory=set)
     makeup: tuple[GpuClass, ...] = ()
+    makeup_in_service: tuple[GpuClass, ...] = ()
 
 
 class Capacity:
@@ -94,7 +94,8 @@ class Capacity:
         changed that a request could care about.
         """
         old = self._nodes.pop(node, None)
-        new = _index_node(node, sorted(slots, key=_by_index), settings, excluded, ignored_processes)
+        ordered = sorted(slots, key=_by_index)
+        new = _index_node(node, ordered, settings, excluded, ignored_processes)
         old_entries = old.entries if old else set()
         for use, group, entry in old_entries - new.entries:
             entries = self._lists[use][group]
@@ -105,20 +106,15 @@ class Capacity:
             insort(self._lists[use].setdefault(group, []), entry)
         if old:
             self._makeups -= Counter([old.makeup])
-        if new.keys:
+        if ordered:
             self._nodes[node] = new
             self._makeups[new.makeup] += 1
-        return new.entries != old_entries
+        return old is None or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
 
     @property
     def nodes(self) -> AbstractSet[str]:
         """All nodes."""
         return self._nodes.keys()
-
-    def keys_of(self, node: str) -> Sequence[GpuKey]:
-        """The GPUs of a node, by index."""
-        index = self._nodes.get(node)
-        return index.keys if index else ()
 
     def open_slots_of(self, node: str, *, shared: bool) -> Sequence[GpuSlot]:
         """The measured GPUs of a node whose occupants leave a place for such a lease, by index."""
@@ -133,17 +129,11 @@ class Capacity:
                 return  # whoever is below both thresholds is below their sum
             yield key
 
-    def fitting_gpus(
-        self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool
-    ) -> Iterator[GpuKey]:
+    def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
         """GPUs that may be eligible for one shared lease: the tightest fit first."""
         fitting = []
         for group, entries in self._lists[Use.SHARED].items():
-            if (
-                isinstance(group.of, GpuClass)
-                and group.has_model(wishes.model)
-                and (group.is_clear or include_loaded)
-            ):
+            if isinstance(group.of, GpuClass) and group.has_model(wishes.model) and (group.is_clear or include_loaded):
                 limit_mb = thresholds.memory_percent * (group.of.total_mb or 0.0) / 100
                 fitting.append(_tightest_first(entries, limit_mb - (wishes.memory_mb or 0.0)))
         for *_, key in _merged(fitting):
@@ -158,9 +148,7 @@ class Capacity:
     def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
         """Nodes that may have as many GPUs open as are wished for, the fullest first."""
         lists = self._node_lists(wishes, include_loaded)
-        for _, node in _merged(
-            [islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]
-        ):
+        for _, node in _merged([islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]):
             yield node
 
     def nodes_by_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[Entry]:
@@ -170,10 +158,11 @@ class Capacity:
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether some node has enough GPUs of the right kind, were all of them free."""
-        return any(
-            sum(_could_serve(gpu_class, wishes, thresholds) for gpu_class in makeup) >= wishes.gpus
-            for makeup in self._makeups
-        )
+        return any(_has_enough(makeup, wishes, thresholds) for makeup in self._makeups)
+
+    def could_serve_on(self, node: str, wishes: Wishes, thresholds: Thresholds) -> bool:
+        """Whether a node has enough GPUs of the right kind in service, were all of them free."""
+        return _has_enough(self._nodes[node].makeup_in_service, wishes, thresholds)
 
     def _matching(self, use: Use, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
         return [
@@ -201,12 +190,10 @@ def _index_node(
     measured = [slot for slot in slots if slot.key not in excluded and _is_measured(slot)]
     workers = settings.workers_per_gpu
     index = _NodeIndex(
-        keys=[slot.key for slot in slots],
-        open_to_exclusive=[
-            slot for slot in measured if slot.is_open_for(shared=False, workers_per_gpu=workers)
-        ],
+        open_to_exclusive=[slot for slot in measured if slot.is_open_for(shared=False, workers_per_gpu=workers)],
         open_to_shared=[slot for slot in measured if slot.is_open_for(shared=True, workers_per_gpu=workers)],
         makeup=tuple(sorted((_class_of(slot) for slot in slots if slot.reading), key=str)),
+        makeup_in_service=tuple(_class_of(slot) for slot in measured),
     )
     clear_to_exclusive: list[GpuSlot] = []
     for slot in index.open_to_exclusive:
@@ -224,15 +211,10 @@ def _index_node(
     for slot in index.open_to_shared:
         use, reading = memory_use(slot, ignored_processes), slot.reading
         if use is not None and reading is not None and reading.utilization_percent is not None:
-            is_idle = reading.utilization_percent < settings.thresholds.utilization_percent
-            is_clear = is_idle or is_used_by_leases_only(slot, ignored_processes)
-            by_commitment = (
-                -use.committed_mb,
-                node,
-                reading.gpu.index,
-                reading.utilization_percent,
-                slot.key,
-            )
+            utilization = reading.utilization_percent
+            is_ours = is_used_by_leases_only(slot, ignored_processes)
+            is_clear = is_ours or utilization < settings.thresholds.utilization_percent
+            by_commitment = (-use.committed_mb, node, reading.gpu.index, utilization, is_ours, slot.key)
             index.entries.add((Use.SHARED, Group(_class_of(slot), is_clear), by_commitment))
             clear_to_shared += [slot] if is_clear else []
     for use_of_node, is_clear, counted in (
@@ -253,9 +235,7 @@ def _merged(lists: Sequence[Iterable[Entry]]) -> Iterable[Entry]:
 
 def _tightest_first(entries: list[Entry], room_mb: float) -> Iterator[Entry]:
     """The entries whose committed memory leaves enough, as (what would be left, ...)."""
-    for negative_committed_mb, *rest in islice(
-        entries, bisect_left(entries, (-room_mb - ROUNDING_MB,)), None
-    ):
+    for negative_committed_mb, *rest in islice(entries, bisect_left(entries, (-room_mb - ROUNDING_MB,)), None):
         yield (room_mb + negative_committed_mb, *rest)
 
 
@@ -266,6 +246,10 @@ def _last_first(entries: list[Entry]) -> Iterator[Entry]:
         start = bisect_left(entries, (entries[end - 1][0],))
         yield from islice(entries, start, end)
         end = start
+
+
+def _has_enough(makeup: Sequence[GpuClass], wishes: Wishes, thresholds: Thresholds) -> bool:
+    return sum(_could_serve(gpu_class, wishes, thresholds) for gpu_class in makeup) >= wishes.gpus
 
 
 def _could_serve(gpu_class: GpuClass, wishes: Wishes, thresholds: Thresholds) -> bool:

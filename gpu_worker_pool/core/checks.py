@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
 
 def check_number(name: str, value: object, low: float, high: float) -> None:
     """Raise a ValueError that names the parameter, the value and the range, unless low <= value <= high."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not isfinite(value)
-        or not low <= value <= high
-    ):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from . import commands as cmd
 from . import events as ev
 from .assignment import serve_queue
-from .gpu import Reading
+from .gpu import GpuKey, Reading
 from .lease import ActiveLease, DrainingLease, EndedLease, EndReason, LiveLease, QueuedLease
 from .request import Request
 from .state import PoolState
@@ -54,10 +54,13 @@ def _why_never(state: PoolState, request: Request) -> str | None:
     """Why no GPU here could ever serve this request; None where one could, or where none has been seen yet."""
     if not state.has_been_observed:
         return None
-    if state.capacity.could_ever_serve(request.wishes, state.settings.thresholds_for(request.wishes)):
+    thresholds = state.settings.thresholds_for(request.wishes)
+    if state.capacity.could_ever_serve(request.wishes, thresholds):
         return None
     if not state.slots:
         return "this pool has no GPU"
+    if min(thresholds) <= 0:
+        return "no GPU is below a threshold of 0 %; ask with a higher one"
     return f"no node of this pool could ever serve {request.wishes}, even with all of its GPUs free"
 
 
@@ -102,42 +105,49 @@ def _end(state: PoolState, lease_id: str, reason: EndReason, now: float) -> list
     return [_ended(state, lease, reason, now)]
 
 
-def _ended(
-    state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float
-) -> ev.LeaseEnded:
+def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
     gpus = lease.gpus if isinstance(lease, ActiveLease) else ()
     draining = tuple(
-        key
-        for key in gpus
-        if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
+        key for key in gpus if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
     )
     return ev.LeaseEnded(now, lease.id, reason, draining, now + state.wall_offset_s)
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:
-    # A reading from the future would never grow stale, and one older than what is known is no news.
-    readings = tuple(replace(reading, at=min(reading.at, now)) for reading in command.readings)
-    readings = tuple(reading for reading in readings if not _is_outdated(state, reading))
+    readings = _news(state, command.readings, now)
     events: list[ev.Event] = [ev.GpusObserved(now, readings)]
     for reading in readings:
         slot = state.slots.get(reading.gpu.key)
-        for lease_id in slot.occupants if slot else ():
-            assert slot  # noqa: S101 - for the type checker
-            members = slot.members.get(lease_id, ())
-            if reading.processes is not None:
-                seen = slot.members_in(reading, lease_id)
-                if set(seen) != set(members):
-                    events.append(ev.ProcessesAttributed(now, lease_id, slot.key, seen))
-                members = seen
+        if slot is None or not slot.occupants:
+            continue
+        members = slot.members
+        if reading.processes is not None:
+            members = slot.attribute(reading.processes)
+            events += [
+                ev.ProcessesAttributed(now, lease_id, slot.key, seen)
+                for lease_id, seen in members.items()
+                if set(seen) != set(slot.members.get(lease_id, ()))
+            ]
+        for lease_id in slot.occupants:
             lease = state.leases[lease_id]
-            if isinstance(lease, DrainingLease) and not members and reading.at >= lease.since:
+            if isinstance(lease, DrainingLease) and not members.get(lease_id) and reading.at >= lease.since:
                 events.append(ev.GpuDrained(now, lease_id, slot.key))
     return events
 
 
-def _is_outdated(state: PoolState, reading: Reading) -> bool:
-    slot = state.slots.get(reading.gpu.key)
-    return slot is not None and slot.reading is not None and reading.at < slot.reading.at
+def _news(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
+    """The latest reading of each GPU, where it is not older than what is known. One from the future would never grow
+    stale, so it is taken as from now.
+    """
+    news: dict[GpuKey, Reading] = {}
+    for reading in readings:
+        known = news.get(reading.gpu.key)
+        if known is None and (slot := state.slots.get(reading.gpu.key)) is not None:
+            known = slot.reading
+        at = min(reading.at, now)
+        if known is None or at >= known.at:
+            news[reading.gpu.key] = reading if at == reading.at else replace(reading, at=at)
+    return tuple(news.values())
 
 
 def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
@@ -161,16 +171,14 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     for grant in found.grants:
         node = grant.gpus[0].node
         fences[node] = fences.get(node, state.fences.get(node, 0)) + 1
-        events.append(
-            ev.LeaseGranted(now, grant.lease_id, grant.gpus, fences[node], now + state.wall_offset_s)
-        )
+        events.append(ev.LeaseGranted(now, grant.lease_id, grant.gpus, fences[node], now + state.wall_offset_s))
     if found.settled_until is not None:
         events.append(ev.QueueSettled(now, found.settled_until, tuple(found.holds.items())))
     return events
 
 
 def _exclude_gpu(state: PoolState, command: cmd.ExcludeGpu, now: float) -> list[ev.Event]:
-    if command.gpu not in state.slots:
+    if command.gpu not in state.slots and command.gpu not in state.excluded:
         return [ev.GpuUnknown(now, command.gpu)]
     if state.excluded.get(command.gpu) == command.reason:
         return []

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .gpu import Reading
 from .lease import ActiveLease, DrainingLease
 from .request import Wishes, matches_model
 from .settings import Thresholds
-from .slot import GpuSlot, MemoryUse, is_used_by_leases_only, memory_use, used_percent
+from .slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
 from .state import PoolState
 
 
@@ -156,10 +157,12 @@ class NoRoom:
     committed_mb: float
     asked_mb: float
     limit_mb: float
+    holders: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         free_mb = max(self.limit_mb - self.committed_mb, 0.0)
-        return f"no room: {self.asked_mb:g} MB asked, {free_mb:.0f} MB of {self.limit_mb:.0f} MB left"
+        sharers = f", shared by {', '.join(self.holders)}" if self.holders else ""
+        return f"no room: {self.asked_mb:g} MB asked, {free_mb:.0f} MB of {self.limit_mb:.0f} MB left{sharers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +238,9 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | Non
 
 def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:
     processes = (slot.reading.processes or ()) if slot.reading else ()
-    left = set(slot.members_in(slot.reading, lease.id)) if slot.reading else set()
+    left = set(slot.members.get(lease.id, ()))
     # The one that holds the most says it best.
-    weight_mb, pid = max(
-        ((p.memory_mb or 0.0, p.id.pid) for p in processes if p.id in left), default=(0.0, None)
-    )
+    weight_mb, pid = max(((p.memory_mb or 0.0, p.id.pid) for p in processes if p.id in left), default=(0.0, None))
     if pid is None and slot.members.get(lease.id):
         pid = slot.members[lease.id][0].pid
     return Draining(lease.id, pid, weight_mb or None)
@@ -251,10 +252,14 @@ def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Obstacle | None:
         return ReadingUnknown("state")
     if reading.fault is not None:
         return Unhealthy(reading.fault)
-    age_s = now - reading.at
-    if age_s > state.settings.stale_after_s:
-        return ReadingStale(age_s)
+    if now > stale_at(state, reading):
+        return ReadingStale(now - reading.at)
     return None
+
+
+def stale_at(state: PoolState, reading: Reading) -> float:
+    """Until when a reading counts."""
+    return reading.at + state.settings.stale_after_s
 
 
 def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Verdict:
@@ -272,19 +277,13 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
         use = memory_use(slot, state.ignored_processes)
         if use is None or reading is None or reading.memory_total_mb is None:
             return ReadingUnknown("memory size")
-        if no_room := _no_room(
-            use, wishes.memory_mb, thresholds.memory_percent * reading.memory_total_mb / 100
-        ):
-            return no_room
+        limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
+        if use.committed_mb + wishes.memory_mb > limit_mb:
+            holders = tuple(str(state.leases[lease_id].request.holder) for lease_id in slot.occupants)
+            return NoRoom(use.committed_mb, wishes.memory_mb, limit_mb, holders)
     if utilization >= thresholds.utilization_percent and not (
         # Those who share agreed to share: only use from outside keeps them away from a busy GPU.
         wishes.is_shared and is_used_by_leases_only(slot, state.ignored_processes)
     ):
         return OverUtilization(utilization, thresholds.utilization_percent)
     return Eligible(percent + utilization)
-
-
-def _no_room(use: MemoryUse, asked_mb: float, limit_mb: float) -> NoRoom | None:
-    if use.committed_mb + asked_mb <= limit_mb:
-        return None
-    return NoRoom(use.committed_mb, asked_mb, limit_mb)

@@ -84,14 +84,12 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     lease = state.leases.pop(event.lease_id)
     state.agenda.drop(lease.id)
     if isinstance(lease, QueuedLease):
-        if lease.id in state.holds.values() or state.newcomers or state.queue.position(lease) == 1:
+        if lease.id in state.holds.values() or state.newcomers:
             state.unsettle()  # what he kept from others is theirs now
         state.queue.leave(lease)
         _remember(
             state,
-            EndedLease(
-                lease.id, lease.request, (), None, lease.requested_at, None, event.ended_at, event.reason
-            ),
+            EndedLease(lease.id, lease.request, (), None, lease.requested_at, None, event.ended_at, event.reason),
         )
         return
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on

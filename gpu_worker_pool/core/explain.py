@@ -51,9 +51,7 @@ def explain(state: PoolState, lease_id: str, now: float) -> Explanation | None:
         state.queue.position(lease),
         len(state.queue),
         tuple(
-            GpuVerdict(
-                slot.key, slot.reading.gpu if slot.reading else None, _verdict(state, slot, lease, now)
-            )
+            GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, _verdict(state, slot, lease, now))
             for slot in slots
         ),
         str(lease.request.wishes),
@@ -80,9 +78,7 @@ def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:
 
 def _phrase(alike: list[Verdict]) -> str:
     if isinstance(alike[0], Leased):
-        holders = dict.fromkeys(
-            name for verdict in alike if isinstance(verdict, Leased) for name in verdict.holders
-        )
+        holders = dict.fromkeys(name for verdict in alike if isinstance(verdict, Leased) for name in verdict.holders)
         return f"leased by {_some(list(holders))}"
     return _some(list(dict.fromkeys(str(verdict) for verdict in alike)))
 

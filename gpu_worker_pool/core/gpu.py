@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 
@@ -54,7 +55,7 @@ class Reading:
 
     `at` is when the look began, on the clock that the pool is driven by: a reading that began before a lease
     ended says nothing about what that lease left behind. `fault` is set where the GPU answers with an error
-    (it fell off the bus, say); such a GPU is never granted.
+    (it fell off the bus, say); such a GPU is never granted. What is not a number is unknown.
     """
 
     gpu: Gpu
@@ -70,9 +71,28 @@ class Reading:
     # Some statistics servers tell a percentage and no megabytes.
     reported_memory_percent: float | None = None
 
+    def __post_init__(self) -> None:
+        if not isfinite(self.at):
+            raise ValueError(f"at is {self.at!r}; a reading needs the time at which it began")
+        for name in _MEASURED:
+            value = getattr(self, name)
+            if value is not None and not isfinite(value):
+                object.__setattr__(self, name, None)
+
     @property
     def memory_percent(self) -> float | None:
         """Memory in use, in percent of all; None where it is unknown."""
         if self.memory_used_mb is None or not self.memory_total_mb:
             return self.reported_memory_percent
         return 100.0 * self.memory_used_mb / self.memory_total_mb
+
+
+_MEASURED = (
+    "memory_total_mb",
+    "memory_used_mb",
+    "utilization_percent",
+    "temperature_c",
+    "power_draw_w",
+    "power_limit_w",
+    "reported_memory_percent",
+)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from math import inf
 
-from .eligibility import Eligible, judge
+from .eligibility import Eligible, judge, stale_at
 from .gpu import GpuKey
 from .request import Wishes
 from .slot import GpuSlot, memory_use
@@ -42,7 +42,7 @@ class Survey:
         if not isinstance(verdict, Eligible):
             return None
         assert slot.reading  # noqa: S101 - an eligible GPU has been read
-        self.holds_until = min(self.holds_until, slot.reading.at + self.state.settings.stale_after_s)
+        self.holds_until = min(self.holds_until, stale_at(self.state, slot.reading))
         return verdict.score
 
     def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
@@ -71,9 +71,7 @@ class Survey:
     def is_lax(self, wishes: Wishes) -> bool:
         """Whether GPUs over the pool's own thresholds may still do: only then need they be looked at."""
         own, wished = self.state.settings.thresholds, self.state.settings.thresholds_for(wishes)
-        return (
-            wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
-        )
+        return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
 
     def _candidates(self, wishes: Wishes) -> Iterator[GpuKey]:
         capacity = self.state.capacity
@@ -91,9 +89,7 @@ class Survey:
             by_model[reading.gpu.name].append((rank, reading.gpu.index, slot.key))
         enough = [sorted(group) for group in by_model.values() if len(group) >= wishes.gpus]
         if enough:
-            ranked = min(
-                enough, key=lambda group: (len(group), sum(rank for rank, _, _ in group[: wishes.gpus]))
-            )
+            ranked = min(enough, key=lambda group: (len(group), sum(rank for rank, _, _ in group[: wishes.gpus])))
         else:
             ranked = sorted(entry for group in by_model.values() for entry in group)
         return tuple(key for _, _, key in sorted(ranked[: wishes.gpus], key=lambda entry: entry[1]))

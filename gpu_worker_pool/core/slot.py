@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -48,15 +48,28 @@ class GpuSlot:
             return self.is_shared
         return not self.is_shared and len(self.occupants) < workers_per_gpu
 
-    def members_in(self, reading: Reading, lease_id: str) -> tuple[ProcessId, ...]:
-        """Which of the processes in a reading are this lease's: its holder, what descends from it, and what was
-        its before (a process whose parent died has lost its descent, not its owner).
+    def attribute(self, processes: Iterable[GpuProcess]) -> dict[str, tuple[ProcessId, ...]]:
+        """Whose the processes are: for each occupant, its holder, what descends from it, and what was its before (a
+        process whose parent died has lost its descent, not its owner). The nearest of kin counts, and of leases with
+        the same holder those that are not over.
         """
-        roots = self.members.get(lease_id, ())
-        holder = self.occupants[lease_id].process
-        if holder is not None:
-            roots = (holder, *roots)
-        return tuple(process.id for process in reading.processes or () if _descends(process, roots))
+        roots: dict[str, list[ProcessId]] = {}
+        for lease_id, occupant in self.occupants.items():
+            roots[lease_id] = list(self.members.get(lease_id, ()))
+            if occupant.process is not None:
+                roots[lease_id].append(occupant.process)
+        members: dict[str, list[ProcessId]] = {lease_id: [] for lease_id in self.occupants}
+        for process in processes:
+            for owner in self._nearest(process, roots):
+                members[owner].append(process.id)
+        return {lease_id: tuple(found) for lease_id, found in members.items()}
+
+    def _nearest(self, process: GpuProcess, roots: Mapping[str, Sequence[ProcessId]]) -> list[str]:
+        for link in (process.id, *process.ancestors):
+            owners = [lease_id for lease_id, own in roots.items() if any(link.is_same(root) for root in own)]
+            if owners:
+                return [owner for owner in owners if not self.occupants[owner].is_draining] or owners
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,7 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
         return None
     unexplained_mb = reading.memory_used_mb
     observed_mb = dict.fromkeys(slot.occupants, 0.0)
+    asked_mb = {lease_id: occupant.asked_mb or 0.0 for lease_id, occupant in slot.occupants.items()}
     # Leases whose processes cannot all be weighed may own some of what nobody else accounts for.
     unweighed = {
         lease_id
@@ -94,21 +108,31 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
         if reading.processes is None or (occupant.process is None and lease_id not in slot.members)
     }
     for process in reading.processes or ():
-        owner = _owner(slot, process.id)
+        owners = _owners(slot, process.id)
         if process.memory_mb is None:
-            unweighed.update([owner] if owner else [])
-        elif owner:
-            observed_mb[owner] += process.memory_mb
+            unweighed.update(owners)
+        elif owners:
+            _put_down(process.memory_mb, owners, asked_mb, observed_mb)
             unexplained_mb -= process.memory_mb
         elif process.name in ignored_processes:
             unexplained_mb -= process.memory_mb
     by_lease: dict[str, float] = {}
-    for lease_id, occupant in slot.occupants.items():
-        reckoned_mb = max(occupant.asked_mb or 0.0, observed_mb[lease_id])
-        by_lease[lease_id] = reckoned_mb
+    for lease_id in slot.occupants:
+        by_lease[lease_id] = max(asked_mb[lease_id], observed_mb[lease_id])
         if lease_id in unweighed:
-            unexplained_mb -= min(max(unexplained_mb, 0.0), reckoned_mb - observed_mb[lease_id])
+            unexplained_mb -= min(max(unexplained_mb, 0.0), by_lease[lease_id] - observed_mb[lease_id])
     return MemoryUse(by_lease, max(unexplained_mb, 0.0))
+
+
+def _put_down(
+    memory_mb: float, owners: Sequence[str], asked_mb: Mapping[str, float], observed_mb: dict[str, float]
+) -> None:
+    """Put memory down to its owners: to each up to what it asked for, and the rest to the first."""
+    for owner in owners:
+        part_mb = min(memory_mb, max(asked_mb[owner] - observed_mb[owner], 0.0))
+        observed_mb[owner] += part_mb
+        memory_mb -= part_mb
+    observed_mb[owners[0]] += memory_mb
 
 
 def used_percent(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> float | None:
@@ -116,11 +140,11 @@ def used_percent(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> float | 
     reading = slot.reading
     if reading is None:
         return None
-    if not ignored_processes or reading.processes is None or not reading.memory_total_mb:
+    used_mb = reading.memory_used_mb
+    if not ignored_processes or reading.processes is None or used_mb is None or not reading.memory_total_mb:
         return reading.memory_percent
     ignored_mb = sum(p.memory_mb or 0.0 for p in reading.processes if p.name in ignored_processes)
-    used_mb = reading.memory_used_mb
-    return None if used_mb is None else 100.0 * max(used_mb - ignored_mb, 0.0) / reading.memory_total_mb
+    return 100.0 * max(used_mb - ignored_mb, 0.0) / reading.memory_total_mb
 
 
 def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> bool:
@@ -128,15 +152,10 @@ def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -
     processes = slot.reading.processes if slot.reading else None
     if not slot.occupants or processes is None:
         return False
-    return all(_owner(slot, p.id) or p.name in ignored_processes for p in processes)
+    return all(_owners(slot, p.id) or p.name in ignored_processes for p in processes)
 
 
-def _descends(process: GpuProcess, roots: tuple[ProcessId, ...]) -> bool:
-    return any(link.is_same(root) for root in roots for link in (process.id, *process.ancestors))
-
-
-def _owner(slot: GpuSlot, process: ProcessId) -> str | None:
-    for lease_id, members in slot.members.items():
-        if any(process.is_same(member) for member in members):
-            return lease_id
-    return None
+def _owners(slot: GpuSlot, process: ProcessId) -> list[str]:
+    return [
+        lease_id for lease_id, members in slot.members.items() if any(process.is_same(member) for member in members)
+    ]

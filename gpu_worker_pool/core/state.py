@@ -69,10 +69,6 @@ class PoolState:
         del self.slots[key]
         del self.slots_by_node[key.node][key]
 
-    def node_slots(self, node: str) -> list[GpuSlot]:
-        """The GPUs of a node, by index."""
-        return [self.slots[key] for key in self.capacity.keys_of(node)]
-
     def touch(self, *nodes: str) -> None:
         """Something about GPUs of these nodes has changed; the indexes are brought up to date by `reindex`."""
         self.touched.update(nodes)

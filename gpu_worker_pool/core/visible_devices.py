@@ -56,9 +56,7 @@ def select_visible(value: str | None, gpus: Sequence[InstalledGpu]) -> VisibleDe
             chosen.add(found.index)
 
     if names and not chosen and not is_rest_hidden:
-        warnings.append(
-            f"CUDA_VISIBLE_DEVICES={_shortened(value)!r} names no GPU of this system, so all are shown"
-        )
+        warnings.append(f"CUDA_VISIBLE_DEVICES={_shortened(value)!r} names no GPU of this system, so all are shown")
         return VisibleDevices(everything, is_filtering=False, warnings=_without_repetition(warnings))
     return VisibleDevices(tuple(sorted(chosen)), is_filtering=True, warnings=_without_repetition(warnings))
 
@@ -91,9 +89,7 @@ def _find(name: str, gpus: Sequence[InstalledGpu]) -> InstalledGpu | str:
         return f"GPU {_shortened(name)} in CUDA_VISIBLE_DEVICES not found on system"
     if len(candidates) > 1:
         indices = ", ".join(str(gpu.index) for gpu in candidates)
-        return (
-            f"GPU {_shortened(name)} in CUDA_VISIBLE_DEVICES is ambiguous: it could be any of GPUs {indices}"
-        )
+        return f"GPU {_shortened(name)} in CUDA_VISIBLE_DEVICES is ambiguous: it could be any of GPUs {indices}"
     return candidates[0]
 
 

@@ -6,6 +6,8 @@ import importlib
 import pickle
 from typing import Any
 
+import pytest
+
 from .model import Lease, Model
 
 
@@ -49,18 +51,20 @@ class CheckedPool:
         self.model = Model(self.settings)
 
     def do(self, command: Any, now: float) -> list[Any]:
-        assert self.core.decide.decide(self.state, command, now) == self.core.decide.decide(
-            self.state, command, now
-        )
+        assert self.core.decide.decide(self.state, command, now) == self.core.decide.decide(self.state, command, now)
         assert self.state == self.shadow, "deciding has changed the state"
         is_reboot = isinstance(command, self.core.commands.Open) and command.boot_id != self.model.boot_id
-        self.model.now = now if is_reboot else max(now, self.model.now)
+        # Time does not go back behind anything that has happened.
+        self.model.now = now if is_reboot else max(now, self.state.clock)
         events: list[Any] = self.core.pool.step(self.state, command, now)
         self.log += events
         for event in events:
             self._check(event, command)
         self.core.evolve.replay(self.shadow, pickle.loads(pickle.dumps(events)))  # noqa: S301 - our own bytes
         self._check_state()
+        if is_reboot:
+            alive = [lease for lease in self.model.leases.values() if lease.request.holder.is_local]
+            assert not alive, "a local process has outlived a reboot"
         return events
 
     # After every step
@@ -104,6 +108,7 @@ class CheckedPool:
     # Every event
 
     def _check(self, event: Any, command: Any) -> None:
+        assert event.at == self.model.now, "time has gone back, or ahead"
         getattr(self, f"_{type(event).__name__}", self._nothing)(event, command)
 
     def _nothing(self, event: Any, command: Any) -> None:
@@ -130,6 +135,10 @@ class CheckedPool:
         assert event.lease_id == lease.id, "the wrong waiter is served"
         assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
         assert any(set(event.gpus) <= option for option in options), "GPUs that are not his to take"
+        if len(event.gpus) == 1:
+            cost = model.cost(event.gpus[0], lease.request.wishes)
+            best = min(model.cost(key, lease.request.wishes) for option in options for key in option)
+            assert cost == pytest.approx(best), "not the best of the GPUs"
         node = event.gpus[0].node
         assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
         model.fences[node] = event.fence

@@ -47,9 +47,7 @@ class Model:
         return [lease for lease in self.leases.values() if key in lease.gpus]
 
     def queue(self) -> list[Lease]:
-        return sorted(
-            (lease for lease in self.leases.values() if lease.state == "queued"), key=lambda x: x.order
-        )
+        return sorted((lease for lease in self.leases.values() if lease.state == "queued"), key=lambda x: x.order)
 
     def is_mine(self, key: Key, lease: Lease, process: Any) -> bool:
         holder = lease.request.holder
@@ -71,14 +69,12 @@ class Model:
         total, explained = 0.0, 0.0
         for lease in self.on(key):
             observed = sum(
-                p.memory_mb
-                for p in reading.processes
-                if tuple(p.id) in self.members.get((key, lease.id), set())
+                p.memory_mb for p in reading.processes if tuple(p.id) in self.members.get((key, lease.id), set())
             )
             total += max(lease.request.wishes.memory_mb or 0.0, observed)
             explained += observed
         explained += sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
-        return total + max(reading.memory_used_mb - explained, 0.0)
+        return float(total + max(reading.memory_used_mb - explained, 0.0))
 
     def thresholds(self, wishes: Any) -> tuple[float, float]:
         memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
@@ -96,7 +92,7 @@ class Model:
             return all(lease.request.wishes.memory_mb is not None for lease in others)
         if any(lease.request.wishes.memory_mb is not None for lease in others):
             return False
-        return len(others) < self.settings.workers_per_gpu
+        return bool(len(others) < self.settings.workers_per_gpu)
 
     def is_suitable(self, key: Key, wishes: Any) -> bool:
         """Whether a GPU could serve a request if nobody were on it."""
@@ -125,6 +121,15 @@ class Model:
                 return False
         return bool(reading.utilization_percent < utilization)
 
+    def cost(self, key: Key, wishes: Any) -> float:
+        """What one GPU is chosen by: the least room left for a share, the least use for a whole one."""
+        reading = self.readings[key]
+        if wishes.memory_mb is not None:
+            return float(self.thresholds(wishes)[0] * reading.memory_total_mb / 100 - self.committed(key))
+        ignored = sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
+        memory = 100 * max(reading.memory_used_mb - ignored, 0) / reading.memory_total_mb
+        return float(memory + reading.utilization_percent)
+
     def nodes(self) -> list[str]:
         return sorted({key.node for key in self.readings})
 
@@ -141,24 +146,47 @@ class Model:
     def turns(self) -> Iterator[tuple[Lease, list[set[Key]], set[Key]]]:
         """Each waiter in order, with what he could be given and, where that is nothing, what he holds."""
         gone: set[Key] = set()
-        is_first = True
+        somebody_reserves = False
         for lease in self.queue():
             wishes = lease.request.wishes
             usable = {node: self.usable_on(node, wishes, gone) for node in self.nodes()}
             options = [set(keys) for keys in usable.values() if len(keys) >= wishes.gpus]
             held: set[Key] = set()
             if not options:
-                held = self.holds(wishes, usable, gone, is_first=is_first)
+                free = self.free(wishes, usable)
+                reserved = [] if somebody_reserves else self.reserved(wishes, free, gone)
+                somebody_reserves = somebody_reserves or bool(reserved)
+                held = {*free, *reserved}
                 gone |= held
-                is_first = False
             yield lease, options, held
 
-    def holds(self, wishes: Any, usable: dict[str, list[Key]], gone: set[Key], *, is_first: bool) -> set[Key]:
-        node = min(usable, key=lambda name: (-len(usable[name]), name), default=None)
-        free = usable[node] if node is not None else []
-        if not is_first:
-            return set(free)
-        shared = [key for key in self.readings if key not in gone and self.is_kept_by_sharers(key, wishes)]
+    def has_enough(self, node: str, wishes: Any) -> bool:
+        """Whether a node could serve a request if nobody were on its GPUs that work."""
+        working = [
+            key
+            for key, reading in self.readings.items()
+            if key.node == node
+            and key not in self.excluded
+            and not reading.fault
+            and reading.memory_used_mb is not None
+            and reading.utilization_percent is not None
+            and self._fits_model(key, wishes)
+            and (wishes.memory_mb or 0) <= self.thresholds(wishes)[0] * reading.memory_total_mb / 100
+        ]
+        return bool(len(working) >= wishes.gpus)
+
+    def free(self, wishes: Any, usable: dict[str, list[Key]]) -> list[Key]:
+        """What a waiter holds because he could use it."""
+        nodes = [node for node in usable if self.has_enough(node, wishes)]
+        return usable[min(nodes, key=lambda node: (-len(usable[node]), node))] if nodes else []
+
+    def reserved(self, wishes: Any, free: list[Key], gone: set[Key]) -> list[Key]:
+        """What he holds because only those who share it keep it from him."""
+        shared = [
+            key
+            for key in self.readings
+            if key not in gone and self.is_kept_by_sharers(key, wishes) and self.has_enough(key.node, wishes)
+        ]
         shared.sort(key=lambda key: (self.committed(key), key.node, self.readings[key].gpu.index))
         if free:
             shared = [key for key in shared if key.node == free[0].node]
@@ -167,7 +195,7 @@ class Model:
         else:
             shared = [key for key in shared if key.node == shared[0].node]
         shared.sort(key=lambda key: self.readings[key].gpu.index)
-        return set([*free, *shared][: wishes.gpus])
+        return shared[: wishes.gpus - len(free)]
 
     def is_kept_by_sharers(self, key: Key, wishes: Any) -> bool:
         others = self.on(key)
@@ -186,4 +214,4 @@ class Model:
         return bool(self.committed(key) + wishes.memory_mb > limit)
 
     def _fits_model(self, key: Key, wishes: Any) -> bool:
-        return wishes.model is None or wishes.model in self.readings[key].gpu.name
+        return bool(wishes.model is None or wishes.model in self.readings[key].gpu.name)

@@ -18,11 +18,16 @@ GPUS = (
     ("beta", 2, "Tesla T4", 16_000),
 )
 
+MEMORY = (0.0, 0.0, 0.3, 0.79, 0.8, 0.94)
+UTILIZATION = (0.0, 0.0, 49.0, 89.9, 90.0, 97.0)
+
+KINDS = ("ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization")
+
 gpu_numbers = st.integers(0, len(GPUS) - 1)
 wishes = st.fixed_dictionaries(
     {
         "gpus": st.sampled_from([1, 1, 1, 2, 2, 3]),
-        "memory_mb": st.sampled_from([None, None, 8_000, 30_000, 60_000]),
+        "memory_mb": st.sampled_from([None, None, 8_000, 40_000, 60_000]),
         "model": st.sampled_from([None, None, "A100", "T4"]),
         "memory_threshold_percent": st.sampled_from([None, None, 30.0, 95.0]),
         "utilization_threshold_percent": st.sampled_from([None, None, None, 50.0, 99.0]),
@@ -31,11 +36,11 @@ wishes = st.fixed_dictionaries(
 looks = st.lists(
     st.tuples(
         gpu_numbers,
-        st.sampled_from([0.0, 0.0, 0.3, 0.79, 0.8, 0.94]),  # memory used by nobody in particular
-        st.sampled_from([0.0, 0.0, 49.0, 89.9, 90.0, 97.0]),  # utilization
+        st.sampled_from(MEMORY),  # used by nobody in particular
+        st.sampled_from(UTILIZATION),
         st.booleans(),  # whether the leases' processes are seen to be running
         st.sampled_from([None, "Xorg", "python"]),  # somebody outside
-        st.sampled_from(["ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization"]),
+        st.sampled_from(KINDS),
     ),
     max_size=5,
     unique_by=lambda look: look[0],
@@ -56,6 +61,8 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         settings = data.draw(self.settings_choices)
+        # In a small pool people get into each other's way more.
+        self.size = data.draw(st.sampled_from([1, 2, len(GPUS)]))
         self.pool = CheckedPool(self.core, stale_after_s=15.0, drain_limit_s=20.0, **settings)
         self.now = 100.0
         self.count = 0
@@ -71,7 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
         self, number: int, memory: float, utilization: float, runs: bool, outsider: str | None, kind: str
     ) -> Any:
         gpu = self.core.gpu
-        node, index, name, total = GPUS[number]
+        _, index, name, total = GPUS[number]
         key = self.key(number)
         processes = []
         for lease in self.pool.model.on(key) if runs else []:
@@ -79,7 +86,12 @@ class PoolMachine(RuleBasedStateMachine):
             if pid is not None:
                 child = gpu.ProcessId(pid + 10_000, float(pid))
                 processes.append(
-                    gpu.GpuProcess(child, 0.2 * total, "train", (gpu.ProcessId(pid, float(pid)),))
+                    gpu.GpuProcess(
+                        child,
+                        0.2 * total,
+                        "train",
+                        () if lease.state == "draining" else (gpu.ProcessId(pid, float(pid)),),
+                    )
                 )
         if outsider is not None:
             processes.append(gpu.GpuProcess(gpu.ProcessId(77, 1.0), 0.1 * total, outsider))
@@ -96,13 +108,23 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def see_all_idle(self) -> None:
-        readings = tuple(self.reading(number, 0.0, 0.0, False, None, "ok") for number in range(len(GPUS)))
+        readings = tuple(self.reading(number, 0.0, 0.0, False, None, "ok") for number in range(self.size))
         self.pool.do(self.core.commands.Observe(readings), self.now)
 
-    @rule(looks=looks, age_s=st.sampled_from([0.0, 0.0, 1.0, 16.0, -5.0]))
+    @rule(
+        memory=st.sampled_from(MEMORY),
+        utilization=st.sampled_from(UTILIZATION),
+        runs=st.booleans(),
+        kind=st.sampled_from(KINDS),
+    )
+    def see_all_alike(self, memory: float, utilization: float, runs: bool, kind: str) -> None:
+        readings = tuple(self.reading(number, memory, utilization, runs, None, kind) for number in range(self.size))
+        self.pool.do(self.core.commands.Observe(readings), self.now)
+
+    @rule(looks=looks, age_s=st.sampled_from([0.0, 0.0, 0.1, 0.3, 16.0, -5.0]))
     def observe(self, looks: list[Any], age_s: float) -> None:
         self.now -= age_s
-        readings = tuple(self.reading(*look) for look in looks)
+        readings = tuple(self.reading(*look) for look in looks if look[0] < self.size)
         self.now += age_s
         self.pool.do(self.core.commands.Observe(readings), self.now)
 
@@ -130,11 +152,14 @@ class PoolMachine(RuleBasedStateMachine):
         assert was_refused == (self.pool.state.has_been_observed and not could_be)
         return multiple() if was_refused else (f"lease{self.count}", asked)
 
+    @rule(target=leases, memory_mb=st.sampled_from([8_000, 40_000]))
+    def request_a_share(self, memory_mb: float) -> Any:
+        plain = dict.fromkeys(("model", "memory_threshold_percent", "utilization_threshold_percent"))
+        return self.request({"gpus": 1, "memory_mb": memory_mb, **plain}, 0, 1000.0, True)
+
     def _could_ever(self, wishes: dict[str, Any]) -> bool:
         default = self.pool.settings.thresholds.memory_percent
-        percent = (
-            default if wishes["memory_threshold_percent"] is None else wishes["memory_threshold_percent"]
-        )
+        percent = default if wishes["memory_threshold_percent"] is None else wishes["memory_threshold_percent"]
         seen = self.pool.model.readings
         fitting = [
             node
@@ -161,6 +186,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(lease=leases, how=st.sampled_from(["Release", "Release", "Release", "Revoke", "ReportDeath"]))
     def end(self, lease: Any, how: str) -> None:
+        self.now += 0.2
         self.pool.do(getattr(self.core.commands, how)(lease[0]), self.now)
         assert lease[0] not in {x.id for x in self.pool.model.leases.values() if x.state != "draining"}
 
@@ -176,9 +202,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(number=gpu_numbers, out=st.booleans())
     def drain(self, number: int, out: bool) -> None:
         commands = self.core.commands
-        command = (
-            commands.ExcludeGpu(self.key(number), "repair") if out else commands.IncludeGpu(self.key(number))
-        )
+        command = commands.ExcludeGpu(self.key(number), "repair") if out else commands.IncludeGpu(self.key(number))
         self.pool.do(command, self.now)
 
     @rule(ignore=st.booleans())

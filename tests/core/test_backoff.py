@@ -53,9 +53,7 @@ def test_a_factor_of_one_never_grows() -> None:
 
 
 @given(backoffs, attempts, jitters)
-def test_every_delay_is_positive_finite_and_within_its_bounds(
-    backoff: Backoff, attempt: int, jitter: float
-) -> None:
+def test_every_delay_is_positive_finite_and_within_its_bounds(backoff: Backoff, attempt: int, jitter: float) -> None:
     delay_s = backoff.delay_s(attempt, jitter)
 
     assert 0.0 < backoff.first_s / 2 <= delay_s <= backoff.max_s < math.inf

@@ -22,14 +22,10 @@ def endpoint(
     is_healthy: bool = True,
     recovered_at: float | None = None,
 ) -> EndpointView:
-    return EndpointView(
-        endpoint_id, is_healthy, total, total if available is None else available, recovered_at
-    )
+    return EndpointView(endpoint_id, is_healthy, total, total if available is None else available, recovered_at)
 
 
-def served(
-    balancer: Balancer, views: Iterable[EndpointView], calls: int = 1000, now: float = NOW
-) -> Counter[str]:
+def served(balancer: Balancer, views: Iterable[EndpointView], calls: int = 1000, now: float = NOW) -> Counter[str]:
     views = list(views)
     return Counter(balancer.order(views, now)[0] for _ in range(calls))
 
@@ -150,9 +146,7 @@ def test_round_robin_gives_everyone_a_fair_share_of_the_requests_it_was_there_fo
     served_first: Counter[str] = Counter()
     fair: dict[str, float] = dict.fromkeys("cdefg", 0.0)
     for healthy in filter(None, fleets):
-        served_first[
-            balancer.order([endpoint(id_, is_healthy=id_ in healthy) for id_ in "cdefg"], NOW)[0]
-        ] += 1
+        served_first[balancer.order([endpoint(id_, is_healthy=id_ in healthy) for id_ in "cdefg"], NOW)[0]] += 1
         for id_ in healthy:
             fair[id_] += 1 / len(healthy)
 

@@ -274,9 +274,7 @@ def hand_back(breaker: CircuitBreaker, permit: Permit, report: str, now: float) 
 
 @pytest.mark.parametrize("report", ["succeeded", "failed", "cancelled"])
 @pytest.mark.parametrize("now", [0.5, 2.0])
-def test_a_late_result_neither_closes_an_open_breaker_nor_extends_its_waiting(
-    report: str, now: float
-) -> None:
+def test_a_late_result_neither_closes_an_open_breaker_nor_extends_its_waiting(report: str, now: float) -> None:
     breaker = new_breaker()
     late = acquired(breaker, 0.0)
     fail(breaker, 0.0, times=THRESHOLD)
@@ -633,9 +631,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.breaker.allow_probe_now(self.now)
 
         self.open_waiting = None
-        assert self.breaker.state_at(self.now) is (
-            BreakerState.CLOSED if was_closed else BreakerState.HALF_OPEN
-        )
+        assert self.breaker.state_at(self.now) is (BreakerState.CLOSED if was_closed else BreakerState.HALF_OPEN)
 
     def situation(self) -> tuple[BreakerState, float, int, int]:
         stats = self.breaker.stats(self.now)

@@ -95,9 +95,7 @@ def test_the_warning_for_a_missing_index_reads_as_documented() -> None:
     ],
 )
 def test_what_is_neither_an_index_nor_a_uuid_is_skipped_with_a_warning(name: str) -> None:
-    assert select_visible(f"{name},2", BOX) == VisibleDevices(
-        (2,), is_filtering=True, warnings=(unreadable(name),)
-    )
+    assert select_visible(f"{name},2", BOX) == VisibleDevices((2,), is_filtering=True, warnings=(unreadable(name),))
 
 
 @pytest.mark.parametrize("value", ["9", "9,10", "one two"])
@@ -111,9 +109,7 @@ def test_all_gpus_are_shown_with_a_warning_if_every_name_is_invalid(value: str) 
 
 
 def test_a_box_without_gpus_shows_none_whatever_is_named() -> None:
-    assert select_visible("0", ()) == VisibleDevices(
-        (), is_filtering=False, warnings=(not_found("0"), all_shown("0"))
-    )
+    assert select_visible("0", ()) == VisibleDevices((), is_filtering=False, warnings=(not_found("0"), all_shown("0")))
 
 
 @pytest.mark.parametrize("value", ["-1", " -1 ", "-1,0,1", "NoDevFiles", "nodevfiles,0", '"-1"'])
@@ -132,9 +128,7 @@ def test_hiding_on_purpose_is_respected_even_after_invalid_names_only() -> None:
 
 @pytest.mark.parametrize("name", ["-2", "-01", "-0"])
 def test_other_negative_numbers_are_indices_that_are_not_there(name: str) -> None:
-    assert select_visible(f"{name},0", BOX) == VisibleDevices(
-        (0,), is_filtering=True, warnings=(not_found(name),)
-    )
+    assert select_visible(f"{name},0", BOX) == VisibleDevices((0,), is_filtering=True, warnings=(not_found(name),))
 
 
 @pytest.mark.parametrize(("value", "index"), [("00", 0), ("01", 1), ("0002", 2)])
@@ -238,9 +232,7 @@ values = st.one_of(
 
 
 @given(values, boxes)
-def test_only_installed_gpus_are_shown_ascending_and_once(
-    value: str | None, gpus: list[InstalledGpu]
-) -> None:
+def test_only_installed_gpus_are_shown_ascending_and_once(value: str | None, gpus: list[InstalledGpu]) -> None:
     visible = select_visible(value, gpus)
 
     assert set(visible.indices) <= {gpu.index for gpu in gpus}
@@ -248,9 +240,7 @@ def test_only_installed_gpus_are_shown_ascending_and_once(
 
 
 @given(values, boxes)
-def test_all_gpus_are_shown_whenever_there_is_no_filtering(
-    value: str | None, gpus: list[InstalledGpu]
-) -> None:
+def test_all_gpus_are_shown_whenever_there_is_no_filtering(value: str | None, gpus: list[InstalledGpu]) -> None:
     visible = select_visible(value, gpus)
 
     assert visible.is_filtering or visible.indices == tuple(sorted(gpu.index for gpu in gpus))

@@ -1,0 +1,251 @@
+"""A whole box over a simulated day: workers arrive, hold, crash, hang, forget to renew, release twice. Virtual time.
+
+The same seed gives the same day. To look at one: `python -m tests.core.box_simulation --seed 7`.
+
+The world outside the pool is kept here: which processes really are on which GPU. Readings are made from that, and at
+every grant the pool's word is held against it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.evolve import replay
+from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.pool import step
+from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.core.state import PoolState
+
+DAY_S = 86_400.0
+TTL_S = 30.0
+GPUS = 8
+TOTAL_MB = 80_000.0
+# How long the processes of a worker that crashed may stay on the GPU.
+LINGER_S = (0.0, 0.0, 2.0, 15.0)
+
+Action = Callable[[], None]
+
+
+@dataclass
+class Worker:
+    """Somebody who wants a GPU, and what will go wrong with him."""
+
+    id: str
+    request: Request
+    hold_s: float
+    fate: str
+    pid: int
+    gpus: tuple[GpuKey, ...] = ()
+    is_alive: bool = True
+    granted_at: float | None = None
+
+
+@dataclass
+class Box:
+    """The world and the pool in it."""
+
+    seed: int
+    settings: PoolSettings = field(default_factory=lambda: PoolSettings(drain_limit_s=60.0))
+    now: float = 0.0
+    log: list[ev.Event] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    waits_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.state = PoolState(settings=self.settings)
+        self.agenda: list[tuple[float, int, Action]] = []
+        self.ticket = itertools.count()
+        self.workers: dict[str, Worker] = {}
+        self.on_gpu: dict[GpuKey, dict[str, float]] = {GpuKey("box", f"GPU-{i}"): {} for i in range(GPUS)}
+        self.asked_at: dict[str, float] = {}
+
+    # Time
+
+    def at(self, delay_s: float, action: Action) -> None:
+        heapq.heappush(self.agenda, (self.now + delay_s, next(self.ticket), action))
+
+    def run(self, until_s: float) -> None:
+        while self.agenda and self.agenda[0][0] <= until_s:
+            self.now, _, action = heapq.heappop(self.agenda)
+            action()
+
+    # The pool
+
+    def tell(self, command: cmd.Command) -> list[ev.Event]:
+        events = step(self.state, command, self.now)
+        self.log += events
+        must_look = False
+        for event in events:
+            if isinstance(event, ev.LeaseGranted):
+                self.start_work(self.workers[event.lease_id], event.gpus)
+            elif isinstance(event, ev.LeaseEnded):
+                self.counts[event.reason] += 1
+                must_look = must_look or bool(event.draining)
+            elif isinstance(event, ev.LeaseRefused):
+                self.counts["refused"] += 1
+        if must_look:
+            self.at(0.001, self.look)  # as the server does: read anew at once
+        return events
+
+    def look(self) -> None:
+        self.tell(cmd.Observe(tuple(self.reading(index, key) for index, key in enumerate(self.on_gpu))))
+
+    def reading(self, index: int, key: GpuKey) -> Reading:
+        processes = tuple(
+            GpuProcess(ProcessId(self.workers[id_].pid, 1.0), memory_mb) for id_, memory_mb in self.on_gpu[key].items()
+        )
+        used_mb = sum(self.on_gpu[key].values())
+        return Reading(
+            Gpu(key, index, "NVIDIA A100"),
+            self.now,
+            TOTAL_MB,
+            used_mb,
+            99.0 if processes else 0.0,
+            processes=processes,
+        )
+
+    def look_now_and_then(self) -> None:
+        self.look()
+        self.at(10.0, self.look_now_and_then)
+
+    # The workers
+
+    def arrive(self) -> None:
+        number = len(self.workers) + 1
+        rng = self.rng
+        wishes = rng.choice(
+            (
+                Wishes(),
+                Wishes(),
+                Wishes(gpus=rng.choice((2, 4, 8))),
+                Wishes(memory_mb=rng.choice((8_000, 20_000, 30_000))),
+                Wishes(memory_mb=8_000),
+            )
+        )
+        holder = Holder(f"w{number}", pid=number, pid_started=1.0, is_local=True)
+        worker = Worker(
+            f"lease{number}",
+            Request(wishes, holder, rng.choice((0, 0, 0, 1)), TTL_S),
+            rng.expovariate(1 / 600.0),
+            rng.choice(("works",) * 6 + ("crashes", "hangs", "releases twice", "asks twice", "gives up")),
+            number,
+        )
+        self.workers[worker.id] = worker
+        self.asked_at[worker.id] = self.now
+        self.tell(cmd.RequestLease(worker.id, worker.request))
+        if worker.fate == "asks twice":
+            before = len(self.state.leases)
+            self.tell(cmd.RequestLease(worker.id, worker.request))
+            assert len(self.state.leases) == before, "asking twice took a second lease"
+        if worker.fate == "gives up":
+            self.at(rng.uniform(0, 300), lambda: self.leave(worker))
+        self.at(TTL_S / 3, lambda: self.heartbeat(worker))
+        self.at(rng.expovariate(1 / 150.0), self.arrive)
+
+    def heartbeat(self, worker: Worker) -> None:
+        if not worker.is_alive:
+            return
+        events = self.tell(cmd.Renew((worker.id,)))
+        if any(isinstance(event, ev.LeasesRenewed) for event in events):
+            self.at(TTL_S / 3, lambda: self.heartbeat(worker))
+
+    def start_work(self, worker: Worker, gpus: tuple[GpuKey, ...]) -> None:
+        assert worker.is_alive, "a GPU was granted to somebody dead"
+        share_mb = worker.request.wishes.memory_mb
+        for key in gpus:
+            others = self.on_gpu[key]
+            if share_mb is None:
+                assert not others, f"{key} was granted to {worker.id} while {list(others)} are on it"
+            else:
+                shares = [self.workers[id_].request.wishes.memory_mb for id_ in others]
+                assert None not in shares, f"{key} is shared with somebody exclusive"
+                assert sum(filter(None, shares)) + share_mb <= 0.8 * TOTAL_MB
+            others[worker.id] = share_mb or 0.5 * TOTAL_MB
+        worker.gpus, worker.granted_at = gpus, self.now
+        self.counts["granted"] += 1
+        self.waits_s.append(self.now - self.asked_at[worker.id])
+        end = {"crashes": self.crash, "hangs": self.hang}.get(worker.fate, self.leave)
+        self.at(worker.hold_s, lambda: end(worker))
+
+    def leave(self, worker: Worker) -> None:
+        if not worker.is_alive:
+            return
+        worker.is_alive = False
+        self.vacate(worker)
+        self.tell(cmd.Release(worker.id))
+        if worker.fate == "releases twice":
+            assert [e for e in self.tell(cmd.Release(worker.id)) if isinstance(e, ev.LeaseEnded)] == []
+
+    def crash(self, worker: Worker) -> None:
+        """Killed: the server sees it, the children stay on the GPU for a while."""
+        worker.is_alive = False
+        self.at(self.rng.choice(LINGER_S), lambda: self.vacate(worker))
+        self.at(0.01, lambda: self.report_death(worker))
+
+    def report_death(self, worker: Worker) -> None:
+        self.tell(cmd.ReportDeath(worker.id))
+
+    def hang(self, worker: Worker) -> None:
+        """No more heartbeats: the lease runs out, and somebody has to kill the process before the GPU is free."""
+        worker.is_alive = False
+        self.at(TTL_S + 10.0, lambda: self.vacate(worker))
+
+    def vacate(self, worker: Worker) -> None:
+        for key in worker.gpus:
+            self.on_gpu[key].pop(worker.id, None)
+        if worker.gpus and not worker.is_alive:
+            self.at(0.001, self.look)
+
+
+def simulate(seed: int, length_s: float = DAY_S) -> Box:
+    """A day, and as long after it as it takes to finish."""
+    box = Box(seed)
+    box.tell(cmd.Open("boot", 1.7e9))
+    box.at(0.0, box.look_now_and_then)
+    box.at(0.1, box.arrive)
+    tick(box)
+    box.run(length_s)
+    box.arrive = lambda: None  # type: ignore[method-assign]  # the gate closes
+    while box.state.leases and box.now < length_s + DAY_S:
+        box.run(box.now + 600.0)
+    return box
+
+
+def tick(box: Box) -> None:
+    box.tell(cmd.Tick())
+    box.at(5.0, lambda: tick(box))
+
+
+def digest(box: Box) -> str:
+    return hashlib.sha256("\n".join(map(repr, box.log)).encode()).hexdigest()
+
+
+def restored(box: Box) -> PoolState:
+    """What a restart would make of the day's journal."""
+    durable = [event for event in box.log if isinstance(event, ev.DurableEvent)]
+    return replay(PoolState(settings=box.settings), durable)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    box = simulate(options.seed)
+    waits = sorted(box.waits_s)
+    print(f"seed {options.seed}: {len(box.workers)} workers, {dict(box.counts)}")  # noqa: T201
+    print(f"waited: median {waits[len(waits) // 2]:.0f} s, longest {waits[-1]:.0f} s; digest {digest(box)[:16]}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

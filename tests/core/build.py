@@ -1,0 +1,171 @@
+"""Small builders for the examples: readings, requests, and a box of GPUs with a clock that only the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.eligibility import Verdict, judge
+from gpu_worker_pool.core.evolve import replay
+from gpu_worker_pool.core.explain import Explanation, explain
+from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.pool import step
+from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.core.state import PoolState
+
+A100 = "NVIDIA A100-SXM4-80GB"
+T4 = "Tesla T4"
+START = 100.0
+WALL_OFFSET_S = 1_000_000.0
+
+
+def key(index: int = 0, node: str = "box") -> GpuKey:
+    return GpuKey(node, f"GPU-{node}-{index}")
+
+
+def process(
+    pid: int,
+    memory_mb: float | None = None,
+    *,
+    name: str = "python",
+    started: float | None = 1.0,
+    parents: tuple[int, ...] = (),
+) -> GpuProcess:
+    """A process; its parents started when it did."""
+    return GpuProcess(ProcessId(pid, started), memory_mb, name, tuple(ProcessId(parent, started) for parent in parents))
+
+
+def reading(
+    index: int = 0,
+    *,
+    node: str = "box",
+    at: float = START,
+    name: str = A100,
+    total_mb: float | None = 80_000,
+    used_mb: float | None = 0,
+    utilization: float | None = 0,
+    processes: tuple[GpuProcess, ...] | None = (),
+    fault: str | None = None,
+    percent: float | None = None,
+) -> Reading:
+    """An idle A100, unless told otherwise."""
+    return Reading(
+        Gpu(key(index, node), index, name),
+        at,
+        total_mb,
+        used_mb,
+        utilization,
+        processes=processes,
+        fault=fault,
+        reported_memory_percent=percent,
+    )
+
+
+def request(
+    *,
+    worker: str | None = None,
+    owner: str | None = None,
+    pid: int | None = None,
+    priority: int = 0,
+    ttl_s: float = 1000.0,
+    **wishes: Any,
+) -> Request:
+    """For one GPU; whoever gives a pid is on the box and was started at 1.0."""
+    holder = Holder(worker, owner, pid=pid, pid_started=None if pid is None else 1.0, is_local=pid is not None)
+    return Request(Wishes(**wishes), holder, priority, ttl_s)
+
+
+class Box:
+    """A pool that has just been opened and has looked at these GPUs, at 100 s on its clock."""
+
+    def __init__(self, *readings: Reading, **settings: Any) -> None:
+        self.settings = PoolSettings(**settings)
+        self.state = PoolState(settings=self.settings)
+        self.now = START
+        self.log: list[ev.Event] = []
+        self.do(cmd.Open("boot1", WALL_OFFSET_S))
+        if readings:
+            self.look(*readings)
+
+    def do(self, command: cmd.Command) -> list[ev.Event]:
+        events = step(self.state, command, self.now)
+        self.log += events
+        return events
+
+    def look(self, *readings: Reading) -> list[ev.Event]:
+        """A look that began just now."""
+        return self.observe(*(replace(reading, at=self.now) for reading in readings))
+
+    def observe(self, *readings: Reading) -> list[ev.Event]:
+        """A look that began when the readings say."""
+        return self.do(cmd.Observe(readings))
+
+    def ask(self, lease_id: str, **wants: Any) -> list[ev.Event]:
+        wants.setdefault("worker", lease_id)
+        return self.do(cmd.RequestLease(lease_id, request(**wants)))
+
+    def renew(self, *lease_ids: str) -> list[ev.Event]:
+        return self.do(cmd.Renew(lease_ids))
+
+    def release(self, lease_id: str) -> list[ev.Event]:
+        return self.do(cmd.Release(lease_id))
+
+    def pass_time(self, seconds: float) -> list[ev.Event]:
+        self.now += seconds
+        return self.do(cmd.Tick())
+
+    def restart(self) -> list[ev.Event]:
+        """The driver was killed and starts again: all it has is what the journal keeps."""
+        journal = [event for event in self.log if isinstance(event, ev.DurableEvent)]
+        self.state = replay(PoolState(settings=self.settings), journal)
+        return self.do(cmd.Open("boot1", WALL_OFFSET_S))
+
+    def reboot(self) -> list[ev.Event]:
+        """The machine was started anew, and its clock with it."""
+        self.now = 5.0
+        return self.do(cmd.Open("boot2", WALL_OFFSET_S))
+
+    def stage(self, lease_id: str) -> str:
+        """queued, active, draining or how it ended."""
+        lease = self.state.find(lease_id)
+        match lease:
+            case None:
+                return "unknown"
+            case QueuedLease():
+                return "queued"
+            case ActiveLease():
+                return "active"
+            case DrainingLease():
+                return "draining"
+            case EndedLease():
+                return str(lease.reason)
+
+    def gpus_of(self, lease_id: str) -> tuple[GpuKey, ...]:
+        """What an active lease has; nothing where it is not active."""
+        lease = self.state.leases.get(lease_id)
+        return lease.gpus if isinstance(lease, ActiveLease) else ()
+
+    def fence_of(self, lease_id: str) -> int:
+        lease = self.state.leases[lease_id]
+        assert isinstance(lease, ActiveLease), lease
+        return lease.fence
+
+    def expires_in_s(self, lease_id: str) -> float:
+        return self.state.agenda.due_at(lease_id) - self.now
+
+    def verdict(self, index: int = 0, node: str = "box", **wishes: Any) -> Verdict:
+        """What a request would be told of a GPU now."""
+        return judge(self.state, self.state.slots[key(index, node)], Wishes(**wishes), self.now)
+
+    def explain(self, lease_id: str) -> Explanation:
+        explanation = explain(self.state, lease_id, self.now)
+        assert explanation is not None
+        return explanation
+
+
+def of_kind(events: list[ev.Event], kind: type[ev.Event]) -> list[ev.Event]:
+    return [event for event in events if isinstance(event, kind)]

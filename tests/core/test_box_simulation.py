@@ -1,0 +1,48 @@
+"""A day on a box with eight GPUs. The simulation itself asserts at every grant that nobody else is on the GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker_pool.core import events as ev
+
+from .box_simulation import digest, restored, simulate
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_day_ends_with_everybody_served_or_gone_and_every_gpu_free(seed: int) -> None:
+    box = simulate(seed)
+
+    assert box.state.leases == {}
+    assert len(box.state.queue) == 0
+    ends = box.counts["released"] + box.counts["expired"] + box.counts["holder_died"] + box.counts["cancelled"]
+    assert ends == len(box.workers)
+    # A day in which nothing went wrong would show nothing.
+    assert min(box.counts["expired"], box.counts["holder_died"], box.counts["cancelled"]) > 10
+    assert box.counts["granted"] > 400
+
+
+def test_a_day_can_be_restored_from_its_journal() -> None:
+    box = simulate(3, 2 * HOUR_S)
+
+    state = restored(box)
+
+    assert state.ended == box.state.ended
+    assert state.fences == box.state.fences
+
+
+def test_fences_grow_all_day() -> None:
+    box = simulate(4, 2 * HOUR_S)
+
+    fences = [event.fence for event in box.log if isinstance(event, ev.LeaseGranted)]
+
+    assert fences == sorted(set(fences))
+
+
+def test_the_same_seed_gives_the_same_day_and_another_seed_another() -> None:
+    days = [digest(simulate(seed, HOUR_S)) for seed in (5, 5, 6)]
+
+    assert days[0] == days[1]
+    assert days[0] != days[2]

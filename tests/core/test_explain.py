@@ -1,0 +1,186 @@
+"""Why somebody is still waiting, in data and in one sentence."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core.eligibility import Eligible, Held, Leased, OverUtilization
+from gpu_worker_pool.core.explain import explain
+
+from .build import START, T4, WALL_OFFSET_S, Box, key, process, reading
+
+
+def test_a_waiter_is_told_position_reason_and_who_has_what_it_wants() -> None:
+    box = Box(reading())
+    box.ask("a", owner="ann", worker="w1")
+    box.ask("b")
+
+    assert str(box.explain("b")) == "Position 1 of 1, waiting for 1 GPU: 1 leased by ann/w1"
+
+
+def test_the_position_is_the_place_in_the_line() -> None:
+    box = Box(reading())
+    for lease_id in ("a", "b", "c"):
+        box.ask(lease_id)
+    box.ask("urgent", priority=1)
+
+    assert [box.explain(lease_id).position for lease_id in ("urgent", "b", "c")] == [1, 2, 3]
+    assert box.explain("b").queue_length == 3
+
+
+def test_a_verdict_is_given_for_every_gpu_by_node_and_index() -> None:
+    box = Box(reading(1), reading(0, utilization=95), reading(0, node="another", name=T4))
+    box.ask("a", model="A100")
+    box.ask("b", model="A100")
+
+    explanation = box.explain("b")
+
+    assert [item.key for item in explanation.verdicts] == [key(0, "another"), key(0), key(1)]
+    assert [item.verdict.code for item in explanation.verdicts] == [
+        "wrong_model",
+        "over_utilization",
+        "leased",
+    ]
+    assert [item.gpu.index for item in explanation.verdicts if item.gpu] == [0, 0, 1]
+
+
+def test_gpus_with_the_same_matter_are_told_together() -> None:
+    box = Box(*(reading(index) for index in range(4)), reading(4, utilization=95))
+    for name in ("ann", "ben", "cy"):
+        box.ask(name)
+    box.ask("ann too", worker="ann")
+    box.ask("b")
+
+    assert str(box.explain("b")) == (
+        "Position 1 of 1, waiting for 1 GPU: 4 leased by ann, ben, cy; 1 utilization at 95 %, threshold 90 %"
+    )
+
+
+def test_a_long_list_of_names_is_cut() -> None:
+    box = Box(*(reading(index) for index in range(5)))
+    for name in ("ann", "ben", "cy", "di", "ed"):
+        box.ask(name)
+    box.ask("b")
+
+    assert str(box.explain("b")).endswith("5 leased by ann, ben, cy and 2 more")
+
+
+def test_all_who_share_a_gpu_are_named() -> None:
+    box = Box(reading())
+    box.ask("ann", memory_mb=8_000)
+    box.ask("ben", memory_mb=8_000)
+    box.ask("b")
+
+    assert box.explain("b").verdicts[0].verdict == Leased(("ann", "ben"), ("ann", "ben"), START + WALL_OFFSET_S)
+
+
+def test_a_share_that_finds_no_room_is_told_who_has_it() -> None:
+    box = Box(reading())
+    box.ask("ann", memory_mb=60_000)
+    box.ask("b", memory_mb=8_000)
+
+    assert "ann" in str(box.explain("b"))
+
+
+def test_a_free_gpu_kept_for_somebody_ahead_says_for_whom() -> None:
+    box = Box(reading(0), reading(1))
+    box.ask("a")
+    box.ask("wide", gpus=2, owner="wilma", worker=None)
+    box.ask("b")
+
+    explanation = box.explain("b")
+
+    assert explanation.verdicts[1].verdict == Held("wide", "wilma")
+    assert "1 kept for wilma, who is ahead in the line" in str(explanation)
+
+
+def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=8_000)
+    box.ask("alone")
+    box.ask("b", memory_mb=8_000)
+
+    assert box.explain("b").verdicts[0].verdict == Held("alone", "alone")
+
+
+def test_what_a_waiter_holds_itself_is_available_to_it() -> None:
+    box = Box(reading(0), reading(1))
+    box.ask("a")
+    box.ask("wide", gpus=2)
+
+    assert box.explain("wide").verdicts[1].verdict == Eligible(0.0)
+    assert str(box.explain("wide")).endswith("waiting for 2 GPUs on one node: 1 leased by a; 1 available")
+
+
+def test_what_is_held_by_somebody_behind_is_not_told_as_held() -> None:
+    box = Box(
+        *(reading(index, node="x", utilization=95 * (index == 0)) for index in range(3)),
+        *(reading(index, node="y", utilization=95 * (index == 0)) for index in range(2)),
+    )
+    box.ask("wide", gpus=3)
+    box.ask("behind", gpus=2)
+    assert box.state.holds[key(1, "y")] == "behind"
+
+    verdicts = {item.key: item.verdict for item in box.explain("wide").verdicts}
+
+    assert verdicts[key(1, "y")] == Eligible(0.0)
+
+
+def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:
+    box = Box(reading())
+    box.ask("a", pid=123)
+    box.look(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
+    box.release("a")
+    box.ask("b")
+
+    assert str(box.explain("b")).endswith(": 1 draining: pid 123 still holds 9.2 GiB")
+
+
+def test_before_the_first_look_it_says_that_no_gpu_has_been_seen() -> None:
+    box = Box()
+    box.ask("a", model="A100")
+
+    assert str(box.explain("a")) == ("Position 1 of 1, waiting for 1 GPU of model A100: no GPU has been seen yet")
+
+
+def test_a_gpu_that_was_not_looked_at_since_a_restart_has_a_verdict_but_no_name() -> None:
+    box = Box(reading(0), reading(1))
+    box.ask("a")
+    box.ask("b", gpus=2)
+    box.restart()
+    box.look(reading(1))
+
+    verdicts = box.explain("b").verdicts
+
+    assert [(item.key, item.gpu is None) for item in verdicts] == [(key(1), False), (key(0), True)]
+
+
+def test_the_data_is_there_beside_the_words() -> None:
+    box = Box(reading(utilization=95))
+    box.ask("a")
+
+    assert box.explain("a").verdicts[0].verdict == OverUtilization(95, 90.0)
+
+
+def test_a_lease_that_does_not_wait_has_nothing_to_explain() -> None:
+    box = Box(reading())
+    box.ask("a")
+
+    assert explain(box.state, "a", box.now) is None
+    assert explain(box.state, "never heard of", box.now) is None
+
+
+def test_an_explanation_does_not_follow_a_clock_that_goes_back() -> None:
+    box = Box(reading())
+    box.pass_time(20)
+    box.ask("a")
+
+    assert explain(box.state, "a", START) == explain(box.state, "a", box.now)
+
+
+def test_explaining_changes_nothing() -> None:
+    box = Box(reading(), reading(1))
+    box.ask("a")
+    box.ask("b", gpus=2)
+    box.explain("b")
+
+    assert box.do(cmd.Tick()) == []

@@ -1,0 +1,47 @@
+"""What the documents show must work."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(ROOT.glob("*.md"))
+
+
+def python_blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+BLOCKS = [(document.name, block) for document in DOCUMENTS for block in python_blocks(document)]
+
+
+def test_the_readme_shows_the_api() -> None:
+    assert any(name == "README.md" for name, _ in BLOCKS)
+
+
+@pytest.mark.parametrize(("name", "block"), BLOCKS)
+def test_a_python_block_prints_what_it_says(name: str, block: str) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block, name, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own document
+
+    promised = [line.removeprefix("# ") for line in block.splitlines() if line.startswith("# ")]
+    assert printed.getvalue().splitlines() == promised
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_link_to_a_file_leads_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), target
+
+
+def test_every_make_target_the_documents_name_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE))
+        assert {first or second for first, second in named} <= targets

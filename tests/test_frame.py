@@ -1,0 +1,108 @@
+"""The project's own rules: they must bite, or they are decoration."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def copy_of_the_package(tmp_path: Path) -> Path:
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "gpu_worker_pool", tmp_path / "gpu_worker_pool", ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    program = "import sys; sys.path.insert(0, '.'); from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_import_rules_are_kept(copy_of_the_package: Path) -> None:
+    result = lint_imports(copy_of_the_package)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("line", ["import time", "import asyncio", "from random import random", "import os.path"])
+def test_a_core_that_is_not_pure_is_found(copy_of_the_package: Path, line: str) -> None:
+    module = copy_of_the_package / "gpu_worker_pool" / "core" / "pool.py"
+    module.write_text(f"{line}  # noqa\n{module.read_text(encoding='utf-8')}", encoding="utf-8")
+
+    result = lint_imports(copy_of_the_package)
+
+    assert result.returncode != 0
+    assert "The core is pure" in result.stdout
+
+
+def test_an_import_that_points_outward_is_found(copy_of_the_package: Path) -> None:
+    outer = copy_of_the_package / "gpu_worker_pool" / "server"
+    outer.mkdir(exist_ok=True)
+    (outer / "__init__.py").touch()
+    module = copy_of_the_package / "gpu_worker_pool" / "core" / "pool.py"
+    module.write_text(f"import gpu_worker_pool.server\n{module.read_text(encoding='utf-8')}", encoding="utf-8")
+
+    result = lint_imports(copy_of_the_package)
+
+    assert result.returncode != 0
+    assert "Imports point inward" in result.stdout
+
+
+@pytest.mark.parametrize("call", ["print('x')", "open('x')"])
+def test_a_core_that_talks_to_the_world_by_a_builtin_is_found(copy_of_the_package: Path, call: str) -> None:
+    module = copy_of_the_package / "gpu_worker_pool" / "core" / "pool.py"
+    module.write_text(f"{module.read_text(encoding='utf-8')}\n\n{call}\n", encoding="utf-8")
+
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "gpu_worker_pool/core"]
+    result = subprocess.run(command, cwd=copy_of_the_package, capture_output=True, text=True, check=False)
+
+    assert result.returncode != 0
+    assert "pool.py" in result.stdout
+
+
+def test_importing_the_package_brings_in_no_server() -> None:
+    program = (
+        "import sys, gpu_worker_pool; "
+        "heavy = {'fastapi', 'uvicorn', 'pynvml', 'pydantic', 'typer', 'rich'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_light_client_depends_on_aiohttp_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert [requirement.split(">")[0] for requirement in project["dependencies"]] == ["aiohttp"]
+
+
+def test_the_constraints_hold_names_and_versions_and_nothing_else() -> None:
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        name, version = line.split("==")
+        assert name.replace("-", "").replace("_", "").isalnum()
+        assert version.replace(".", "").replace("post", "").isalnum()
+
+
+def test_the_demo_does_not_pretend_while_there_is_none() -> None:
+    result = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
+
+    assert result.returncode != 0
+    assert "does not exist yet" in result.stderr
+
+
+def test_the_benchmark_runs_and_prints_what_it_measured() -> None:
+    command = [sys.executable, "benchmarks/decisions.py", "--quick"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stderr
+    assert "decisions/s" in result.stdout
+    assert "peak MB" in result.stdout
