@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from .eligibility import Leased, NoRoom, judge
+from .eligibility import Leased, NoRoom
 from .gpu import GpuKey
 from .lease import QueuedLease
 from .placement import Survey
@@ -141,7 +141,7 @@ def _shared_now(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free
         slot = state.slots[key]
         if key in gone or not slot.is_shared:
             return False
-        is_in_the_way = isinstance(judge(state, slot, wishes, survey.now), Leased | NoRoom)
+        is_in_the_way = isinstance(survey.judge(slot, wishes), Leased | NoRoom)
         return is_in_the_way and state.capacity.could_serve_on(key.node, wishes, thresholds)
 
     if free:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from math import inf
 
-from .eligibility import Eligible, judge, stale_at
+from .eligibility import Eligible, NoRoom, Verdict, judge, stale_at
 from .gpu import GpuKey
 from .request import Wishes
 from .slot import GpuSlot, memory_use
@@ -36,14 +36,18 @@ class Survey:
         self.now = now
         self.holds_until = inf
 
+    def judge(self, slot: GpuSlot, wishes: Wishes) -> Verdict:
+        """The verdict on one GPU, now."""
+        verdict = judge(self.state, slot, wishes, self.now)
+        if slot.reading is not None and isinstance(verdict, Eligible | NoRoom):
+            # Both rest on a reading that is fresh, and lead to something being granted or held.
+            self.holds_until = min(self.holds_until, stale_at(self.state, slot.reading))
+        return verdict
+
     def score(self, slot: GpuSlot, wishes: Wishes) -> float | None:
         """How much an eligible GPU is used, in percent; None where it is not eligible."""
-        verdict = judge(self.state, slot, wishes, self.now)
-        if not isinstance(verdict, Eligible):
-            return None
-        assert slot.reading  # noqa: S101 - an eligible GPU has been read
-        self.holds_until = min(self.holds_until, stale_at(self.state, slot.reading))
-        return verdict.score
+        verdict = self.judge(slot, wishes)
+        return verdict.score if isinstance(verdict, Eligible) else None
 
     def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
         """The GPUs to grant, all on one node; None where that cannot be done now."""

@@ -668,3 +668,15 @@ def test_a_queue_settled_now_is_settled_at_this_very_instant() -> None:
         replay(state, decide(state, command, now))
 
     assert decide(state, cmd.ServeQueue(), now) == []
+
+
+def test_a_gpu_whose_reading_has_grown_stale_is_reserved_for_nobody() -> None:
+    box = free_at_once(reading(0))
+    box.ask("s0", memory_mb=40_000)
+    box.ask("big", memory_mb=40_000)
+    assert held_for(box, "big") == {key(0)}
+
+    box.now += box.state.settings.stale_after_s + 1
+    box.ask("small", memory_mb=8_000)
+
+    assert held_for(box, "big") == set()
