@@ -1,0 +1,1 @@
+"""The server of one GPU box: statistics over HTTP."""
