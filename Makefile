@@ -45,6 +45,7 @@ format: $(READY) ## Format the code and fix what can be fixed
 
 bench: $(READY) ## Measure; prints what it measured
 	$(BIN)/python benchmarks/decisions.py
+	$(BIN)/python benchmarks/serving.py
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..core.gpu import Reading
+from gpu_worker_pool.core.gpu import Reading
 
 
-class ProbeUnavailable(Exception):
+class ProbeUnavailable(Exception):  # noqa: N818 - a state of the machine, not a mistake
     """This probe cannot work on this machine; the message says why and what to do."""
 
 

@@ -1,0 +1,380 @@
+"""Reading GPUs with the command `nvidia-smi`, for machines where NVML cannot be loaded.
+
+It prints comma-separated values without quoting them, it prints words where a number is missing, and it hangs when the
+driver does. CUDA_VISIBLE_DEVICES does not matter to it: it always shows all GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple, TypeVar
+
+from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, Reading
+from gpu_worker_pool.gpus.probe import Look, ProbeUnavailable
+from gpu_worker_pool.gpus.processes import ProcessTable
+
+MAX_OUTPUT_BYTES = 1024 * 1024
+
+_GPU_QUERY = (
+    "--query-gpu=index,uuid,name,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,power.limit"
+)
+_PROCESS_QUERY = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
+_FORMAT = "--format=csv,noheader,nounits"
+_NUMERIC_FIELDS = 6
+
+# SIGKILL works at once, except on a process that is stuck inside the driver.
+_KILLED_WITHIN_S = 1.0
+_LONGEST_QUOTE = 200
+
+
+class NvidiaSmiProbe:
+    """Looks at GPUs with `nvidia-smi`, each run of which has `timeout_s` and is stopped with all it started after that."""
+
+    source = "nvidia-smi"
+
+    def __init__(self, node: str, timeout_s: float = 10.0, command: str = "nvidia-smi") -> None:
+        if not 0 < timeout_s < float("inf"):
+            raise ValueError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
+        self._node = node
+        self._command = _Command(_find(command), timeout_s)
+        # What was seen last at each index: a GPU that is lost may not even tell its UUID any more.
+        self._known: dict[int, Gpu] = {}
+
+    def look(self, at: float) -> Look:
+        """Run it twice, for the GPUs and for their processes; without the latter, processes are unknown."""
+        try:
+            answer = self._command.run(_GPU_QUERY, _FORMAT)
+        except _NoAnswerError as failure:
+            return Look((), str(failure))
+        readings, leftover = self._readings(answer.output, at)
+        problems = _problems(answer, leftover, found=len(readings))
+        if readings and leftover:
+            readings += self._missing(readings, at, leftover[0])
+        if readings:
+            self._known = {reading.gpu.index: reading.gpu for reading in readings}
+            readings, strays = self._with_processes(readings)
+            problems += strays
+        return Look(tuple(sorted(readings, key=lambda reading: reading.gpu.index)), "; ".join(problems) or None)
+
+    def close(self) -> None:
+        """Nothing is kept open between looks."""
+
+    def _readings(self, output: str, at: float) -> tuple[list[Reading], list[str]]:
+        """The readings, and the lines that belong to no GPU."""
+        rows, leftover = _rows(output, _GpuRow.parse)
+        readings: list[Reading] = []
+        told = {row.uuid for row, _ in rows if row.uuid is not None}
+        seen: set[GpuKey | int] = set()
+        for row, line in rows:
+            gpu = self._identify(row, told)
+            if gpu is None or gpu.key in seen or gpu.index in seen:
+                leftover.append(line)
+                continue
+            seen |= {gpu.key, gpu.index}
+            readings.append(row.reading(gpu, at))
+        return readings, leftover
+
+    def _identify(self, row: _GpuRow, told: set[str]) -> Gpu | None:
+        """Which GPU a row is about; one without a UUID is the one known at its index, unless that is elsewhere now."""
+        if row.uuid is not None:
+            known = self._known.get(row.index)
+            name = row.name or (known.name if known and known.key.uuid == row.uuid else "unknown GPU")
+            return Gpu(GpuKey(self._node, row.uuid), row.index, name)
+        known = self._known.get(row.index)
+        return known if known and known.key.uuid not in told else None
+
+    def _missing(self, readings: list[Reading], at: float, line: str) -> list[Reading]:
+        """GPUs that were here before, where this look says of one that it could not be read: not taken out, but faulty."""
+        keys, indices = {r.gpu.key for r in readings}, {r.gpu.index for r in readings}
+        return [
+            Reading(gpu, at, fault=f"nvidia-smi no longer shows this GPU, and says: {_quote(line)}")
+            for gpu in self._known.values()
+            if gpu.key not in keys and gpu.index not in indices
+        ]
+
+    def _with_processes(self, readings: list[Reading]) -> tuple[list[Reading], list[str]]:
+        """The readings with who is on each GPU, and what is to be said about it."""
+        try:
+            answer = self._command.run(_PROCESS_QUERY, _FORMAT)
+        except _NoAnswerError:
+            return readings, []
+        if answer.exit_code != 0:
+            return readings, []
+        rows, leftover = _rows(answer.output, _ProcessRow.parse)
+        table = ProcessTable()
+        by_uuid: dict[str, tuple[GpuProcess, ...] | None] = {reading.gpu.key.uuid: () for reading in readings}
+        for uuid in by_uuid:
+            by_uuid[uuid] = _processes([row for row, _ in rows if row.uuid == uuid], table)
+        leftover += [line for row, line in rows if row.uuid not in by_uuid]
+        return (
+            [replace(reading, processes=by_uuid[reading.gpu.key.uuid]) for reading in readings],
+            [_said_of_leftover(leftover, "process")] if leftover else [],
+        )
+
+
+# --- what it prints ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuRow:
+    """`0, GPU-…, NVIDIA A100, 81920, 4, 0, 33, 61.20, 400.00`; each value that is not there is None."""
+
+    index: int
+    uuid: str | None
+    name: str | None
+    numbers: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, line: str) -> _GpuRow | None:
+        # A name may hold commas, the others cannot: so two from the left and the numbers from the right.
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) < 3 + _NUMERIC_FIELDS or not re.fullmatch("[0-9]{1,6}", fields[0]):
+            return None
+        name = ",".join(line.split(",")[2:-_NUMERIC_FIELDS])
+        return cls(int(fields[0]), _text(fields[1]), _text(name), tuple(fields[-_NUMERIC_FIELDS:]))
+
+    def reading(self, gpu: Gpu, at: float) -> Reading:
+        total_mb, used_mb, utilization, temperature_c, draw_w, limit_w = (_number(text) for text in self.numbers)
+        total_mb = _at_least_0(total_mb) or None
+        if used_mb is not None and (used_mb < 0 or (total_mb is not None and used_mb > total_mb)):
+            used_mb = None
+        return Reading(
+            gpu,
+            at,
+            memory_total_mb=total_mb,
+            memory_used_mb=used_mb,
+            utilization_percent=utilization if utilization is not None and 0 <= utilization <= 100 else None,
+            temperature_c=temperature_c,
+            power_draw_w=_at_least_0(draw_w),
+            power_limit_w=_at_least_0(limit_w) or None,
+            fault=self._fault(),
+        )
+
+    def _fault(self) -> str | None:
+        """What is wrong with the GPU itself, as opposed to a value that it does not have."""
+        for value in self.numbers:
+            if re.search("is lost|requires reset|reset required|fallen off", value, re.IGNORECASE):
+                return f"nvidia-smi says: {_quote(value)}"
+        errors = [value for value in self.numbers if "error" in value.lower()]
+        if errors and all(_number(value) is None for value in self.numbers):
+            return f"nvidia-smi says: {_quote(errors[0])}"
+        return None if self.uuid is not None else "nvidia-smi cannot read its UUID any more"
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessRow:
+    """`GPU-…, 4711, 1024, python`; the name is the last, so it may hold commas."""
+
+    uuid: str
+    pid: int | None
+    memory_mb: float | None
+    name: str | None
+
+    @classmethod
+    def parse(cls, line: str) -> _ProcessRow | None:
+        fields = [field.strip() for field in line.split(",", 3)]
+        if len(fields) < 4 or _text(fields[0]) is None:
+            return None
+        pid = int(fields[1]) if re.fullmatch("[0-9]{1,9}", fields[1]) else None
+        return cls(fields[0], pid or None, _at_least_0(_number(fields[2])), _text(fields[3]))
+
+
+_Row = TypeVar("_Row", _GpuRow, _ProcessRow)
+
+
+def _rows(output: str, parse: Callable[[str], _Row | None]) -> tuple[list[tuple[_Row, str]], list[str]]:
+    """The rows with their lines, and the lines that are none."""
+    lines = [line for line in output.split("\n") if line.strip()]
+    parsed = [(parse(line), line) for line in lines]
+    return [(row, line) for row, line in parsed if row is not None], [line for row, line in parsed if row is None]
+
+
+def _processes(rows: list[_ProcessRow], table: ProcessTable) -> tuple[GpuProcess, ...] | None:
+    """The processes of one GPU. Where one of them has no pid that can be read, who is on the GPU is unknown."""
+    found: dict[int, GpuProcess] = {}
+    for row in rows:
+        if row.pid is None:
+            return None
+        process = table.gpu_process(row.pid, row.memory_mb)
+        process = process if process.name is not None else replace(process, name=row.name)
+        if row.pid in found:  # once for each part of the GPU that it uses
+            before_mb = found[row.pid].memory_mb
+            both = None if before_mb is None or row.memory_mb is None else before_mb + row.memory_mb
+            process = replace(process, memory_mb=both)
+        found[row.pid] = process
+    return tuple(found.values())
+
+
+def _problems(answer: _Answer, leftover: list[str], *, found: int) -> list[str]:
+    """What a look at the GPUs has to say to people."""
+    if answer.exit_code != 0 or not found:
+        said = [*leftover, *(line for line in answer.errors.split("\n") if line.strip())]
+        if said:
+            return [f"nvidia-smi: {_quote(said[0])}"]
+        if answer.exit_code != 0:
+            return [f"nvidia-smi failed with {_ending(answer.exit_code)} and without a word"]
+        return ["nvidia-smi shows no GPU"]
+    return [_said_of_leftover(leftover, "GPU")] if leftover else []
+
+
+def _said_of_leftover(lines: list[str], what: str) -> str:
+    number = f"{len(lines)} lines that belong" if len(lines) > 1 else "a line that belongs"
+    return f"nvidia-smi printed {number} to no {what}: {_quote(lines[0])}"
+
+
+def _ending(exit_code: int) -> str:
+    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+
+
+def _quote(line: str) -> str:
+    """Foreign text made safe to show: one line, printable, not endless."""
+    text = "".join(character if character.isprintable() else "?" for character in line.strip(" \t\r\n[]"))
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+def _text(field: str) -> str | None:
+    """A word, or None where nvidia-smi says in brackets why there is none."""
+    text = field.strip()
+    return None if not text or text.upper() == "N/A" or (text[0] == "[" and text[-1] == "]") else text
+
+
+def _number(field: str) -> float | None:
+    """A plain decimal number; all else ("[N/A]", "[Not Supported]", "nan", "12 MiB", nothing) is unknown."""
+    return float(field) if re.fullmatch(r"-?[0-9]{1,12}(\.[0-9]{1,12})?", field) else None
+
+
+def _at_least_0(number: float | None) -> float | None:
+    return None if number is None or number < 0 else number
+
+
+# --- running it ----------------------------------------------------------------------------------------------------
+
+
+class _NoAnswerError(Exception):
+    """It could not be run or was stopped; the message says so."""
+
+
+class _Answer(NamedTuple):
+    exit_code: int
+    output: str
+    errors: str
+
+
+class _Command:
+    """The command, which is never run again while an earlier run of it cannot be killed: they would pile up."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._stuck: subprocess.Popen[bytes] | None = None
+
+    def run(self, *arguments: str) -> _Answer:
+        """What it printed; raises _NoAnswerError."""
+        if self._stuck is not None and self._stuck.poll() is None:
+            raise _NoAnswerError(_said_of_stuck(self._stuck))
+        self._stuck = None
+        deadline = monotonic() + self._timeout_s
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the operator's own nvidia-smi, and no text of anybody else's
+                [self._path, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "LC_ALL": "C"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _NoAnswerError(f"nvidia-smi could not be run: {error.strerror or error} ({self._path})") from error
+        try:
+            output, errors = _read_all(process, deadline)
+            exit_code = process.wait(max(0.0, deadline - monotonic()))
+        except subprocess.TimeoutExpired:
+            problem = f"nvidia-smi did not answer within {self._timeout_s:g} s and was stopped"
+        except _TooMuchError:
+            problem = f"nvidia-smi printed more than {MAX_OUTPUT_BYTES // 1024} KiB and was stopped"
+        else:
+            return _Answer(exit_code, output, errors)
+        finally:
+            # Also where the look itself is interrupted: nothing of it is left running.
+            is_over = _stop(process)
+        if not is_over:
+            self._stuck = process
+            raise _NoAnswerError(_said_of_stuck(process))
+        raise _NoAnswerError(problem)
+
+
+class _TooMuchError(Exception):
+    """It prints without end."""
+
+
+def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str]:
+    """All that it prints on both pipes until they are closed; raises TimeoutExpired or _TooMuchError."""
+    chunks = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr) if pipe is not None}
+    with selectors.DefaultSelector() as selector:
+        for descriptor in chunks:
+            selector.register(descriptor, selectors.EVENT_READ)
+        while selector.get_map():
+            remaining_s = deadline - monotonic()
+            ready = selector.select(remaining_s) if remaining_s > 0 else []
+            if not ready:
+                raise subprocess.TimeoutExpired(process.args, 0)
+            for key, _ in ready:
+                chunk = os.read(key.fd, 65536)
+                chunks[key.fd] += chunk
+                if not chunk:
+                    selector.unregister(key.fd)
+            if sum(map(len, chunks.values())) > MAX_OUTPUT_BYTES:
+                raise _TooMuchError
+    output, errors = (bytes(chunk).decode(errors="replace") for chunk in chunks.values())
+    return output, errors
+
+
+def _stop(process: subprocess.Popen[bytes]) -> bool:
+    """Kill it with all it started, if it is not over already, and let go of its pipes; whether it is over now."""
+    # Until it is waited for, its pid cannot become anybody else's, so the group is its own.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(_KILLED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _said_of_stuck(process: subprocess.Popen[bytes]) -> str:
+    return (
+        f"nvidia-smi (pid {process.pid}) did not answer and cannot be killed: it hangs in the NVIDIA driver. It is not "
+        "run again until that one is gone; the machine may have to be rebooted"
+    )
+
+
+def _find(command: str) -> str:
+    """The command's path; raises ProbeUnavailable."""
+    path = shutil.which(command)
+    if path is not None:
+        return path
+    folders = [""] if os.sep in command else os.environ.get("PATH", os.defpath).split(os.pathsep)
+    for folder in folders:
+        if (Path(folder) / command).is_file():
+            raise ProbeUnavailable(
+                f"{Path(folder) / command} may not be executed by this user: permission denied. Make it executable, or "
+                "run the server as a user who may run it"
+            )
+    raise ProbeUnavailable(
+        f"{command} was not found{'' if os.sep in command else ' on the PATH'}: install the NVIDIA driver, which "
+        "brings it, or add its folder to the PATH"
+    )

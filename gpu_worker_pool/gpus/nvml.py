@@ -1,0 +1,435 @@
+"""Looks at NVIDIA GPUs with NVML, the driver's own library, by way of nvidia-ml-py (imported as `pynvml`)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import ModuleType
+from typing import Any
+
+from gpu_worker_pool.core.backoff import Backoff
+from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, Reading
+
+from .probe import Look, Probe, ProbeUnavailable
+from .processes import ProcessTable
+
+# The thread that looks is one per machine, so nobody else comes back at the same moment: no need for randomness.
+RETRY = Backoff(first_s=1.0, max_s=30.0)
+_JITTER = 0.5
+
+_BYTES_PER_MB = 2**20
+_MILLIWATTS_PER_W = 1000
+_UNNAMED = "NVIDIA GPU"
+
+# A device of NVML: an opaque pointer.
+_Handle = Any
+
+
+class NvmlProbe(Probe):
+    """All NVIDIA GPUs of this machine; where MIG is on, the MIG devices in place of the GPU that they divide.
+
+    A MIG device has the index `100 * (GPU's index + 1) + its position`, which no GPU has. A GPU that does not answer
+    keeps its name, UUID and index. A driver that goes away is asked for again by itself, with growing pauses on the
+    clock of `look`; until it is back a look has an `error` and no readings.
+    """
+
+    source = "nvml"
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._nvml = _Nvml()
+        self._slots: list[_Slot] = []
+        self._is_initialised = False
+        self._is_closed = False
+        self._error = ""
+        self._failures = 0
+        self._retry_at: float | None = None
+        try:
+            self._start()
+        except _DriverGoneError as gone:
+            self._stop()
+            raise ProbeUnavailable(str(gone)) from None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "initialised" if self._is_initialised else self._error
+        return f"<NvmlProbe of {self._node!r}: {len(self._slots)} GPUs, {state}>"
+
+    def look(self, at: float) -> Look:
+        """Read all GPUs, and start NVML anew first where that is due."""
+        if self._is_closed:
+            raise RuntimeError("this probe was closed; make a new one to look again")
+        try:
+            self._restart_if_due(at)
+            if not self._is_initialised:
+                return Look((), self._error)
+            readings = self._read_all(at)
+        except _DriverGoneError as gone:
+            self._stop()
+            self._retry_later(at)
+            self._error = str(gone)
+            return Look((), self._error)
+
+        if self._slots and all(slot.fault for slot in self._slots):
+            # Maybe it is not the GPUs. They go on being asked until the moment for a new start comes.
+            if self._retry_at is None:
+                self._retry_later(at)
+            return Look(readings, f"no GPU answers; the first of them: {self._slots[0].fault}")
+        self._failures, self._retry_at = 0, None
+        return Look(readings)
+
+    def close(self) -> None:
+        """Let go of the driver. Closing again does nothing."""
+        self._is_closed = True
+        self._stop()
+
+    # Starting and stopping
+
+    def _start(self) -> None:
+        self._nvml.demand_of_driver("nvmlInit")
+        self._is_initialised = True
+        self._open_all(self._count())
+
+    def _stop(self) -> None:
+        if self._is_initialised:
+            self._is_initialised = False
+            self._nvml.shut_down()
+
+    def _restart_if_due(self, at: float) -> None:
+        if self._retry_at is not None and at >= self._retry_at:
+            self._retry_at = None
+            self._stop()
+            self._start()
+
+    def _retry_later(self, at: float) -> None:
+        self._retry_at = at + RETRY.delay_s(self._failures, _JITTER)
+        self._failures += 1
+
+    def _count(self) -> int:
+        return int(self._nvml.demand_of_driver("nvmlDeviceGetCount"))
+
+    # Who is there
+
+    def _open_all(self, count: int) -> None:
+        """Find the GPUs anew. One that cannot be opened is taken for the one that was at its index before."""
+        before = {slot.index: slot for slot in self._slots}
+        found = [self._open(index, before.get(index)) for index in range(count)]
+        present = {slot.gpu.key for slot in found if not slot.fault}
+        for slot in found:
+            known = before.get(slot.index)
+            if slot.fault and known and known.gpu.key not in present:
+                slot.gpu, slot.listed = known.gpu, known.listed
+        self._slots = found
+
+    def _open(self, index: int, before: _Slot | None) -> _Slot:
+        try:
+            handle = self._nvml.demand("nvmlDeviceGetHandleByIndex", index)
+            uuid = self._nvml.demand("nvmlDeviceGetUUID", handle)
+            name = self._nvml.ask("nvmlDeviceGetName", handle)
+        except (_GpuFaultError, _RefusedError) as problem:
+            nobody = Gpu(GpuKey(self._node, f"unknown-{index}"), index, _UNNAMED)
+            return _Slot(index, nobody, (nobody,), fault=_fault_in_words(problem, index))
+        gpu = Gpu(GpuKey(self._node, uuid), index, name or _UNNAMED)
+        listed = before.listed if before and before.gpu == gpu else (gpu,)
+        return _Slot(index, gpu, listed, handle)
+
+    def _mig_devices(self, slot: _Slot) -> list[tuple[Gpu, _Handle]] | None:
+        """The MIG devices that a GPU is divided into; None where MIG is off.
+
+        They are listed at every look: they come and go while the driver stays, and a handle does not outlive its device.
+        """
+        mode = self._nvml.ask("nvmlDeviceGetMigMode", slot.handle)
+        if not mode or not mode[0]:
+            return None
+        known = {(gpu.key.uuid, gpu.index): gpu for gpu in slot.listed}
+        devices = []
+        for position in range(self._nvml.ask("nvmlDeviceGetMaxMigDeviceCount", slot.handle) or 0):
+            handle = self._nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", slot.handle, position)
+            uuid = handle and self._nvml.ask("nvmlDeviceGetUUID", handle)
+            if not uuid:
+                continue
+            index = 100 * (slot.index + 1) + position
+            gpu = known.get((uuid, index))
+            if gpu is None:
+                name = self._nvml.ask("nvmlDeviceGetName", handle) or f"{slot.gpu.name} MIG"
+                gpu = Gpu(GpuKey(self._node, uuid), index, name)
+            devices.append((gpu, handle))
+        return devices
+
+    # What they measure
+
+    def _read_all(self, at: float) -> tuple[Reading, ...]:
+        count = self._count()
+        if count != len(self._slots) or any(slot.fault for slot in self._slots):
+            self._open_all(count)
+        processes = ProcessTable()
+        return tuple(reading for slot in self._slots for reading in self._read_slot(slot, at, processes))
+
+    def _read_slot(self, slot: _Slot, at: float, processes: ProcessTable) -> list[Reading]:
+        if slot.fault is None:
+            try:
+                return self._read_devices(slot, at, processes)
+            except _GpuFaultError as fault:
+                slot.fault = _fault_in_words(fault, slot.index)
+        return [Reading(gpu, at, fault=slot.fault) for gpu in slot.listed]
+
+    def _read_devices(self, slot: _Slot, at: float, processes: ProcessTable) -> list[Reading]:
+        devices = self._mig_devices(slot)
+        if devices is None:
+            slot.listed = (slot.gpu,)
+            return [self._read(slot.gpu, slot.handle, at, processes)]
+        if not devices:
+            slot.listed = (slot.gpu,)
+            fault = f"MIG is on and no MIG device is there: make one (nvidia-smi mig -i {slot.index} -cgi …) or switch MIG off"
+            return [Reading(slot.gpu, at, fault=fault)]
+        readings = [self._read_mig(gpu, handle, slot.handle, at, processes) for gpu, handle in devices]
+        slot.listed = tuple(gpu for gpu, _ in devices)
+        return readings
+
+    def _read(self, gpu: Gpu, handle: _Handle, at: float, processes: ProcessTable) -> Reading:
+        total_mb, used_mb = self._memory_mb(handle)
+        return Reading(
+            gpu=gpu,
+            at=at,
+            memory_total_mb=total_mb,
+            memory_used_mb=used_mb,
+            utilization_percent=self._utilization_percent(handle),
+            temperature_c=self._temperature_c(handle),
+            power_draw_w=_watts(self._nvml.ask("nvmlDeviceGetPowerUsage", handle)),
+            power_limit_w=_watts(self._nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
+            processes=self._processes(handle, processes),
+        )
+
+    def _read_mig(self, gpu: Gpu, handle: _Handle, parent: _Handle, at: float, processes: ProcessTable) -> Reading:
+        """Temperature is that of the chip, which all its MIG devices share; power is left out, it would add up wrong."""
+        total_mb, used_mb = self._memory_mb(handle)
+        return Reading(
+            gpu=gpu,
+            at=at,
+            memory_total_mb=total_mb,
+            memory_used_mb=used_mb,
+            utilization_percent=self._utilization_percent(handle),
+            temperature_c=self._temperature_c(parent),
+            processes=self._processes(handle, processes),
+        )
+
+    def _memory_mb(self, handle: _Handle) -> tuple[float | None, float | None]:
+        """Total and used. What the driver reserves for itself is in the total and, as of version 2, not in the used."""
+        version = self._nvml.constant("nvmlMemory_v2")
+        memory = self._nvml.ask_first(
+            ("nvmlDeviceGetMemoryInfo", handle, version),
+            ("nvmlDeviceGetMemoryInfo", handle),
+        )
+        if memory is None or not memory.total:
+            return None, None
+        used_mb = memory.used / _BYTES_PER_MB if memory.used <= memory.total else None
+        return memory.total / _BYTES_PER_MB, used_mb
+
+    def _utilization_percent(self, handle: _Handle) -> float | None:
+        rates = self._nvml.ask("nvmlDeviceGetUtilizationRates", handle)
+        return float(rates.gpu) if rates is not None and rates.gpu <= 100 else None
+
+    def _temperature_c(self, handle: _Handle) -> float | None:
+        sensor = self._nvml.constant("NVML_TEMPERATURE_GPU")
+        degrees = self._nvml.ask_first(
+            # The second is to be dropped from NVML, the first is not in older drivers.
+            ("nvmlDeviceGetTemperatureV", handle, sensor),
+            ("nvmlDeviceGetTemperature", handle, sensor),
+        )
+        return None if degrees is None else float(degrees)
+
+    def _processes(self, handle: _Handle, table: ProcessTable) -> tuple[GpuProcess, ...] | None:
+        """Who computes or draws on it; None where one of both is unknown, because then somebody may be missing."""
+        computing = self._running("Compute", handle, where_not_supported=None)
+        drawing = self._running("Graphics", handle, where_not_supported=())
+        if computing is None or drawing is None:
+            return None
+        memory_mb: dict[int, float | None] = {}
+        for process in (*computing, *drawing):
+            held_mb = None if process.usedGpuMemory is None else process.usedGpuMemory / _BYTES_PER_MB
+            # One that does both is in both lists, with all that it holds in each.
+            memory_mb[process.pid] = _larger(memory_mb.get(process.pid), held_mb)
+        # Pid 0 is a process that the driver does not show us, in another container say.
+        return tuple(table.gpu_process(pid, memory_mb[pid]) for pid in sorted(memory_mb) if pid)
+
+    def _running(self, kind: str, handle: _Handle, where_not_supported: Sequence[Any] | None) -> Sequence[Any] | None:
+        try:
+            found: Sequence[Any] = self._nvml.demand_first(
+                (f"nvmlDeviceGet{kind}RunningProcesses_v3", handle),
+                (f"nvmlDeviceGet{kind}RunningProcesses_v2", handle),
+            )
+        except _RefusedError as refused:
+            return where_not_supported if refused.code == _Code.NOT_SUPPORTED else None
+        return found
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One GPU in the machine. What is listed of it is itself or its MIG devices, as they were last seen."""
+
+    index: int
+    gpu: Gpu
+    listed: tuple[Gpu, ...]
+    handle: _Handle = None
+    fault: str | None = None
+
+
+class _Code(IntEnum):
+    """What NVML answers: those of its codes that make a difference here. The numbers are fixed in nvml.h."""
+
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    INSUFFICIENT_POWER = 8
+    DRIVER_NOT_LOADED = 9
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
+    DEPRECATED = 26
+    UNKNOWN = 999
+
+
+_MEANS_THE_DRIVER_IS_GONE = frozenset(
+    {_Code.UNINITIALIZED, _Code.DRIVER_NOT_LOADED, _Code.LIBRARY_NOT_FOUND, _Code.LIB_RM_VERSION_MISMATCH}
+)
+_MEANS_THE_GPU_IS_GONE = frozenset({_Code.GPU_IS_LOST, _Code.RESET_REQUIRED})
+_MEANS_ANOTHER_VERSION_MAY_DO = frozenset(
+    {
+        _Code.FUNCTION_NOT_FOUND,
+        _Code.ARGUMENT_VERSION_MISMATCH,
+        _Code.DEPRECATED,
+        _Code.NOT_SUPPORTED,
+        _Code.INVALID_ARGUMENT,
+    }
+)
+
+_DRIVER_IN_WORDS: dict[int, str] = {
+    _Code.UNINITIALIZED: "NVML was shut down under this process, as when the NVIDIA driver is restarted",
+    _Code.NO_PERMISSION: "NVML may not be used by this user: give it access to /dev/nvidia*",
+    _Code.DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded: load it (modprobe nvidia), or in a container pass the GPUs in",
+    _Code.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or in a container pass the GPUs in",
+    _Code.LIB_RM_VERSION_MISMATCH: "the loaded NVIDIA driver and this process's libnvidia-ml.so.1 are of different versions, "
+    "as after an update of the driver: load the new driver or reboot, then restart this process",
+}
+_GPU_IN_WORDS: dict[int, str] = {
+    _Code.NO_PERMISSION: "this user may not use it: give it access to /dev/nvidia{index}",
+    _Code.INSUFFICIENT_POWER: "its power cables are not attached properly",
+    _Code.GPU_IS_LOST: "it is lost: it fell off the bus or does not answer; a reboot may bring it back",
+    _Code.RESET_REQUIRED: "it must be reset before it can be used again: nvidia-smi --gpu-reset -i {index}, or reboot",
+}
+
+
+class _NvmlError(Exception):
+    """NVML did not do what it was asked for."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class _DriverGoneError(_NvmlError):
+    """NVML as a whole does not answer."""
+
+
+class _GpuFaultError(_NvmlError):
+    """This GPU does not answer; the others may."""
+
+
+class _RefusedError(_NvmlError):
+    """This one thing is not to be had."""
+
+
+class _Nvml:
+    """The functions of pynvml, by name, with their errors sorted by how much they take down."""
+
+    def __init__(self) -> None:
+        try:
+            # By name, and not before it is needed: it comes with the server only, and it has no types.
+            self._bindings: ModuleType = importlib.import_module("pynvml")
+        except ImportError:
+            raise ProbeUnavailable(
+                "NVML cannot be used without nvidia-ml-py: pip install 'gpu-worker-pool[server]'"
+            ) from None
+
+    def constant(self, name: str) -> Any:
+        return getattr(self._bindings, name)
+
+    def ask(self, name: str, *arguments: Any) -> Any | None:
+        """The answer, or None where it is not to be had."""
+        return self.ask_first((name, *arguments))
+
+    def ask_first(self, *calls: tuple[Any, ...]) -> Any | None:
+        """The first answer that can be had, or None."""
+        try:
+            return self.demand_first(*calls)
+        except _RefusedError:
+            return None
+
+    def demand_first(self, call: tuple[Any, ...], *others: tuple[Any, ...]) -> Any:
+        """The answer to the first of these calls that this driver knows."""
+        try:
+            return self.demand(*call)
+        except _RefusedError as refused:
+            if not others or refused.code not in _MEANS_ANOTHER_VERSION_MAY_DO:
+                raise
+            first = refused
+        try:
+            return self.demand_first(*others)
+        except _RefusedError as later:
+            # That a function is missing says nothing about the GPU.
+            raise (later if first.code == _Code.FUNCTION_NOT_FOUND else first) from None
+
+    def demand(self, name: str, *arguments: Any) -> Any:
+        """The answer, or the problem."""
+        function = getattr(self._bindings, name, None)
+        if function is None:
+            raise _RefusedError(_Code.FUNCTION_NOT_FOUND, f"this pynvml has no {name}")
+        try:
+            return function(*arguments)
+        except self._bindings.NVMLError as error:
+            raise _sorted(error.value, str(error)) from None
+        except UnicodeDecodeError:
+            raise _RefusedError(_Code.UNKNOWN, f"the answer of {name} is not text") from None
+
+    def demand_of_driver(self, name: str) -> Any:
+        """The answer to what is asked of no GPU, so that any problem is one of the driver."""
+        try:
+            return self.demand(name)
+        except _NvmlError as problem:
+            words = _DRIVER_IN_WORDS.get(problem.code, f"NVML does not work: {problem}")
+            raise _DriverGoneError(problem.code, words) from None
+
+    def shut_down(self) -> None:
+        try:
+            self.demand("nvmlShutdown")
+        except _NvmlError:
+            # It is gone already, which is what was wanted.
+            return
+
+
+def _sorted(code: int, words: str) -> _NvmlError:
+    if code in _MEANS_THE_DRIVER_IS_GONE:
+        return _DriverGoneError(code, _DRIVER_IN_WORDS[code])
+    if code in _MEANS_THE_GPU_IS_GONE:
+        return _GpuFaultError(code, words)
+    return _RefusedError(code, words)
+
+
+def _fault_in_words(problem: _NvmlError, index: int) -> str:
+    words = _GPU_IN_WORDS.get(problem.code, f"it cannot be read: {problem}")
+    return words.format(index=index)
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / _MILLIWATTS_PER_W
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)

@@ -1,0 +1,273 @@
+"""GPUs that are not there, for a demo, a test or a laptop: their readings move with what runs on them.
+
+Everything is a function of the seed, of the times it is asked with and of who was said to run where. There is no clock
+and no hidden randomness, so the same calls give the same looks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, pi, sin
+from random import Random
+from threading import Lock
+from uuid import NAMESPACE_URL, uuid5
+
+from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.gpus.probe import Look
+
+MAX_GPUS = 1024
+DEFAULT_MODEL = "A100-80GB"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A kind of GPU as `nvidia-smi` shows it."""
+
+    name: str
+    memory_mb: int
+    power_limit_w: float
+
+
+MODELS = {
+    "A10": GpuModel("NVIDIA A10", 23028, 150),
+    "A30": GpuModel("NVIDIA A30", 24576, 165),
+    "A40": GpuModel("NVIDIA A40", 46068, 300),
+    "A100-40GB": GpuModel("NVIDIA A100-SXM4-40GB", 40960, 400),
+    "A100-80GB": GpuModel("NVIDIA A100-SXM4-80GB", 81920, 400),
+    "B200": GpuModel("NVIDIA B200", 183359, 1000),
+    "H100": GpuModel("NVIDIA H100 80GB HBM3", 81559, 700),
+    "H200": GpuModel("NVIDIA H200", 143771, 700),
+    "L4": GpuModel("NVIDIA L4", 23034, 72),
+    "L40S": GpuModel("NVIDIA L40S", 46068, 350),
+    "P100": GpuModel("Tesla P100-PCIE-16GB", 16384, 250),
+    "RTX-3080": GpuModel("NVIDIA GeForce RTX 3080", 10240, 320),
+    "RTX-3090": GpuModel("NVIDIA GeForce RTX 3090", 24576, 350),
+    "RTX-4090": GpuModel("NVIDIA GeForce RTX 4090", 24564, 450),
+    "RTX-5090": GpuModel("NVIDIA GeForce RTX 5090", 32607, 575),
+    "RTX-A6000": GpuModel("NVIDIA RTX A6000", 49140, 300),
+    "T4": GpuModel("Tesla T4", 15360, 70),
+    "V100-16GB": GpuModel("Tesla V100-SXM2-16GB", 16384, 300),
+    "V100-32GB": GpuModel("Tesla V100-SXM2-32GB", 32768, 300),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedHolder:
+    """A process said to run on a simulated GPU; without `memory_mb` it takes about 60 % of the GPU."""
+
+    pid: int
+    started: float | None = None
+    memory_mb: float | None = None
+
+
+def parse_spec(spec: str) -> tuple[GpuModel, ...]:
+    """The GPUs that `8` or `4xA100-80GB,4xT4` stand for, in order; ValueError says what is allowed."""
+    parts = [part.strip().upper() for part in spec.split(",")]
+    if len(parts) == 1 and re.fullmatch("[0-9]+", parts[0]):
+        parts = [f"{parts[0]}X{DEFAULT_MODEL}"]
+    models: list[GpuModel] = []
+    for part in parts:
+        number, model = _number_and_model(spec, part)
+        if len(models) + number > MAX_GPUS:
+            raise _bad_spec(spec, f"these are more than {MAX_GPUS} GPUs")
+        models += [model] * number
+    return tuple(models)
+
+
+def _number_and_model(spec: str, part: str) -> tuple[int, GpuModel]:
+    """What "4XT4" says; "T4" alone is one of them."""
+    found = re.fullmatch("([0-9]+)X(.*)", part)
+    number, model = (found[1].lstrip("0"), found[2]) if found else ("1", part)
+    if model not in MODELS:
+        raise _bad_spec(spec, f"{part or 'nothing'!r} is not a known model, with or without a number before it")
+    if not number:
+        raise _bad_spec(spec, "0 GPUs are none")
+    # Nobody means a number this long, and Python refuses to read a very long one.
+    return (int(number) if len(number) <= 6 else MAX_GPUS + 1), MODELS[model]
+
+
+class SimulatedProbe:
+    """Looks at made-up GPUs; every name begins with "Simulated" so that nobody takes them for hardware.
+
+    `occupy` tells who runs on a GPU, from any thread. A change is taken to have happened right after the look before
+    it, so that a vacated GPU is idle at the latest one second after it was vacated.
+    """
+
+    source = "simulated"
+
+    def __init__(self, node: str, spec: str, seed: int = 0) -> None:
+        self._lock = Lock()
+        self._gpus = {
+            gpu.identity.key.uuid: gpu
+            for gpu in (_SimulatedGpu.make(node, index, model, seed) for index, model in enumerate(parse_spec(spec)))
+        }
+
+    def __repr__(self) -> str:
+        with self._lock:
+            occupied = sum(bool(gpu.wanted) for gpu in self._gpus.values())
+            return f"<SimulatedProbe: {len(self._gpus)} GPUs, {occupied} occupied>"
+
+    def occupy(self, uuid: str, holders: Sequence[SimulatedHolder]) -> None:
+        """Say which processes run on this GPU now: all of them, so an empty sequence vacates it."""
+        with self._lock:
+            if uuid not in self._gpus:
+                raise ValueError(f"there is no simulated GPU with the UUID {uuid!r}")
+            self._gpus[uuid].occupy(holders)
+
+    def look(self, at: float) -> Look:
+        """Readings of all GPUs at that time. A time before the last one changes nothing but `at`."""
+        with self._lock:
+            return Look(tuple(gpu.read(at) for gpu in self._gpus.values()))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+# --- one GPU -------------------------------------------------------------------------------------------------------
+
+# A whole GPU's memory is filled in two seconds and freed in one; utilization goes from 0 to 100 % in one.
+_FILL_S = 2.0
+_FREE_S = 1.0
+_UTILIZATION_S = 1.0
+# How long temperature and power take to do most of the way to where they are going.
+_TEMPERATURE_INERTIA_S = 15.0
+_POWER_INERTIA_S = 1.5
+# What a GPU that nobody is on shows at most, while it falls to idle: below every sensible threshold.
+_VACANT_MEMORY = 0.4
+_VACANT_UTILIZATION_PERCENT = 40.0
+
+
+@dataclass(slots=True)
+class _SimulatedGpu:
+    identity: Gpu
+    model: GpuModel
+    drift: _Drift
+    wanted: dict[ProcessId, float | None] = field(default_factory=dict)
+    held_mb: dict[ProcessId, float] = field(default_factory=dict)
+    left_behind_mb: float = 0.0
+    utilization_percent: float = 0.0
+    temperature_c: float = 35.0
+    power_w: float = 0.0
+    looked_at: float | None = None
+
+    @classmethod
+    def make(cls, node: str, index: int, model: GpuModel, seed: int) -> _SimulatedGpu:
+        # The seed and the index are numbers, so whatever the node is called, two GPUs never have one name.
+        identity = f"{seed}/{index}/{node}"
+        uuid = f"GPU-{uuid5(NAMESPACE_URL, f'gpu-worker-pool:simulated/{identity}')}"
+        gpu = Gpu(GpuKey(node, uuid), index, f"Simulated {model.name}")
+        return cls(gpu, model, _Drift.seeded(identity))
+
+    def occupy(self, holders: Sequence[SimulatedHolder]) -> None:
+        wanted: dict[ProcessId, float | None] = {}
+        for holder in holders:
+            id_ = ProcessId(holder.pid, holder.started)
+            # A process with two leases on one GPU is one process that takes both amounts.
+            before, more = wanted.get(id_, 0.0), holder.memory_mb
+            wanted[id_] = None if before is None or more is None else before + min(max(0.0, more), self.model.memory_mb)
+        self.wanted = wanted
+
+    def read(self, at: float) -> Reading:
+        first = self.looked_at is None
+        elapsed_s = 0.0 if self.looked_at is None else max(0.0, at - self.looked_at)
+        self.looked_at = at if self.looked_at is None else max(self.looked_at, at)
+        self._move_memory(elapsed_s)
+        self._move_utilization(elapsed_s, first=first)
+        self._move_heat(elapsed_s, first=first)
+        memory_mb = self._idle_mb() + self.left_behind_mb + sum(self.held_mb.values())
+        return Reading(
+            self.identity,
+            at,
+            memory_total_mb=float(self.model.memory_mb),
+            memory_used_mb=float(min(self.model.memory_mb, round(memory_mb))),
+            utilization_percent=float(round(self.utilization_percent)),
+            temperature_c=float(round(self.temperature_c)),
+            power_draw_w=round(self.power_w, 2),
+            power_limit_w=float(self.model.power_limit_w),
+            processes=tuple(
+                GpuProcess(id_, float(int(memory_mb)), "simulated") for id_, memory_mb in self.held_mb.items()
+            ),
+        )
+
+    def _move_memory(self, elapsed_s: float) -> None:
+        """Those who left take their memory with them as fast as a GPU frees it; those who are here fill theirs."""
+        total_mb = self.model.memory_mb
+        self.left_behind_mb += sum(mb for id_, mb in self.held_mb.items() if id_ not in self.wanted)
+        self.left_behind_mb = max(0.0, self.left_behind_mb - total_mb * elapsed_s / _FREE_S)
+        if not self.wanted:
+            self.left_behind_mb = min(self.left_behind_mb, _VACANT_MEMORY * total_mb)
+        self.held_mb = {
+            id_: _toward(
+                self.held_mb.get(id_, 0.0), target_mb, total_mb * elapsed_s / _FILL_S, total_mb * elapsed_s / _FREE_S
+            )
+            for id_, target_mb in self._targets_mb().items()
+        }
+
+    def _targets_mb(self) -> dict[ProcessId, float]:
+        """What each process is going to hold: those who did not say share 60 %, and all of it fits on the GPU."""
+        unsaid = sum(mb is None for mb in self.wanted.values())
+        share_mb = (0.6 + 0.02 * self._wave(1)) * self.model.memory_mb / max(1, unsaid)
+        targets_mb = {id_: share_mb if mb is None else mb for id_, mb in self.wanted.items()}
+        room_mb = self.model.memory_mb - self._idle_mb()
+        scale = min(1.0, room_mb / max(1.0, sum(targets_mb.values())))
+        return {id_: mb * scale for id_, mb in targets_mb.items()}
+
+    def _idle_mb(self) -> float:
+        return (0.01 + 0.002 * self._wave(2)) * self.model.memory_mb
+
+    def _move_utilization(self, elapsed_s: float, *, first: bool) -> None:
+        idle_percent = 1.5 + 1.5 * self._wave(0)
+        if first:
+            self.utilization_percent = idle_percent
+        target_percent = 79.0 + 19.0 * self._wave(0) if self.wanted else idle_percent
+        step_percent = 100.0 * elapsed_s / _UTILIZATION_S
+        self.utilization_percent = _toward(self.utilization_percent, target_percent, step_percent, step_percent)
+        if not self.wanted:
+            self.utilization_percent = min(self.utilization_percent, _VACANT_UTILIZATION_PERCENT)
+
+    def _move_heat(self, elapsed_s: float, *, first: bool) -> None:
+        busy = self.utilization_percent / 100
+        idle_w = 0.15 * min(400.0, self.model.power_limit_w)
+        target_w = (idle_w + (0.95 * self.model.power_limit_w - idle_w) * busy) * (1 + 0.02 * self._wave(1))
+        target_c = 35.0 + 45.0 * busy + 2.0 * self._wave(2)
+        # With inertia the first look would show a GPU at absolute rest; it starts where it has settled.
+        self.power_w += (target_w - self.power_w) * (1.0 if first else 1 - exp(-elapsed_s / _POWER_INERTIA_S))
+        self.temperature_c += (target_c - self.temperature_c) * (
+            1.0 if first else 1 - exp(-elapsed_s / _TEMPERATURE_INERTIA_S)
+        )
+
+    def _wave(self, channel: int) -> float:
+        return self.drift.wave(channel, self.looked_at or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drift:
+    """Slow, smooth, seeded wandering between -1 and 1: three sines a channel, whose periods have no common one."""
+
+    sines: tuple[tuple[tuple[float, float], ...], ...]
+
+    @classmethod
+    def seeded(cls, seed: str) -> _Drift:
+        random = Random(seed)  # noqa: S311 - not for secrets, and it must repeat
+        bounds_s = ((4.0, 9.0), (13.0, 29.0), (41.0, 83.0))
+        return cls(
+            tuple(tuple((random.uniform(*bound), random.uniform(0, 2 * pi)) for bound in bounds_s) for _ in range(3))
+        )
+
+    def wave(self, channel: int, at: float) -> float:
+        return sum(sin(2 * pi * at / period_s + phase) for period_s, phase in self.sines[channel]) / 3
+
+
+def _toward(value: float, target: float, up: float, down: float) -> float:
+    """The value moved to the target by no more than these steps."""
+    return min(target, value + up) if target >= value else max(target, value - down)
+
+
+def _bad_spec(spec: str, why: str) -> ValueError:
+    shown = spec if len(spec) <= 80 else f"{spec[:80]}…"
+    return ValueError(
+        f"simulated GPUs {shown!r}: {why}. Allowed are a number of GPUs from 1 to {MAX_GPUS} ({DEFAULT_MODEL} each), or "
+        f"models with their numbers such as '4xA100-80GB,4xT4', of {', '.join(sorted(MODELS))}"
+    )

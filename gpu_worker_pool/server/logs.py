@@ -1,0 +1,50 @@
+"""Logs as lines for people, or as JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+from .settings import DEFAULT_LOG_FORMAT, ServerSettings
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, logger, message, and the traceback where there is one."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def make_formatter(log_format: str) -> logging.Formatter:
+    """A formatter for LOG_FORMAT; one that is no good is replaced by the default, and said so."""
+    if log_format.strip().lower() == "json":
+        return JsonFormatter()
+    try:
+        formatter = logging.Formatter(log_format)
+        formatter.format(logging.makeLogRecord({"msg": "", "levelname": "INFO"}))
+    except (ValueError, KeyError, TypeError):
+        logging.getLogger(__name__).error("LOG_FORMAT=%r is not usable; using the default", log_format)  # noqa: TRY400
+        return logging.Formatter(DEFAULT_LOG_FORMAT)
+    return formatter
+
+
+def configure_logging(settings: ServerSettings) -> None:
+    """Send our own records and uvicorn's to standard error in one format."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(make_formatter(settings.log_format))
+    for name in ("gpu_worker_pool", "uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if name in {"gpu_worker_pool", "uvicorn"} else []
+        logger.setLevel(settings.log_level.upper())
+        logger.propagate = name not in {"gpu_worker_pool", "uvicorn"}

@@ -1,0 +1,116 @@
+"""What the server reads from the environment, and from a file `.env` in the working directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
+NumberT = TypeVar("NumberT", int, float)
+TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
+FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+
+Path_ = Annotated[str, Field(pattern=r"^(/[\w./-]*)?$")]
+
+
+class ServerSettings(BaseSettings):
+    """All settings of the server. A value that is no good is logged with its name, and the default is used."""
+
+    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
+
+    host: str = "0.0.0.0"  # noqa: S104 - the documented default: a statistics server is there to be asked
+    port: int = Field(8000, ge=0, le=65535)
+    # The only documented default that is not kept: an authority over leases does not restart because a file changed.
+    reload: bool = False
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    access_log: bool = True
+    workers: int = Field(1, ge=1, le=1024)
+
+    title: str = "GPU Statistics Server"
+    description: str = "A server that provides GPU statistics including memory usage and utilization"
+    version: str = "1.0.0"
+    docs_url: Path_ = "/docs"
+    redoc_url: Path_ = "/redoc"
+    enable_cors: bool = True
+    api_prefix: Path_ = ""
+
+    cuda_visible_devices: str | None = None
+    refresh_interval: float = Field(1.0, ge=0.05, le=3600.0, allow_inf_nan=False)
+    max_history: int = Field(100, ge=1, le=100_000)
+    log_format: str = DEFAULT_LOG_FORMAT
+
+    simulated_gpus: str | None = None
+    gpu_pool_node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
+    gpu_pool_dcgm_metrics: bool = False
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower_case(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("api_prefix", mode="after")
+    @classmethod
+    def _without_trailing_slash(cls, value: str) -> str:
+        return value.rstrip("/")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _default_for_what_is_no_good(
+        cls,
+        value: Any,
+        handler: ValidatorFunctionWrapHandler,
+        info: ValidationInfo,
+    ) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            name = info.field_name or ""
+            default = cls.model_fields[name].get_default(call_default_factory=True)
+            reason = error.errors()[0]["msg"]
+            logger.error("%s=%r is not usable (%s); using the default %r", name.upper(), value, reason, default)  # noqa: TRY400
+            return default
+
+    @property
+    def stale_after_s(self) -> float:
+        """How old the last reading may be before it is called stale."""
+        return max(5.0, 3 * self.refresh_interval)
+
+
+def get_bool_env(key: str, default: bool) -> bool:  # noqa: FBT001 - the documented signature
+    """A truth value from the environment: true, 1, yes or on, in any case."""
+    text = os.environ.get(key)
+    if text is None:
+        return default
+    word = text.strip().lower()
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        logger.error("%s=%r is neither true nor false; using the default %r", key, text, default)
+        return default
+    return word in TRUE_WORDS
+
+
+def get_float_env(key: str, default: float) -> float:
+    """A number from the environment, or the default where there is none or no good one."""
+    return _number_env(key, default, float)
+
+
+def get_int_env(key: str, default: int) -> int:
+    """A whole number from the environment, or the default where there is none or no good one."""
+    return _number_env(key, default, int)
+
+
+def _number_env(key: str, default: NumberT, convert: type[NumberT]) -> NumberT:
+    text = os.environ.get(key)
+    if text is None:
+        return default
+    try:
+        return convert(text)
+    except ValueError:
+        logger.error("%s=%r is not a number; using the default %r", key, text, default)  # noqa: TRY400
+        return default

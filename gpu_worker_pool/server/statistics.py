@@ -1,0 +1,199 @@
+"""The statistics calls: /, /gpu/*, /health, /config, /metrics and the two probes for whoever watches the server."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from . import answers
+from .metrics import make_registry, render
+from .problems import Problem, problem
+from .sampler import Sampler
+from .settings import ServerSettings
+from .snapshot import Snapshot, encode
+
+JSON = "application/json"
+
+ENDPOINTS = {
+    "/": "This help message",
+    "/gpu/stats": "Get detailed GPU statistics",
+    "/gpu/count": "Get number of installed GPUs",
+    "/gpu/summary": "Get summary of GPU usage",
+    "/health": "Health check endpoint",
+    "/config": "Get server configuration",
+    "/gpu/history": "Get the last readings of each GPU",
+    "/metrics": "Metrics for Prometheus",
+    "/livez": "Whether the server is alive",
+    "/readyz": "Whether the server has something to show",
+}
+
+
+class Statistics:
+    """Answers from the latest snapshot. No call here looks at a GPU."""
+
+    def __init__(self, sampler: Sampler, settings: ServerSettings) -> None:
+        self.sampler = sampler
+        self.settings = settings
+        self._registry = make_registry(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
+
+    def snapshot(self) -> Snapshot:
+        """The latest snapshot; one that has grown old says so."""
+        snapshot = self.sampler.snapshot
+        stale = self._why_stale()
+        if stale is None:
+            return snapshot
+        return replace(snapshot, error="; ".join(filter(None, (stale, snapshot.error))))
+
+    def _why_stale(self) -> str | None:
+        age_s = self.sampler.age_s()
+        if age_s <= self.settings.stale_after_s:
+            return None
+        source = self.sampler.snapshot.source
+        return f"the last reading is {age_s:.0f} s old: {source} has not answered since"
+
+    def stats(self) -> bytes:
+        """/gpu/stats."""
+        return self.snapshot().stats_body
+
+    def count(self) -> bytes:
+        """/gpu/count."""
+        return self.snapshot().count_body
+
+    def summary(self) -> bytes:
+        """/gpu/summary."""
+        return self.snapshot().summary_body
+
+    def history(self) -> bytes:
+        """/gpu/history: the ring of the last readings, turned around to be by GPU."""
+        snapshots = list(self.sampler.history)
+        by_gpu: dict[str, dict[str, Any]] = {}
+        for snapshot in snapshots:
+            for reading, shown in zip(snapshot.readings, snapshot.stats["gpus"], strict=True):
+                item = by_gpu.setdefault(
+                    reading.gpu.key.uuid,
+                    {"gpu_id": shown["gpu_id"], "uuid": shown["uuid"], "name": shown["name"], "readings": []},
+                )
+                item["readings"].append(
+                    {
+                        "timestamp": snapshot.timestamp,
+                        "memory_usage_percent": shown["memory"]["usage_percent"],
+                        "utilization_percent": shown["utilization_percent"],
+                        "temperature_c": shown["temperature_c"],
+                        "power_draw_w": shown["power"]["draw_w"],
+                    }
+                )
+        latest = self.sampler.snapshot
+        return encode(
+            {
+                "max_history": self.settings.max_history,
+                "gpus": sorted(by_gpu.values(), key=lambda item: item["gpu_id"]),
+                "timestamp": latest.timestamp,
+                "source": latest.source,
+            }
+        )
+
+    def health(self) -> bytes:
+        """/health."""
+        snapshot = self.snapshot()
+        sick = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
+        reason = "; ".join([*([snapshot.error] if snapshot.error else []), *sick]) or None
+        return encode(
+            {
+                "status": "healthy" if reason is None else "degraded",
+                "nvidia_smi_available": shutil.which("nvidia-smi") is not None,
+                "timestamp": snapshot.timestamp,
+                "reason": reason,
+                "source": snapshot.source,
+                "gpu_count": len(snapshot.readings),
+                "reading_age_s": round(self.sampler.age_s(), 3),
+            }
+        )
+
+    def home(self) -> bytes:
+        """/."""
+        settings = self.settings
+        pages = {settings.docs_url: "Swagger API documentation", settings.redoc_url: "ReDoc API documentation"}
+        listed = {**ENDPOINTS, **{path: text for path, text in pages.items() if path}}
+        endpoints = {f"{settings.api_prefix}{path}": text for path, text in listed.items()}
+        return encode({"message": settings.title, "version": settings.version, "endpoints": endpoints})
+
+    def config(self) -> bytes:
+        """/config: the settings in force. There is no secret among them."""
+        settings, visibility, snapshot = self.settings, self.sampler.visibility, self.sampler.snapshot
+        shown = settings.model_dump()
+        return encode(
+            {
+                "server": {key: shown[key] for key in answers.ServerPart.model_fields},
+                "api": {key: shown[key] for key in answers.ApiPart.model_fields},
+                "monitoring": {
+                    "refresh_interval": settings.refresh_interval,
+                    "max_history": settings.max_history,
+                    "source": snapshot.source,
+                },
+                "gpu_filtering": {
+                    "cuda_visible_devices": settings.cuda_visible_devices,
+                    "visible_gpu_ids": list(visibility.indices),
+                    "filtering_active": visibility.is_filtering,
+                    "total_system_gpus": snapshot.installed,
+                    "visible_gpu_count": len(snapshot.readings),
+                },
+            }
+        )
+
+    def metrics(self) -> bytes:
+        """/metrics."""
+        return render(self._registry)
+
+    def why_not_ready(self) -> str | None:
+        """Why there is nothing to show yet, or no more; None where there is."""
+        return None if self.sampler.has_looked else "The GPUs have not been looked at yet; ask again in a moment."
+
+
+def make_router(statistics: Statistics) -> APIRouter:
+    """The calls as FastAPI documents them."""
+    router = APIRouter()
+    calls: tuple[tuple[str, Any, type[Any], str], ...] = (
+        ("/", statistics.home, answers.Home, "What there is"),
+        ("/gpu/stats", statistics.stats, answers.GpuStatistics, "All GPUs in detail"),
+        ("/gpu/count", statistics.count, answers.GpuCount, "How many GPUs"),
+        ("/gpu/summary", statistics.summary, answers.GpuSummary, "All GPUs in short"),
+        ("/gpu/history", statistics.history, answers.GpuHistory, "The last readings of each GPU"),
+        ("/health", statistics.health, answers.Health, "Whether all is well"),
+        ("/config", statistics.config, answers.Configuration, "The settings in force"),
+    )
+    for path, body, model, summary in calls:
+        router.add_api_route(path, _serve(body), summary=summary, response_model=model, methods=["GET"])
+
+    @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    async def metrics() -> Response:
+        return Response(statistics.metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/livez", summary="Whether the server is alive", response_model=answers.Alive)
+    async def livez() -> Response:
+        return Response(encode({"status": "alive"}), media_type=JSON)
+
+    @router.get(
+        "/readyz",
+        summary="Whether the server has something to show",
+        response_model=answers.Alive,
+        responses={503: {"model": Problem, "description": "Not yet"}},
+    )
+    async def readyz() -> Response:
+        why_not = statistics.why_not_ready()
+        if why_not is not None:
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, why_not)
+        return Response(encode({"status": "ready"}), media_type=JSON)
+
+    return router
+
+
+def _serve(body: Any) -> Any:
+    async def serve() -> Response:
+        return Response(body(), media_type=JSON)
+
+    return serve

@@ -1,0 +1,29 @@
+"""Random requests after the server's own description: no 5xx, no status or answer that is not described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.core.result import Ok
+
+from .running import RunningServer
+
+
+def test_the_server_keeps_to_its_own_description() -> None:
+    with RunningServer() as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        calls = 0
+        for found in schema.get_all_operations():
+            assert isinstance(found, Ok)
+            operation = found.ok()
+
+            @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @given(case=operation.as_strategy())
+            def call(case: schemathesis.Case[Any]) -> None:
+                case.call_and_validate(timeout=10)
+
+            call()
+            calls += 1
+        assert calls >= 10

@@ -1,0 +1,177 @@
+"""What the environment and .env do to a server."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.gpu_server import get_bool_env, get_float_env, get_int_env
+from gpu_worker_pool.server.logs import JsonFormatter, make_formatter
+from gpu_worker_pool.server.settings import ServerSettings
+
+from .running import RunningServer
+
+
+@pytest.mark.parametrize("word", ["true", "1", "yes", "on", "TRUE", " Yes "])
+def test_these_words_are_true(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("SOME_FLAG", word)
+
+    assert get_bool_env("SOME_FLAG", False) is True
+
+
+@pytest.mark.parametrize("word", ["false", "0", "no", "off"])
+def test_these_words_are_false(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("SOME_FLAG", word)
+
+    assert get_bool_env("SOME_FLAG", True) is False
+
+
+def test_what_is_not_set_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+
+    assert (get_bool_env("NOT_SET", True), get_float_env("NOT_SET", 1.5), get_int_env("NOT_SET", 7)) == (True, 1.5, 7)
+
+
+def test_numbers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_NUMBER", "12")
+
+    assert get_float_env("SOME_NUMBER", 0.0) == 12.0
+    assert get_int_env("SOME_NUMBER", 0) == 12
+
+
+def test_a_bad_value_is_the_default_and_logged_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SOME_NUMBER", "twelve")
+
+    assert get_int_env("SOME_NUMBER", 5) == 5
+    assert get_float_env("SOME_NUMBER", 5.0) == 5.0
+    assert get_bool_env("SOME_NUMBER", True) is True
+    assert all("SOME_NUMBER" in record.message and "twelve" in record.message for record in caplog.records)
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("PORT", "70000"),
+        ("PORT", "http"),
+        ("REFRESH_INTERVAL", "-1"),
+        ("REFRESH_INTERVAL", "nan"),
+        ("MAX_HISTORY", "0"),
+        ("LOG_LEVEL", "loud"),
+        ("RELOAD", "perhaps"),
+        ("API_PREFIX", "no slash"),
+        ("WORKERS", ""),
+    ],
+)
+def test_a_bad_setting_is_replaced_by_its_default_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, name: str, bad: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    default = getattr(ServerSettings(), name.lower())
+    monkeypatch.setenv(name, bad)
+
+    assert getattr(ServerSettings(), name.lower()) == default
+    assert any(name in record.message and repr(bad) in record.message for record in caplog.records)
+
+
+def test_reload_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ServerSettings().reload is False
+    monkeypatch.setenv("RELOAD", "true")
+    assert ServerSettings().reload is True
+
+
+def test_a_file_env_in_the_working_directory_is_read_and_the_environment_wins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("TITLE=From the file\nMAX_HISTORY=7\nSOMETHING_ELSE=1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAX_HISTORY", "9")
+
+    settings = ServerSettings()
+
+    assert (settings.title, settings.max_history) == ("From the file", 9)
+
+
+def test_a_log_format_that_is_no_good_is_replaced() -> None:
+    record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO"})
+
+    assert "hello" in make_formatter("%(nonsense)s").format(record)
+    assert make_formatter("%(levelname)s|%(message)s").format(record) == "INFO|hello"
+
+
+def test_json_logs_are_one_object_a_line() -> None:
+    error = ValueError("broken")
+    record = logging.LogRecord("a.b", logging.ERROR, "f", 1, "it %s", ("went wrong",), (ValueError, error, None))
+
+    line = json.loads(JsonFormatter().format(record))
+
+    assert (line["level"], line["logger"], line["message"]) == ("error", "a.b", "it went wrong")
+    assert "broken" in line["exception"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown", "is_filtering"),
+    [
+        ("0,2", [0, 2], True),
+        ("0 2", [0, 2], True),
+        ("0,1 2", [0, 1, 2], True),
+        ("1", [1], True),
+        ("", [], True),
+        ("-1", [], True),
+        ("0,9", [0], True),
+        ("7,8", [0, 1, 2, 3], False),
+    ],
+)
+def test_the_filter_shows_these_gpus(visible: str, shown: list[int], is_filtering: bool) -> None:
+    with RunningServer({"CUDA_VISIBLE_DEVICES": visible}) as server:
+        filtering = server.json("/config")["gpu_filtering"]
+
+        assert [gpu["gpu_id"] for gpu in server.json("/gpu/stats")["gpus"]] == shown
+        assert [gpu["gpu_id"] for gpu in server.json("/gpu/summary")["gpus_summary"]] == shown
+        assert server.json("/gpu/count")["gpu_count"] == len(shown)
+        assert filtering == {
+            "cuda_visible_devices": visible,
+            "visible_gpu_ids": shown,
+            "filtering_active": is_filtering,
+            "total_system_gpus": 4,
+            "visible_gpu_count": len(shown),
+        }
+        if "9" in visible:
+            assert "GPU 9 in CUDA_VISIBLE_DEVICES not found on system" in server.log()
+        assert server.json("/health")["status"] == "healthy"
+
+
+def test_a_gpu_can_be_chosen_by_the_beginning_of_its_uuid() -> None:
+    with RunningServer() as server:
+        uuid = server.json("/gpu/stats")["gpus"][2]["uuid"]
+        node = server.env.get("GPU_POOL_NODE", "")
+    with RunningServer({"CUDA_VISIBLE_DEVICES": uuid[:16], **({"GPU_POOL_NODE": node} if node else {})}) as server:
+        assert [gpu["gpu_id"] for gpu in server.json("/gpu/stats")["gpus"]] == [2]
+
+
+def test_the_prefix_really_prefixes() -> None:
+    with RunningServer({"API_PREFIX": "/gpu-api/"}) as server:
+        assert server.json("/gpu-api/gpu/count")["gpu_count"] == 4
+        assert server.ask("/gpu/count").status == 404
+        assert server.ask("/gpu-api/docs").status == 200
+        assert "/gpu-api/gpu/stats" in server.json("/gpu-api/")["endpoints"]
+
+
+def test_pages_and_cors_can_be_switched_off() -> None:
+    with RunningServer({"DOCS_URL": "", "REDOC_URL": "", "ENABLE_CORS": "false"}) as server:
+        assert server.ask("/docs").status == 404
+        assert server.ask("/redoc").status == 404
+        assert "/docs" not in server.json("/")["endpoints"]
+        headers = server.ask("/gpu/summary", headers={"Origin": "http://elsewhere.example"}).headers
+        assert "access-control-allow-origin" not in headers
+
+
+def test_dcgm_names_are_there_when_asked_for() -> None:
+    with RunningServer({"GPU_POOL_DCGM_METRICS": "true"}) as server:
+        assert b"DCGM_FI_DEV_GPU_UTIL{" in server.ask("/metrics").body

@@ -1,0 +1,111 @@
+"""Every documented way to start, and what happens when it cannot."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from .running import MODULE, ROOT, RunningServer
+
+WAYS = {
+    "python -m": MODULE,
+    "uvicorn": (
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "gpu_worker_pool.gpu_server:app",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+    ),
+    "a script": (sys.executable, str(ROOT / "gpu_worker_pool" / "gpu_server.py")),
+    "uvicorn.run(app)": (
+        sys.executable,
+        "-c",
+        "from gpu_worker_pool.gpu_server import app; import uvicorn; uvicorn.run(app, host='127.0.0.1', port={port})",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_starts_by(way: str) -> None:
+    with RunningServer(command=WAYS[way]) as server:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=10) if way == "python -m" else None
+        if connection is not None:
+            connection.close()  # ready means that one can connect
+        else:
+            wait_until_it_listens(server)
+        assert server.json("/gpu/count")["gpu_count"] == 4
+
+
+def wait_until_it_listens(server: RunningServer) -> None:
+    """uvicorn itself begins to listen just after the application is ready; each attempt is answered at once."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
+        except ConnectionRefusedError:
+            continue
+        return
+    raise AssertionError(server.log())
+
+
+def test_it_ends_gracefully_when_told_to() -> None:
+    with RunningServer() as server:
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(timeout=10)
+
+        assert server.process.returncode in {0, -signal.SIGTERM}
+        assert "Traceback" not in server.log()
+
+
+def refuse(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    settings = {"SIMULATED_GPUS": "1", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **env}
+    return subprocess.run(MODULE, env=settings, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = refuse({"HOST": "127.0.0.1", "PORT": port})
+
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        f"gpu-worker-pool: cannot listen on 127.0.0.1:{port}: the port is in use; stop who uses it, or set PORT to another one"
+    ]
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_bad_host_is_one_clear_line(host: str) -> None:
+    result = refuse({"HOST": host, "PORT": "0"})
+
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert host in result.stderr
+
+
+def test_more_workers_than_one_are_answered_with_a_warning() -> None:
+    with RunningServer({"WORKERS": "4"}) as server:
+        assert "WORKERS=4" in server.log()
+        assert server.json("/config")["server"]["workers"] == 4
+
+
+def test_without_gpu_and_driver_it_answers_with_an_error_in_words() -> None:
+    with RunningServer({"SIMULATED_GPUS": "", "PATH": "/nonexistent", "LD_LIBRARY_PATH": ""}) as server:
+        count = server.json("/gpu/count")
+
+        assert count["gpu_count"] == 0
+        assert "nvidia-smi" in count["error"]
+        assert server.json("/gpu/stats")["gpus"] == []
+        assert server.json("/gpu/summary")["gpus_summary"] == []
+        health = server.json("/health")
+        assert health["status"] == "degraded"
+        assert health["nvidia_smi_available"] is False
+        assert health["reason"]

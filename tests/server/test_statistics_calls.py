@@ -1,0 +1,210 @@
+"""The statistics calls of a server with simulated GPUs, as a client sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from .running import ROOT, RunningServer
+from .shapes import misfits
+
+SEED = ROOT.parent / "shared" / "seeds" / "SERVER.md"
+
+# Our own copy of what the answers look like, so that nothing is lost where the document is not there.
+EXAMPLES: dict[str, Any] = {
+    "/": {
+        "message": "GPU Statistics Server",
+        "version": "1.0.0",
+        "endpoints": {
+            "/": "…",
+            "/gpu/stats": "…",
+            "/gpu/count": "…",
+            "/gpu/summary": "…",
+            "/health": "…",
+            "/config": "…",
+            "/docs": "…",
+            "/redoc": "…",
+        },
+    },
+    "/config": {
+        "server": {"host": "h", "port": 1, "reload": True, "log_level": "info", "access_log": True, "workers": 1},
+        "api": {
+            "title": "t",
+            "version": "v",
+            "docs_url": "/docs",
+            "redoc_url": "/redoc",
+            "enable_cors": True,
+            "api_prefix": "",
+        },
+        "monitoring": {"refresh_interval": 1.0, "max_history": 100},
+        "gpu_filtering": {
+            "visible_gpu_ids": [0],
+            "filtering_active": True,
+            "total_system_gpus": 4,
+            "visible_gpu_count": 2,
+        },
+    },
+    "/gpu/stats": {
+        "gpu_count": 2,
+        "gpus": [
+            {
+                "gpu_id": 0,
+                "name": "n",
+                "memory": {"total_mb": 10240, "used_mb": 2048, "free_mb": 8192, "usage_percent": 20.0},
+                "utilization_percent": 15,
+                "temperature_c": 45,
+                "power": {"draw_w": 120.5, "limit_w": 320.0},
+            }
+        ],
+        "timestamp": "t",
+    },
+    "/gpu/count": {"gpu_count": 2, "timestamp": "t"},
+    "/gpu/summary": {
+        "gpu_count": 2,
+        "total_memory_mb": 20480,
+        "total_used_memory_mb": 4096,
+        "total_memory_usage_percent": 20.0,
+        "average_utilization_percent": 17.5,
+        "gpus_summary": [{"gpu_id": 0, "name": "n", "memory_usage_percent": 20.0, "utilization_percent": 15}],
+        "timestamp": "t",
+    },
+    "/health": {"status": "healthy", "nvidia_smi_available": True, "timestamp": "t"},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with RunningServer({"SIMULATED_GPUS": "2xA100-80GB,2xT4", "MAX_HISTORY": "5"}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_an_answer_has_the_documented_shape(server: RunningServer, path: str) -> None:
+    assert misfits(EXAMPLES[path], server.json(path)) == []
+
+
+def seed_examples() -> list[tuple[str, Any]]:
+    """The JSON examples under the numbered headings of the user's document, with the path each stands for."""
+    if not SEED.exists():
+        return []
+    text = SEED.read_text(encoding="utf-8")
+    found = re.findall(r"^#### \d\. .*?\(`(/[^`]*)`\).*?```json\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    return [(path, json.loads(example)) for path, example in found]
+
+
+@pytest.mark.skipif(not SEED.exists(), reason="the user's own document is not beside this repository")
+def test_every_example_of_the_users_document_is_held_against_the_server(server: RunningServer) -> None:
+    examples = seed_examples()
+    assert len(examples) == 6
+
+    wrong = {path: misfits(example, server.json(path)) for path, example in examples}
+
+    assert wrong == {path: [] for path, _ in examples}
+
+
+def test_a_timestamp_is_local_time_without_a_zone(server: RunningServer) -> None:
+    stamp = datetime.fromisoformat(server.json("/gpu/count")["timestamp"])
+
+    assert stamp.tzinfo is None
+
+
+def test_simulated_gpus_cannot_be_taken_for_hardware(server: RunningServer) -> None:
+    assert server.json("/gpu/stats")["source"] == "simulated"
+    assert all(gpu["name"].startswith("Simulated ") for gpu in server.json("/gpu/stats")["gpus"])
+    assert all(gpu["name"].startswith("Simulated ") for gpu in server.json("/gpu/summary")["gpus_summary"])
+    assert server.json("/health")["source"] == "simulated"
+    assert "SIMULATED" in server.log()
+    assert b'source="simulated"' in server.ask("/metrics").body
+
+
+def test_the_summary_adds_up(server: RunningServer) -> None:
+    summary = server.json("/gpu/summary")
+
+    assert summary["gpu_count"] == len(summary["gpus_summary"]) == 4
+    assert summary["total_memory_mb"] == 2 * 81920 + 2 * 15360
+    percent = 100 * summary["total_used_memory_mb"] / summary["total_memory_mb"]
+    assert summary["total_memory_usage_percent"] == pytest.approx(percent, abs=0.1)
+
+
+def test_the_history_is_a_ring(server: RunningServer) -> None:
+    history = server.json("/gpu/history")
+
+    assert history["max_history"] == 5
+    assert [gpu["gpu_id"] for gpu in history["gpus"]] == [0, 1, 2, 3]
+    assert all(1 <= len(gpu["readings"]) <= 5 for gpu in history["gpus"])
+    stamps = [reading["timestamp"] for reading in history["gpus"][0]["readings"]]
+    assert stamps == sorted(stamps)
+
+
+def test_metrics_are_in_base_units(server: RunningServer) -> None:
+    answer = server.ask("/metrics")
+    text = answer.body.decode()
+
+    assert answer.headers["content-type"].startswith("text/plain")
+    total = re.search(r'^gpupool_gpu_memory_total_bytes\{.*gpu="0".*\} (\S+)$', text, re.MULTILINE)
+    assert total is not None
+    assert float(total[1]) == 81920 * 1024 * 1024
+    ratio = re.search(r'^gpupool_gpu_utilization_ratio\{.*gpu="0".*\} (\S+)$', text, re.MULTILINE)
+    assert ratio is not None
+    assert 0 <= float(ratio[1]) <= 1
+    assert "DCGM_FI" not in text
+
+
+def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: RunningServer) -> None:
+    answer = server.ask("/gpus")
+
+    assert answer.status == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json["status"] == 404
+    assert "/gpus" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("path", ["/gpu/stats", "/gpu/summary", "/health", "/"])
+def test_a_wrong_method_is_a_problem(server: RunningServer, path: str) -> None:
+    answer = server.ask(path, "DELETE")
+
+    assert answer.status == 405
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["allow"] == "GET"
+
+
+def test_any_page_may_read_and_none_with_credentials(server: RunningServer) -> None:
+    for path in ("/gpu/summary", "/health"):
+        headers = server.ask(path, headers={"Origin": "http://elsewhere.example"}).headers
+        assert headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-credentials" not in headers
+
+
+def test_a_page_elsewhere_may_not_ask_to_change_anything(server: RunningServer) -> None:
+    asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "DELETE"}
+
+    answer = server.ask("/gpu/summary", "OPTIONS", asked)
+
+    assert answer.status == 400
+    assert "DELETE" not in answer.headers.get("access-control-allow-methods", "")
+
+
+def test_the_documentation_pages_ask_nobody_else(server: RunningServer) -> None:
+    for path, script in (("/docs", "swagger-ui-bundle.js"), ("/redoc", "redoc.standalone.js")):
+        page = server.ask(path)
+        assert page.status == 200
+        links = re.findall(r"""(?:src|href)=["']([^"']+)["']""", page.body.decode())
+        assert any(link.endswith(script) for link in links)
+        for link in links:
+            assert link.startswith("/"), link
+            assert server.ask(link).status == 200
+
+
+def test_the_server_says_that_it_is_alive_and_ready(server: RunningServer) -> None:
+    assert server.json("/livez") == {"status": "alive"}
+    assert server.json("/readyz") == {"status": "ready"}
+
+
+def test_the_home_page_lists_only_what_is_there(server: RunningServer) -> None:
+    for path in server.json("/")["endpoints"]:
+        assert server.ask(path).status == 200, path
