@@ -112,14 +112,16 @@ class NvidiaSmiProbe:
             return readings, []
         rows, leftover = _rows(answer.output, _ProcessRow.parse)
         table = ProcessTable()
-        by_uuid: dict[str, tuple[GpuProcess, ...] | None] = {reading.gpu.key.uuid: () for reading in readings}
-        for uuid in by_uuid:
-            by_uuid[uuid] = _processes([row for row, _ in rows if row.uuid == uuid], table)
-        leftover += [line for row, line in rows if row.uuid not in by_uuid]
-        return (
-            [replace(reading, processes=by_uuid[reading.gpu.key.uuid]) for reading in readings],
-            [_said_of_leftover(leftover, "process")] if leftover else [],
-        )
+        told: list[Reading] = []
+        for reading in readings:
+            of_gpu = [row for row, _ in rows if row.uuid == reading.gpu.key.uuid]
+            # Of a faulty GPU, no process means that it could not be asked, not that nobody is on it.
+            told.append(
+                reading if reading.fault and not of_gpu else replace(reading, processes=_processes(of_gpu, table))
+            )
+        uuids = {reading.gpu.key.uuid for reading in readings}
+        leftover += [line for row, line in rows if row.uuid not in uuids]
+        return told, [_said_of_leftover(leftover, "process")] if leftover else []
 
 
 # --- what it prints ------------------------------------------------------------------------------------------------

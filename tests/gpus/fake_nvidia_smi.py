@@ -7,7 +7,7 @@ from the file that FAKE_NVIDIA_SMI_CONFIG names (without it, from `nvidia-smi.js
 
     print            text for the standard output        print_error   text for the error output
     print_endlessly  true: goes on printing              exit_code     a number, 0 without it
-    hang             true: hangs for ever, after printing
+    hang             true: hangs for ever, after printing; only it does not outlive who runs it
     child            "holds the pipe": a child that stays, in the same process group, and outlives its parent
                      "escapes": the same in a session of its own
                      "clings": the same, and it traces its parent, which can then be killed but not waited for
@@ -81,6 +81,8 @@ def main() -> int:
     sys.stderr.flush()
     while answer.get("print_endlessly"):
         sys.stdout.write("no end is in sight\n" * 1000)
+    if answer.get("hang"):
+        die_with_parent()
     while answer.get("hang"):
         signal.pause()
     return int(answer.get("exit_code", 0))
@@ -105,6 +107,14 @@ def start_child(kind: str) -> int:
     if told != b"ready":
         sys.exit(f"fake nvidia-smi: the child could not start: {told.decode()}")
     return pid
+
+
+def die_with_parent() -> None:
+    """So that a server that is killed in a test while this one hangs leaves nothing behind."""
+    import ctypes  # noqa: PLC0415 - slow to import, and seldom needed
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
 
 
 def allow_tracing_by(pid: int) -> None:

@@ -201,8 +201,8 @@ def test_a_lost_gpu_is_a_reading_with_a_fault(smi: FakeNvidiaSmi, numbers: tuple
     lost, fine = NvidiaSmiProbe("box", PATIENCE_S).look(1.0).readings
     assert lost.gpu.key.uuid == A
     assert lost.fault == f"nvidia-smi says: {says}"
-    assert (lost.memory_used_mb, lost.utilization_percent) == (None, None)
-    assert (fine.fault, fine.memory_used_mb) == (None, 4096)
+    assert (lost.memory_used_mb, lost.utilization_percent, lost.processes) == (None, None, None)
+    assert (fine.fault, fine.memory_used_mb, fine.processes) == (None, 4096, ())
 
 
 def test_a_gpu_that_supports_nothing_is_not_faulty(smi: FakeNvidiaSmi) -> None:
