@@ -26,7 +26,7 @@ from gpu_worker_pool.server.settings import ServerSettings, get_bool_env, get_fl
 
 __all__ = ["app", "get_bool_env", "get_float_env", "get_int_env", "main"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("gpu_worker_pool.gpu_server")  # also where this module is "__main__"
 
 # A long poll or a stream that is open when the server is asked to stop is cut off after this.
 GRACE_S: Final = 1
@@ -50,7 +50,15 @@ def main() -> int:
         return 1
     if settings.reload:
         listener.close()
-        uvicorn.run("gpu_worker_pool.gpu_server:app", host=settings.host, port=settings.port, reload=True)
+        uvicorn.run(
+            "gpu_worker_pool.gpu_server:app",
+            host=settings.host,
+            port=settings.port,
+            reload=True,
+            log_config=None,
+            log_level=settings.log_level,
+            access_log=settings.access_log,
+        )
         return 0
     config = uvicorn.Config(
         app,
@@ -59,8 +67,13 @@ def main() -> int:
         access_log=settings.access_log,
         timeout_graceful_shutdown=GRACE_S,
     )
+    host, port = listener.getsockname()[:2]
+    logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)
     # Listening already: whoever is told that the server is ready can connect from that moment on.
-    uvicorn.Server(config).run(sockets=[listener])
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        return 130  # as a shell reports a program that Ctrl-C ended
     return 0
 
 

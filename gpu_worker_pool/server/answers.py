@@ -73,10 +73,10 @@ class GpuSummaryItem(BaseModel):
 class GpuSummary(GpuCount):
     """All GPUs in short, with totals of what is known."""
 
-    total_memory_mb: int
-    total_used_memory_mb: int
-    total_memory_usage_percent: float
-    average_utilization_percent: float
+    total_memory_mb: int | None
+    total_used_memory_mb: int | None
+    total_memory_usage_percent: float | None
+    average_utilization_percent: float | None
     gpus_summary: list[GpuSummaryItem]
 
 

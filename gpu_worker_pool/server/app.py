@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
 
 from .docs_pages import add_docs_pages, assets_folder
+from .logs import configure_logging_where_nobody_has
 from .problems import install_problem_handlers
 from .sampler import Sampler
 from .service_manager import notify
@@ -44,6 +46,8 @@ class PoolApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a polled call at once, and leave the rest to FastAPI."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server drops the body by itself
         body_of = self._polled.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "GET" else None
         if body_of is None:
             await super().__call__(scope, receive, send)
@@ -56,7 +60,7 @@ class PoolApp(FastAPI):
 
 def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], Probe] | None = None) -> PoolApp:
     """The application, by the environment's settings unless others are given."""
-    settings = settings or ServerSettings()
+    settings = settings or ServerSettings.load()
     node, simulated = settings.gpu_pool_node, settings.simulated_gpus
     sampler = Sampler(
         make_probe or (lambda: choose_probe(node, simulated)),
@@ -68,12 +72,15 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        configure_logging_where_nobody_has(settings)
         sampler.start()
         sampler.wait_for_first_look(FIRST_LOOK_S)
         _tell_what_is_there(sampler)
+        watch = asyncio.create_task(_tell_when_it_grows_stale(statistics))
         notify("READY=1")
         yield
         notify("STOPPING=1")
+        watch.cancel()
         sampler.stop()
 
     app = PoolApp(
@@ -104,7 +111,16 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
 
 def _tell_what_is_there(sampler: Sampler) -> None:
     snapshot = sampler.snapshot
-    kind = "SIMULATED GPUs, not hardware" if snapshot.source == "simulated" else f"GPUs by {snapshot.source}"
-    logger.info("%d %s are shown", len(snapshot.readings), kind)
-    if snapshot.error:
-        logger.warning("%s", snapshot.error)
+    kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
+    logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
+
+
+async def _tell_when_it_grows_stale(statistics: Statistics) -> None:
+    """The thread that looks cannot say that it hangs; this one can."""
+    was_stale = False
+    while True:
+        await asyncio.sleep(1.0)
+        why = statistics.why_stale()
+        if why is not None and not was_stale:
+            logger.warning("%s", why)
+        was_stale = why is not None

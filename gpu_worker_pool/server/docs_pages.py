@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +41,7 @@ def add_docs_pages(app: FastAPI, *, prefix: str, docs_url: str, redoc_url: str, 
             return HTMLResponse(MISSING.format(openapi=openapi))
         return get_swagger_ui_html(
             openapi_url=openapi,
-            title=app.title,
+            title=escape(app.title),
             swagger_js_url=f"{static}/swagger-ui-bundle.js",
             swagger_css_url=f"{static}/swagger-ui.css",
             swagger_favicon_url=f"{static}/favicon.png",
@@ -51,7 +52,7 @@ def add_docs_pages(app: FastAPI, *, prefix: str, docs_url: str, redoc_url: str, 
             return HTMLResponse(MISSING.format(openapi=openapi))
         return get_redoc_html(
             openapi_url=openapi,
-            title=app.title,
+            title=escape(app.title),
             redoc_js_url=f"{static}/redoc.standalone.js",
             redoc_favicon_url=f"{static}/favicon.png",
             with_google_fonts=False,

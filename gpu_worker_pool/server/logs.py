@@ -39,12 +39,27 @@ def make_formatter(log_format: str) -> logging.Formatter:
     return formatter
 
 
-def configure_logging(settings: ServerSettings) -> None:
-    """Send our own records and uvicorn's to standard error in one format."""
+def configure_logging_where_nobody_has(settings: ServerSettings) -> None:
+    """For an application that somebody else's uvicorn runs: its own logs as set, uvicorn's left as they are."""
+    if not logging.getLogger("uvicorn").handlers:
+        configure_logging(settings)
+    elif not logging.getLogger("gpu_worker_pool").hasHandlers():
+        _send(settings, "gpu_worker_pool")
+
+
+def _send(settings: ServerSettings, name: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(make_formatter(settings.log_format))
-    for name in ("gpu_worker_pool", "uvicorn", "uvicorn.error", "uvicorn.access"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler] if name in {"gpu_worker_pool", "uvicorn"} else []
-        logger.setLevel(settings.log_level.upper())
-        logger.propagate = name not in {"gpu_worker_pool", "uvicorn"}
+    logger = logging.getLogger(name)
+    logger.handlers = [handler]
+    logger.setLevel(settings.log_level.upper())
+    logger.propagate = False
+
+
+def configure_logging(settings: ServerSettings) -> None:
+    """Send our own records and uvicorn's to standard error in one format."""
+    for name in ("gpu_worker_pool", "uvicorn"):
+        _send(settings, name)
+    for name in ("uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).handlers = []
+        logging.getLogger(name).propagate = True

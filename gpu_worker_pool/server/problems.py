@@ -47,7 +47,8 @@ def install_problem_handlers(app: FastAPI) -> None:
 
 def _detail(request: Request, error: HTTPException) -> str:
     if error.status_code == HTTPStatus.NOT_FOUND and error.detail == "Not Found":
-        return f"There is nothing at {request.url.path}; / lists what there is."
+        home = f"{request.app.settings.api_prefix}/"
+        return f"There is nothing at {request.url.path[:200]}; {home} lists what there is."
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "GET")
         return f"{request.method} is not possible at {request.url.path}; use {allowed}."

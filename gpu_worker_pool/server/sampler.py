@@ -44,6 +44,7 @@ class Sampler:
         self._clock = clock
         self._probe: Probe | None = None
         self._attempts = 0
+        self._last_error: str | None = None
         self._next_attempt_at = float("-inf")
         self._unavailable_because = "the GPUs have not been looked at yet"
         self._stop = threading.Event()
@@ -94,6 +95,13 @@ class Sampler:
         self.looks += 1
         self.failed_looks += found.error is not None
         self.last_look_s = self._clock() - began
+        if found.error != self._last_error:
+            if found.error is None:
+                logger.info("the GPUs can be read again")
+            elif probe is not None:
+                logger.warning("looking at the GPUs: %s", found.error)
+            self._last_error = found.error
+        logger.debug("looked at %d GPUs in %.3f s", len(found.readings), self.last_look_s)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -127,12 +135,17 @@ class Sampler:
         installed = [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings]
         visibility = select_visible(self._visible_devices, installed)
         if readings and visibility != self.visibility:
+            logger.debug("CUDA_VISIBLE_DEVICES=%r among the installed %s", self._visible_devices, installed)
+            logger.debug("shown are the indices %s, filtering: %s", visibility.indices, visibility.is_filtering)
             for warning in visibility.warnings:
                 logger.warning("%s", warning)
             if visibility.is_filtering:
                 shown = ", ".join(map(str, visibility.indices)) or "none"
                 logger.info(
-                    "CUDA_VISIBLE_DEVICES=%r: showing GPUs %s of %d", self._visible_devices, shown, len(readings)
+                    "CUDA_VISIBLE_DEVICES=%r: of %d GPUs these are shown: %s",
+                    self._visible_devices,
+                    len(readings),
+                    shown,
                 )
             self.visibility = visibility
         return tuple(reading for reading in readings if reading.gpu.index in visibility.indices)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gpu_worker_pool.gpus.simulated import parse_spec
+
 logger = logging.getLogger(__name__)
 
 DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
@@ -25,7 +27,7 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
 
-    host: str = "0.0.0.0"  # noqa: S104 - the documented default: a statistics server is there to be asked
+    host: str = Field("0.0.0.0", min_length=1)  # noqa: S104 - the documented default: a statistics server is there to be asked
     port: int = Field(8000, ge=0, le=65535)
     # The only documented default that is not kept: an authority over leases does not restart because a file changed.
     reload: bool = False
@@ -33,9 +35,9 @@ class ServerSettings(BaseSettings):
     access_log: bool = True
     workers: int = Field(1, ge=1, le=1024)
 
-    title: str = "GPU Statistics Server"
+    title: str = Field("GPU Statistics Server", min_length=1)
     description: str = "A server that provides GPU statistics including memory usage and utilization"
-    version: str = "1.0.0"
+    version: str = Field("1.0.0", min_length=1)
     docs_url: Path_ = "/docs"
     redoc_url: Path_ = "/redoc"
     enable_cors: bool = True
@@ -44,7 +46,7 @@ class ServerSettings(BaseSettings):
     cuda_visible_devices: str | None = None
     refresh_interval: float = Field(1.0, ge=0.05, le=3600.0, allow_inf_nan=False)
     max_history: int = Field(100, ge=1, le=100_000)
-    log_format: str = DEFAULT_LOG_FORMAT
+    log_format: str = Field(DEFAULT_LOG_FORMAT, min_length=1)
 
     simulated_gpus: str | None = None
     gpu_pool_node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
@@ -54,6 +56,23 @@ class ServerSettings(BaseSettings):
     @classmethod
     def _lower_case(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("host", mode="after")
+    @classmethod
+    def _without_brackets(cls, value: str) -> str:
+        return value.strip("[]")  # as IPv6 addresses stand in URLs
+
+    @field_validator("cuda_visible_devices", mode="after")
+    @classmethod
+    def _none_is_not_set(cls, value: str | None) -> str | None:
+        return None if value is not None and value.strip() == "None" else value
+
+    @field_validator("simulated_gpus", mode="after")
+    @classmethod
+    def _known_models(cls, value: str | None) -> str | None:
+        if value:
+            parse_spec(value)
+        return value or None
 
     @field_validator("api_prefix", mode="after")
     @classmethod
@@ -69,13 +88,22 @@ class ServerSettings(BaseSettings):
         info: ValidationInfo,
     ) -> Any:
         try:
-            return handler(value)
+            return handler(value.strip() if isinstance(value, str) else value)
         except ValidationError as error:
             name = info.field_name or ""
             default = cls.model_fields[name].get_default(call_default_factory=True)
             reason = error.errors()[0]["msg"]
             logger.error("%s=%r is not usable (%s); using the default %r", name.upper(), value, reason, default)  # noqa: TRY400
             return default
+
+    @classmethod
+    def load(cls) -> ServerSettings:
+        """From the environment and .env; a file that cannot be read is logged and left out."""
+        try:
+            return cls()
+        except (UnicodeDecodeError, OSError) as error:
+            logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
+            return cls(_env_file=None)
 
     @property
     def stale_after_s(self) -> float:

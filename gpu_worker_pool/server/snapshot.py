@@ -51,16 +51,18 @@ class Snapshot:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The body of /gpu/summary. Totals are of what is known."""
+        """The body of /gpu/summary. Totals are of what is known; null where nothing is."""
         total_mb = _known(reading.memory_total_mb for reading in self.readings)
         used_mb = _known(reading.memory_used_mb for reading in self.readings)
         utilization = _known(reading.utilization_percent for reading in self.readings)
         return {
             "gpu_count": len(self.readings),
-            "total_memory_mb": round(sum(total_mb)),
-            "total_used_memory_mb": round(sum(used_mb)),
+            "total_memory_mb": round(sum(total_mb)) if total_mb or not self.readings else None,
+            "total_used_memory_mb": round(sum(used_mb)) if used_mb or not self.readings else None,
             "total_memory_usage_percent": _percent(self.readings),
-            "average_utilization_percent": round(fmean(utilization), 2) if utilization else 0.0,
+            "average_utilization_percent": round(fmean(utilization), 2)
+            if utilization
+            else _none_unless_empty(self.readings),
             "gpus_summary": [
                 {
                     "gpu_id": reading.gpu.index,
@@ -125,14 +127,19 @@ def _known(values: Any) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _percent(readings: Sequence[Reading]) -> float:
+def _none_unless_empty(readings: Sequence[Reading]) -> float | None:
+    """Of no GPUs nothing is used; of GPUs that tell nothing it is unknown."""
+    return None if readings else 0.0
+
+
+def _percent(readings: Sequence[Reading]) -> float | None:
     both = [
         (reading.memory_used_mb, reading.memory_total_mb)
         for reading in readings
         if reading.memory_used_mb is not None and reading.memory_total_mb
     ]
     total_mb = sum(total for _, total in both)
-    return round(100.0 * sum(used for used, _ in both) / total_mb, 2) if total_mb else 0.0
+    return round(100.0 * sum(used for used, _ in both) / total_mb, 2) if total_mb else _none_unless_empty(readings)
 
 
 def _rounded(value: float | None, digits: int = 0) -> float | int | None:

@@ -44,12 +44,13 @@ class Statistics:
     def snapshot(self) -> Snapshot:
         """The latest snapshot; one that has grown old says so."""
         snapshot = self.sampler.snapshot
-        stale = self._why_stale()
+        stale = self.why_stale()
         if stale is None:
             return snapshot
         return replace(snapshot, error="; ".join(filter(None, (stale, snapshot.error))))
 
-    def _why_stale(self) -> str | None:
+    def why_stale(self) -> str | None:
+        """Why the latest snapshot is too old to go by; None where it is not."""
         age_s = self.sampler.age_s()
         if age_s <= self.settings.stale_after_s:
             return None
@@ -151,7 +152,9 @@ class Statistics:
 
     def why_not_ready(self) -> str | None:
         """Why there is nothing to show yet, or no more; None where there is."""
-        return None if self.sampler.has_looked else "The GPUs have not been looked at yet; ask again in a moment."
+        if not self.sampler.has_looked:
+            return "The GPUs have not been looked at yet; ask again in a moment."
+        return self.why_stale()
 
 
 def make_router(statistics: Statistics) -> APIRouter:

@@ -199,6 +199,22 @@ def test_a_gpu_that_cannot_draw_has_its_computing_processes_but_who_may_be_missi
     assert (reading.processes and [process.id.pid for process in reading.processes]) == processes
 
 
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        (NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.NOT_SUPPORTED),
+        (NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND),
+    ],
+)
+def test_a_function_that_is_missing_does_not_hide_what_the_gpu_itself_answered(
+    config: StubConfig, start: Start, newer: NvmlCode, older: NvmlCode
+) -> None:
+    config.gpus[0].compute = {4_000_000: 10}
+    config.gpus[0].errors = {"GetGraphicsRunningProcesses_v3": newer, "GetGraphicsRunningProcesses_v2": older}
+
+    assert start().look(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_000), 10.0),)
+
+
 def test_a_value_that_cannot_be_true_is_unknown(config: StubConfig, start: Start) -> None:
     config.gpus[0].utilization_percent = 4_000_000_000
     config.gpus[1].memory_used_mb = config.gpus[1].memory_total_mb = 0

@@ -55,6 +55,9 @@ def test_what_nvidia_smi_does_not_know_is_null(smi: FakeNvidiaSmi) -> None:
         assert gpu["memory"] == {"total_mb": None, "used_mb": None, "free_mb": None, "usage_percent": None}
         assert (gpu["utilization_percent"], gpu["temperature_c"]) == (None, None)
         assert gpu["power"] == {"draw_w": None, "limit_w": None}
+        summary = server.json("/gpu/summary")
+        assert (summary["total_used_memory_mb"], summary["average_utilization_percent"]) == (None, None)
+        assert (summary["total_memory_mb"], summary["total_memory_usage_percent"]) == (None, None)
 
 
 def test_a_hung_nvidia_smi_makes_readings_old_and_nothing_slow(smi: FakeNvidiaSmi) -> None:
@@ -71,6 +74,10 @@ def test_a_hung_nvidia_smi_makes_readings_old_and_nothing_slow(smi: FakeNvidiaSm
         assert stats["gpu_count"] == 1, "what was seen last stays"
         assert "s old" in stats["error"]
         assert server.json("/livez") == {"status": "alive"}
+        assert server.ask("/readyz").status == 503
+        until(lambda: "has not answered since" in server.log())
+        smi.say(ONE_GPU.format(used=1024))  # so that nothing that hangs is left behind
+        until(lambda: server.json("/health")["status"] == "healthy")
 
 
 def test_a_driver_that_fails_later_does_not_make_the_gpus_vanish(smi: FakeNvidiaSmi) -> None:

@@ -175,3 +175,65 @@ def test_pages_and_cors_can_be_switched_off() -> None:
 def test_dcgm_names_are_there_when_asked_for() -> None:
     with RunningServer({"GPU_POOL_DCGM_METRICS": "true"}) as server:
         assert b"DCGM_FI_DEV_GPU_UTIL{" in server.ask("/metrics").body
+
+
+@pytest.mark.parametrize("name", ["TITLE", "VERSION", "HOST", "LOG_FORMAT"])
+def test_an_empty_value_where_there_must_be_one_is_replaced_by_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    default = getattr(ServerSettings(), name.lower())
+    monkeypatch.setenv(name, "  ")
+
+    assert getattr(ServerSettings(), name.lower()) == default
+
+
+@pytest.mark.parametrize("spec", ["abc", "-1", "0", "4xFOO", "5000", "2,2"])
+def test_gpus_that_cannot_be_simulated_are_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, spec: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SIMULATED_GPUS", spec)
+
+    assert ServerSettings().simulated_gpus is None
+    assert any("SIMULATED_GPUS" in record.message for record in caplog.records)
+
+
+def test_blanks_around_a_value_do_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"HOST": "127.0.0.1 ", "ACCESS_LOG": "False ", "LOG_LEVEL": " DEBUG"}.items():
+        monkeypatch.setenv(name, value)
+
+    settings = ServerSettings()
+
+    assert (settings.host, settings.access_log, settings.log_level) == ("127.0.0.1", False, "debug")
+
+
+def test_the_word_none_is_as_if_nothing_were_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "None")
+
+    assert ServerSettings().cuda_visible_devices is None
+
+
+def test_a_file_env_that_cannot_be_read_is_left_out_and_said_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfeTITLE=x")
+    monkeypatch.chdir(tmp_path)
+
+    assert ServerSettings.load().title == "GPU Statistics Server"
+    assert ".env" in caplog.text
+
+
+def test_debug_tells_more_about_the_filter() -> None:
+    with RunningServer({"CUDA_VISIBLE_DEVICES": "0,2", "LOG_LEVEL": "debug"}) as server:
+        assert "shown are the indices (0, 2), filtering: True" in server.log()
+
+
+def test_json_logs_come_from_uvicorn_too() -> None:
+    with RunningServer({"LOG_FORMAT": "json"}) as server:
+        server.ask("/health")
+        lines = [json.loads(line) for line in server.log().splitlines()]
+
+        assert {"gpu_worker_pool.server.app", "uvicorn.error"} <= {line["logger"] for line in lines}

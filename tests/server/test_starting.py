@@ -109,3 +109,31 @@ def test_without_gpu_and_driver_it_answers_with_an_error_in_words() -> None:
         assert health["status"] == "degraded"
         assert health["nvidia_smi_available"] is False
         assert health["reason"]
+
+
+def test_control_c_ends_it_without_a_traceback() -> None:
+    with RunningServer() as server:
+        assert server.process is not None
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(timeout=10)
+
+        assert server.process.returncode == 130
+        assert "Traceback" not in server.log()
+
+
+def test_the_log_says_where_it_can_be_reached() -> None:
+    with RunningServer() as server:
+        assert f"listening on {server.url}/" in server.log()
+
+
+def test_the_filter_is_logged_however_it_was_started() -> None:
+    with RunningServer({"CUDA_VISIBLE_DEVICES": "0,2"}, command=WAYS["uvicorn"]) as server:
+        assert "of 4 GPUs these are shown: 0, 2" in server.log()
+
+
+def test_reload_keeps_to_the_log_settings() -> None:
+    with RunningServer({"RELOAD": "true", "LOG_FORMAT": "json", "LOG_LEVEL": "info"}) as server:
+        assert '"logger": "gpu_worker_pool.server.app"' in server.log()
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(timeout=10)

@@ -162,6 +162,7 @@ def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: Runn
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json["status"] == 404
     assert "/gpus" in answer.json["detail"]
+    assert "/ lists what there is" in answer.json["detail"]
 
 
 @pytest.mark.parametrize("path", ["/gpu/stats", "/gpu/summary", "/health", "/"])
@@ -208,3 +209,11 @@ def test_the_server_says_that_it_is_alive_and_ready(server: RunningServer) -> No
 def test_the_home_page_lists_only_what_is_there(server: RunningServer) -> None:
     for path in server.json("/")["endpoints"]:
         assert server.ask(path).status == 200, path
+
+
+@pytest.mark.parametrize("path", ["/gpu/summary", "/health", "/", "/metrics", "/docs"])
+def test_head_is_get_without_the_body(server: RunningServer, path: str) -> None:
+    head = server.ask(path, "HEAD")
+
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-type"] == server.ask(path).headers["content-type"]
