@@ -34,12 +34,13 @@ class Grant:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a look at the queue found: who is served, which GPUs are held for whom, and how long that stays true if
-    nothing happens. `settled_until` is None where another pass is due once these grants have happened.
+    """What a look at the queue found: who is served, which GPUs are held for whom, who of these reserves what others
+    share, and how long that stays true if nothing happens. `settled_until` is None where another pass is due once these grants have happened.
     """
 
     grants: list[Grant]
     holds: Mapping[GpuKey, str]
+    reserver: str | None
     settled_until: float | None
 
 
@@ -62,7 +63,7 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
     lines = state.queue.by_wishes
     heads = [(line[0], 0, wishes) for wishes, line in lines.items()]
     heapify(heads)
-    somebody_reserves = False
+    reserver: str | None = None
     while heads:
         (_, _, lease_id), index, wishes = heappop(heads)
         gpus = survey.place(wishes, gone.keys())
@@ -71,12 +72,12 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
             gone.update(dict.fromkeys(gpus, lease_id))
             if wishes.is_shared or state.settings.workers_per_gpu > 1:
                 # Somebody else may still join him there; that can be told only after this has happened.
-                return Outcome(grants, holds, None)
+                return Outcome(grants, holds, reserver, None)
         else:
             kept = _free(survey, wishes, gone)
-            if not somebody_reserves:
+            if reserver is None:
                 reserved = _shared_now(survey, wishes, gone, kept)
-                somebody_reserves = bool(reserved)
+                reserver = lease_id if reserved else None
                 kept += reserved
             if not kept:
                 continue  # those who wish for the same and come later find even less
@@ -84,7 +85,7 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
             gone.update(dict.fromkeys(kept, lease_id))
         if index + 1 < len(lines[wishes]):
             heappush(heads, (lines[wishes][index + 1], index + 1, wishes))
-    return Outcome(grants, holds, survey.holds_until)
+    return Outcome(grants, holds, reserver, survey.holds_until)
 
 
 def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | None:
@@ -103,10 +104,11 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | Non
     settled_until = min(state.settled_until, survey.holds_until)
     if gpus is not None:
         # A GPU that is shared from now on is one that somebody ahead may have to reserve.
-        return Outcome([Grant(newcomer.id, gpus)], state.holds, None if wishes.is_shared else settled_until)
-    if _shared_now(survey, wishes, ahead, kept):
+        until = None if wishes.is_shared else settled_until
+        return Outcome([Grant(newcomer.id, gpus)], state.holds, state.reserver, until)
+    if state.reserver not in ahead.values() and _shared_now(survey, wishes, ahead, kept):
         return None
-    return Outcome([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, settled_until)
+    return Outcome([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, state.reserver, settled_until)
 
 
 def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[GpuKey]:

@@ -173,7 +173,7 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
         fences[node] = fences.get(node, state.fences.get(node, 0)) + 1
         events.append(ev.LeaseGranted(now, grant.lease_id, grant.gpus, fences[node], now + state.wall_offset_s))
     if found.settled_until is not None:
-        events.append(ev.QueueSettled(now, found.settled_until, tuple(found.holds.items())))
+        events.append(ev.QueueSettled(now, found.settled_until, tuple(found.holds.items()), found.reserver))
     return events
 
 

@@ -143,11 +143,13 @@ class LeasesRenewed(VolatileEvent):
 @dataclass(frozen=True, slots=True)
 class QueueSettled(VolatileEvent):
     """Nobody in the queue can be served, and that will not change before `until` unless something happens. Free GPUs
-    that are kept for somebody who needs more of them are in `holds`, with the lease they are kept for.
+    that are kept for somebody who needs more of them are in `holds`, with the lease they are kept for; `reserver` is the
+    one for whom GPUs that others share now are kept.
     """
 
     until: float
     holds: tuple[tuple[GpuKey, str], ...]
+    reserver: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
     state.reindex()  # what happened before it is taken into account by it
     state.settled_until = event.until
     state.holds = dict(event.holds)
+    state.reserver = event.reserver
     state.newcomers.clear()
 
 

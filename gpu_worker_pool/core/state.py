@@ -42,6 +42,7 @@ class PoolState:
     ignored_processes: set[str] = field(default_factory=set)
     settled_until: float = -inf
     holds: dict[GpuKey, str] = field(default_factory=dict)
+    reserver: str | None = None
     newcomers: list[str] = field(default_factory=list)
     touched: set[str] = field(default_factory=set, compare=False)
     capacity: Capacity = field(default_factory=Capacity, compare=False)
@@ -85,6 +86,7 @@ class PoolState:
         """Somebody in the queue might be served now."""
         self.settled_until = -inf
         self.holds = {}
+        self.reserver = None
         self.newcomers.clear()
 
     def __repr__(self) -> str:

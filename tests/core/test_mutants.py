@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "who is kept waiting by those who share is not kept out forever",
         "assignment",
-        "if not somebody_reserves:",
+        "if reserver is None:",
         "if False:",
     ),
     Mutant(

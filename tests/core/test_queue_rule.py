@@ -538,7 +538,7 @@ def test_only_the_first_in_the_line_holds_what_others_share_when_the_whole_line_
 
     events = box.look(reading(1, utilization=1))
 
-    assert of_kind(events, ev.QueueSettled) == [ev.QueueSettled(box.now, float("inf"), ((key(0), "alone"),))]
+    assert of_kind(events, ev.QueueSettled) == [ev.QueueSettled(box.now, float("inf"), ((key(0), "alone"),), "alone")]
 
 
 def test_a_wide_first_in_the_line_holds_free_and_shared_gpus_of_one_node_up_to_its_number() -> None:
