@@ -126,6 +126,7 @@ class Home(BaseModel):
     message: str
     version: str
     endpoints: dict[str, str]
+    source: str
 
 
 class ServerPart(BaseModel):
@@ -181,3 +182,4 @@ class Alive(BaseModel):
     """Yes."""
 
     status: str
+    source: str

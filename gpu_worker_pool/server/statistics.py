@@ -121,7 +121,14 @@ class Statistics:
         pages = {settings.docs_url: "Swagger API documentation", settings.redoc_url: "ReDoc API documentation"}
         listed = {**ENDPOINTS, **{path: text for path, text in pages.items() if path}}
         endpoints = {f"{settings.api_prefix}{path}": text for path, text in listed.items()}
-        return encode({"message": settings.title, "version": settings.version, "endpoints": endpoints})
+        source = self.sampler.snapshot.source
+        return encode(
+            {"message": settings.title, "version": settings.version, "endpoints": endpoints, "source": source}
+        )
+
+    def status(self, word: str) -> bytes:
+        """/livez and /readyz, where the answer is yes."""
+        return encode({"status": word, "source": self.sampler.snapshot.source})
 
     def config(self) -> bytes:
         """/config: the settings in force. There is no secret among them."""
@@ -178,7 +185,7 @@ def make_router(statistics: Statistics) -> APIRouter:
 
     @router.get("/livez", summary="Whether the server is alive", response_model=answers.Alive)
     async def livez() -> Response:
-        return Response(encode({"status": "alive"}), media_type=JSON)
+        return Response(statistics.status("alive"), media_type=JSON)
 
     @router.get(
         "/readyz",
@@ -190,7 +197,7 @@ def make_router(statistics: Statistics) -> APIRouter:
         why_not = statistics.why_not_ready()
         if why_not is not None:
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, why_not)
-        return Response(encode({"status": "ready"}), media_type=JSON)
+        return Response(statistics.status("ready"), media_type=JSON)
 
     return router
 

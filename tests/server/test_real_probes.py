@@ -73,7 +73,7 @@ def test_a_hung_nvidia_smi_makes_readings_old_and_nothing_slow(smi: FakeNvidiaSm
         stats = server.json("/gpu/stats")
         assert stats["gpu_count"] == 1, "what was seen last stays"
         assert "s old" in stats["error"]
-        assert server.json("/livez") == {"status": "alive"}
+        assert server.json("/livez") == {"status": "alive", "source": "nvidia-smi"}
         assert server.ask("/readyz").status == 503
         until(lambda: "has not answered since" in server.log())
         smi.say(ONE_GPU.format(used=1024))  # so that nothing that hangs is left behind

@@ -117,7 +117,9 @@ def test_simulated_gpus_cannot_be_taken_for_hardware(server: RunningServer) -> N
     assert server.json("/gpu/stats")["source"] == "simulated"
     assert all(gpu["name"].startswith("Simulated ") for gpu in server.json("/gpu/stats")["gpus"])
     assert all(gpu["name"].startswith("Simulated ") for gpu in server.json("/gpu/summary")["gpus_summary"])
-    assert server.json("/health")["source"] == "simulated"
+    for path in ("/", "/gpu/count", "/gpu/summary", "/gpu/history", "/health", "/livez", "/readyz"):
+        assert server.json(path)["source"] == "simulated", path
+    assert server.json("/config")["monitoring"]["source"] == "simulated"
     assert "SIMULATED" in server.log()
     assert b'source="simulated"' in server.ask("/metrics").body
 
@@ -202,8 +204,8 @@ def test_the_documentation_pages_ask_nobody_else(server: RunningServer) -> None:
 
 
 def test_the_server_says_that_it_is_alive_and_ready(server: RunningServer) -> None:
-    assert server.json("/livez") == {"status": "alive"}
-    assert server.json("/readyz") == {"status": "ready"}
+    assert server.json("/livez") == {"status": "alive", "source": "simulated"}
+    assert server.json("/readyz") == {"status": "ready", "source": "simulated"}
 
 
 def test_the_home_page_lists_only_what_is_there(server: RunningServer) -> None:
