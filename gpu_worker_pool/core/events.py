@@ -48,6 +48,14 @@ class PoolOpened(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryCondensed(DurableEvent):
+    """What came before was replaced by what it adds up to; these are the counters that only grow."""
+
+    fences: tuple[tuple[str, int], ...]
+    next_seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseQueued(DurableEvent):
     """Somebody stands in line."""
 

@@ -43,6 +43,12 @@ def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
     state.touch(*state.capacity.nodes)
 
 
+def _history_condensed(state: PoolState, event: ev.HistoryCondensed) -> None:
+    for node, fence in event.fences:
+        state.fences[node] = max(state.fences.get(node, 0), fence)
+    state.next_seq = max(state.next_seq, event.next_seq)
+
+
 def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     lease = QueuedLease(event.lease_id, event.request, event.seq, event.requested_at)
     state.leases[lease.id] = lease
@@ -188,6 +194,7 @@ def _remember(state: PoolState, lease: EndedLease) -> None:
 
 _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.PoolOpened: _pool_opened,
+    ev.HistoryCondensed: _history_condensed,
     ev.LeaseQueued: _lease_queued,
     ev.LeaseGranted: _lease_granted,
     ev.LeasesRenewed: _leases_renewed,

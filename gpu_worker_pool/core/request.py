@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -57,8 +57,9 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who asks. `is_local` says that the process is known to run on the node whose GPUs are asked for: only then
-    do its pid and start time mean anything here, so that its death can be seen and its memory told from others'.
+    """Who asks, in his own words, and in `process` what was made of them: his process, where it is known to run on the
+    node whose GPUs are asked for. Only then can its death be seen and its memory be told from others'. What was found
+    out about the asker is no part of what he asked: the same request again is the same, however it came in.
     """
 
     worker_id: str | None = None
@@ -68,12 +69,12 @@ class Holder:
     pid_started: float | None = None
     boot_id: str | None = None
     pid_namespace: str | None = None
-    is_local: bool = False
+    process: ProcessId | None = field(default=None, compare=False)
 
     @property
-    def process(self) -> ProcessId | None:
-        """The holder's process, where it is one of this node."""
-        return ProcessId(self.pid, self.pid_started) if self.is_local and self.pid is not None else None
+    def is_local(self) -> bool:
+        """Whether the holder is a process of this node."""
+        return self.process is not None
 
     def __str__(self) -> str:
         names = [name for name in (self.owner, self.worker_id) if name]

@@ -133,7 +133,7 @@ class Box:
                 Wishes(memory_mb=8_000),
             )
         )
-        holder = Holder(f"w{number}", pid=number, pid_started=1.0, is_local=True)
+        holder = Holder(f"w{number}", process=ProcessId(number, 1.0))
         worker = Worker(
             f"lease{number}",
             Request(wishes, holder, rng.choice((0, 0, 0, 1)), TTL_S),

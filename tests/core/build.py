@@ -75,7 +75,9 @@ def request(
     **wishes: Any,
 ) -> Request:
     """For one GPU; whoever gives a pid is on the box and was started at 1.0."""
-    holder = Holder(worker, owner, pid=pid, pid_started=None if pid is None else 1.0, is_local=pid is not None)
+    started = None if pid is None else 1.0
+    process = None if pid is None else ProcessId(pid, started)
+    holder = Holder(worker, owner, pid=pid, pid_started=started, process=process)
     return Request(Wishes(**wishes), holder, priority, ttl_s)
 
 

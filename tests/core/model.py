@@ -52,8 +52,8 @@ class Model:
     def is_mine(self, key: Key, lease: Lease, process: Any) -> bool:
         holder = lease.request.holder
         roots = set(self.members.get((key, lease.id), set()))
-        if holder.is_local and holder.pid is not None:
-            roots.add((holder.pid, holder.pid_started))
+        if holder.process is not None:
+            roots.add(tuple(holder.process))
         return any(tuple(link) in roots for link in (process.id, *process.ancestors))
 
     def outside_processes(self, key: Key) -> list[Any] | None:

@@ -141,9 +141,9 @@ class PoolMachine(RuleBasedStateMachine):
         holder = request.Holder(
             worker_id=f"w{self.count}",
             # Those who declare memory are local here, so that the plain model can weigh them.
-            pid=self.count,
-            pid_started=float(self.count),
-            is_local=is_local or wishes["memory_mb"] is not None,
+            process=self.core.gpu.ProcessId(self.count, float(self.count))
+            if is_local or wishes["memory_mb"] is not None
+            else None,
         )
         asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s)
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)

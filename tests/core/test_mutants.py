@@ -265,7 +265,7 @@ class Scene:
 
     def ask(self, pid: int, now: float, **wishes: Any) -> None:
         request = self.core.request
-        holder = request.Holder(pid=pid, pid_started=1.0, is_local=True)
+        holder = request.Holder(process=self.core.gpu.ProcessId(pid, 1.0))
         asked = request.Request(request.Wishes(**wishes), holder)
         self.pool.do(self.core.commands.RequestLease(f"lease{pid}", asked), now)
 

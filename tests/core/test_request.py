@@ -222,15 +222,15 @@ def test_a_holder_is_named_by_the_best_that_is_known(holder: Holder, words: str)
 
 
 def test_a_pid_from_another_machine_is_no_process_here() -> None:
-    assert Holder(pid=7, pid_started=1.0, is_local=False).process is None
+    assert not Holder(pid=7, pid_started=1.0).is_local
 
 
-def test_a_local_holder_is_known_by_pid_and_start_time() -> None:
-    assert Holder(pid=7, pid_started=1.0, is_local=True).process == ProcessId(7, 1.0)
+def test_a_holder_whose_process_was_found_on_this_node_is_local() -> None:
+    assert Holder(pid=7, process=ProcessId(7, 1.0)).is_local
 
 
-def test_a_local_holder_without_a_pid_has_no_process() -> None:
-    assert Holder(is_local=True).process is None
+def test_what_was_found_out_about_the_asker_is_no_part_of_what_he_asked() -> None:
+    assert Holder(pid=7) == Holder(pid=7, process=ProcessId(7, 1.0))
 
 
 @pytest.mark.parametrize(
