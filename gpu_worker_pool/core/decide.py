@@ -47,6 +47,11 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
     if why := _why_never(state, request):
         return [ev.LeaseRefused(now, lease_id, why)]
+    owner, settings = request.holder.owner, state.settings
+    if len(state.queue) >= settings.max_queued:
+        return [ev.QueueFull(now, lease_id, settings.max_queued, is_owners_limit=False, owner=owner)]
+    if state.queue.length_of(owner) >= settings.max_queued_per_owner:
+        return [ev.QueueFull(now, lease_id, settings.max_queued_per_owner, is_owners_limit=True, owner=owner)]
     return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
 
 

@@ -169,6 +169,16 @@ class LeaseRefused(Refusal):
 
 
 @dataclass(frozen=True, slots=True)
+class QueueFull(Refusal):
+    """Too many wait already: of this owner (`owner`, who may have none), or of all."""
+
+    lease_id: str
+    limit: int
+    is_owners_limit: bool
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseConflicted(Refusal):
     """The id is taken by a request that wished for something else."""
 

@@ -33,6 +33,8 @@ class PoolSettings:
     drain_limit_s: float = 60.0
     awaits_reading_after_release: bool = True
     remembered_ended_leases: int = 10_000
+    max_queued: int = 10_000
+    max_queued_per_owner: int = 1_000
 
     def __post_init__(self) -> None:
         check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
@@ -41,6 +43,8 @@ class PoolSettings:
         check_number("stale_after_s", self.stale_after_s, 0, 1e9)
         check_number("drain_limit_s", self.drain_limit_s, 0, 1e9)
         check_whole("remembered_ended_leases", self.remembered_ended_leases, 0, 10_000_000)
+        check_whole("max_queued", self.max_queued, 1, 1_000_000)
+        check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)
 
     def thresholds_for(self, wishes: Wishes) -> Thresholds:
         """The request's own thresholds, else the pool's."""

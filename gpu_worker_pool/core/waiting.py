@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 
 from .lease import QueuedLease
@@ -18,12 +19,14 @@ class WaitingLine:
     def __init__(self) -> None:
         self._places: list[Place] = []
         self._by_wishes: dict[Wishes, list[Place]] = {}
+        self._by_owner: Counter[str | None] = Counter()
 
     def join(self, lease: QueuedLease) -> None:
         """Stand in line, behind all of the same or a higher priority."""
         place = (*lease.order, lease.id)
         insort(self._places, place)
         insort(self._by_wishes.setdefault(lease.request.wishes, []), place)
+        self._by_owner[lease.request.holder.owner] += 1
 
     def leave(self, lease: QueuedLease) -> None:
         """Leave the line without a trace."""
@@ -33,10 +36,17 @@ class WaitingLine:
         del alike[bisect_left(alike, place)]
         if not alike:
             del self._by_wishes[lease.request.wishes]
+        self._by_owner[lease.request.holder.owner] -= 1
+        if not self._by_owner[lease.request.holder.owner]:
+            del self._by_owner[lease.request.holder.owner]
 
     def position(self, lease: QueuedLease) -> int:
         """1 is the next one."""
         return bisect_left(self._places, (*lease.order, lease.id)) + 1
+
+    def length_of(self, owner: str | None) -> int:
+        """How many of this owner's wait."""
+        return self._by_owner[owner]
 
     @property
     def by_wishes(self) -> dict[Wishes, list[Place]]:

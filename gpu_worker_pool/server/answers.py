@@ -118,6 +118,7 @@ class Health(BaseModel):
     source: str
     gpu_count: int
     reading_age_s: float
+    can_grant: bool
 
 
 class Home(BaseModel):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -13,13 +16,25 @@ from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
+from gpu_worker_pool.gpus.simulated import SimulatedProbe
+from gpu_worker_pool.ledger.clock import boot_time
+from gpu_worker_pool.ledger.place import state_dir
+from gpu_worker_pool.ledger.sqlite import SqliteJournal
 
+from .admin_calls import AdminCalls
+from .authority import Authority
+from .descriptors import raise_limit
 from .docs_pages import add_docs_pages, assets_folder
+from .event_stream import EventStream
+from .lease_calls import LeaseCalls
+from .lease_docs import make_lease_docs
 from .logs import configure_logging_where_nobody_has
+from .machine import Machine
 from .problems import install_problem_handlers
 from .sampler import Sampler
-from .service_manager import notify
+from .service_manager import notify, when_asked_to_stop
 from .settings import ServerSettings
+from .snapshot import Snapshot
 from .statistics import JSON, Statistics, make_router
 
 logger = logging.getLogger(__name__)
@@ -31,10 +46,22 @@ FIRST_LOOK_S = 2.0
 class PoolApp(FastAPI):
     """FastAPI, but for the calls that clients poll: those are answered from bytes before any routing."""
 
-    def __init__(self, settings: ServerSettings, statistics: Statistics, **options: object) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        statistics: Statistics,
+        leases: LeaseCalls,
+        events: EventStream,
+        **options: object,
+    ) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.settings = settings
         self.statistics = statistics
+        self.authority = leases.authority
+        self._leases = leases
+        self._admin = AdminCalls(leases, prefix=settings.api_prefix, node=settings.gpu_pool_node)
+        self._events = events
+        self._events_path = f"{settings.api_prefix}/events"
         self._polled: dict[str, Callable[[], bytes]] = {
             f"{settings.api_prefix}/gpu/stats": statistics.stats,
             f"{settings.api_prefix}/gpu/count": statistics.count,
@@ -45,12 +72,22 @@ class PoolApp(FastAPI):
             self._headers.append((b"access-control-allow-origin", b"*"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a polled call at once, and leave the rest to FastAPI."""
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server drops the body by itself
-        body_of = self._polled.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "GET" else None
-        if body_of is None:
+        """Answer a polled call at once, a lease call by the short way, and leave the rest to FastAPI."""
+        if scope["type"] != "http":
             await super().__call__(scope, receive, send)
+            return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server drops the body by itself
+        method, path = scope["method"], scope["path"]
+        body_of = self._polled.get(path) if method == "GET" else None
+        if body_of is None:
+            answer = self._leases.find(method, path) or self._admin.find(method, path)
+            if answer is not None:
+                await self._leases.serve(answer, scope, receive, send)
+            elif path == self._events_path and method == "GET":
+                await self._events.serve(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
             return
         body = body_of()
         headers = [*self._headers, (b"content-length", str(len(body)).encode())]
@@ -62,30 +99,65 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
     """The application, by the environment's settings unless others are given."""
     settings = settings or ServerSettings.load()
     node, simulated = settings.gpu_pool_node, settings.simulated_gpus
+    made_up = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
+
+    def on_look(snapshot: Snapshot) -> None:
+        authority.observe(snapshot)
+
     sampler = Sampler(
-        make_probe or (lambda: choose_probe(node, simulated)),
+        make_probe or (lambda: made_up or choose_probe(node, None)),
         interval_s=settings.refresh_interval,
         max_history=settings.max_history,
         visible_devices=settings.cuda_visible_devices,
+        clock=boot_time,
+        on_look=on_look,
     )
-    statistics = Statistics(sampler, settings)
+    authority = Authority(
+        settings.pool_settings(),
+        Machine.here(),
+        sampler,
+        lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
+        max_waiting=settings.gpu_pool_max_waiting,
+        simulated=made_up,
+    )
+    statistics = Statistics(sampler, settings, authority)
+    leases = LeaseCalls(
+        authority,
+        settings.load_tokens(),
+        prefix=settings.api_prefix,
+        node=node,
+        is_open_to_pages=settings.enable_cors,
+    )
+    events = EventStream(authority, is_open_to_pages=settings.enable_cors)
+
+    def stop_waiting() -> None:
+        """Nobody who waits for something may keep the server from stopping."""
+        authority.driver.release_waiters()
+        events.close()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         configure_logging_where_nobody_has(settings)
+        raise_limit()
         sampler.start()
-        sampler.wait_for_first_look(FIRST_LOOK_S)
+        await asyncio.to_thread(sampler.wait_for_first_look, FIRST_LOOK_S)
         _tell_what_is_there(sampler)
-        watch = asyncio.create_task(_tell_when_it_grows_stale(statistics))
-        notify("READY=1")
-        yield
-        notify("STOPPING=1")
-        watch.cancel()
+        await authority.start()
+        with when_asked_to_stop(stop_waiting):
+            watch = asyncio.create_task(_tell_when_it_grows_stale(statistics, events))
+            notify("READY=1")
+            yield
+            notify("STOPPING=1")
+            watch.cancel()
+        stop_waiting()
+        authority.stop()
         sampler.stop()
 
     app = PoolApp(
         settings,
         statistics,
+        leases,
+        events,
         title=settings.title,
         description=settings.description,
         version=settings.version,
@@ -99,6 +171,7 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
         app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "HEAD"], allow_credentials=False)
     install_problem_handlers(app)
     app.include_router(make_router(statistics), prefix=settings.api_prefix)
+    app.include_router(make_lease_docs(), prefix=settings.api_prefix)
     add_docs_pages(
         app,
         prefix=settings.api_prefix,
@@ -115,11 +188,24 @@ def _tell_what_is_there(sampler: Sampler) -> None:
     logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
 
 
-async def _tell_when_it_grows_stale(statistics: Statistics) -> None:
-    """The thread that looks cannot say that it hangs; this one can."""
+def journal_path(settings: ServerSettings) -> Path:
+    """Where the leases are written. GPUs that are not there have a journal of their own."""
+    folder = state_dir(settings.gpu_pool_state_dir, os.environ, platform=sys.platform, uid=os.getuid())
+    if settings.simulated_gpus is None:
+        return folder / "leases.sqlite3"
+    node = "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in settings.gpu_pool_node)
+    return folder / f"simulated-{node}.sqlite3"
+
+
+async def _tell_when_it_grows_stale(statistics: Statistics, events: EventStream) -> None:
+    """The thread that looks cannot say that it hangs; this one can. It also shows those who listen what was measured."""
     was_stale = False
+    shown: Snapshot | None = None
     while True:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(min(statistics.settings.refresh_interval, 1.0))
+        if statistics.sampler.snapshot is not shown:
+            shown = statistics.sampler.snapshot
+            events.show(shown)
         why = statistics.why_stale()
         if why is not None and not was_stale:
             logger.warning("%s", why)

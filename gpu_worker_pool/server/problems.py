@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +21,16 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
+
+
+class Refused(Exception):  # noqa: N818 - reads as what happened to the caller
+    """A call that is answered with a problem: how, and what to do about it."""
+
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers or {}
 
 
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:

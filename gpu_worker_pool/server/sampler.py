@@ -37,17 +37,20 @@ class Sampler:
         max_history: int,
         visible_devices: str | None,
         clock: Callable[[], float] = time.monotonic,
+        on_look: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self._make_probe = make_probe
         self._interval_s = interval_s
         self._visible_devices = visible_devices
         self._clock = clock
+        self._on_look = on_look
         self._probe: Probe | None = None
         self._attempts = 0
         self._last_error: str | None = None
         self._next_attempt_at = float("-inf")
         self._unavailable_because = "the GPUs have not been looked at yet"
-        self._stop = threading.Event()
+        self._is_stopping = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._first_look = threading.Event()
         self.visibility = VisibleDevices((), is_filtering=False)
@@ -64,7 +67,12 @@ class Sampler:
 
     def stop(self) -> None:
         """Ask the thread to end. A probe that hangs is not waited for: the thread is a daemon."""
-        self._stop.set()
+        self._is_stopping = True
+        self._wake.set()
+
+    def look_soon(self) -> None:
+        """Have a look that begins after this call, without waiting for its turn. Several calls share one look."""
+        self._wake.set()
 
     def wait_for_first_look(self, timeout_s: float) -> bool:
         """Wait until there is something to show; whether there is."""
@@ -79,7 +87,7 @@ class Sampler:
         """How old the latest snapshot is."""
         return max(self._clock() - self.snapshot.at, 0.0)
 
-    def look(self) -> None:
+    def look(self, *, for_history: bool = True) -> None:
         """Look once, now. Called by the thread; tests and nobody else may call it without one."""
         began = self._clock()
         probe = self._probe or self._try_to_get_a_probe(began)
@@ -91,7 +99,10 @@ class Sampler:
             visible = self._visible_of(found.readings)
             source = probe.source if probe else "none"
             self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error)
-            self.history.append(self.snapshot)
+            if for_history:
+                self.history.append(self.snapshot)
+            if self._on_look is not None:
+                self._on_look(self.snapshot)
         self.looks += 1
         self.failed_looks += found.error is not None
         self.last_look_s = self._clock() - began
@@ -104,17 +115,29 @@ class Sampler:
         logger.debug("looked at %d GPUs in %.3f s", len(found.readings), self.last_look_s)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        due_at = self._clock()
+        while not self._is_stopping:
             began = self._clock()
+            is_due = began >= due_at
+            self._wake.clear()  # whoever calls from here on wants a look that begins later than this one
             try:
-                self.look()
+                self.look(for_history=is_due)
             except Exception:
                 # A probe must not raise; if one does, the server goes on with readings that grow old and says so.
                 logger.exception("looking at the GPUs failed")
             self._first_look.set()
-            self._stop.wait(max(self._interval_s - (self._clock() - began), 0.0))
+            if is_due:
+                due_at = began + self._interval_s
+            # However much is released, the driver is left alone for as long as it took to answer.
+            ended = self._clock()
+            self._pause(min(ended - began, max(due_at - ended, 0.0)))
+            self._wake.wait(max(due_at - self._clock(), 0.0))
         if self._probe is not None:
             self._probe.close()
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0 and not self._is_stopping:
+            time.sleep(seconds)
 
     def _try_to_get_a_probe(self, now: float) -> Probe | None:
         if now < self._next_attempt_at:

@@ -1,9 +1,15 @@
-"""Tell systemd how the service is doing (sd_notify), where it asked to be told."""
+"""Getting on with whoever runs the server: tell systemd how it is doing (sd_notify), and hear early of a stop."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 
 def notify(state: str) -> bool:
@@ -19,3 +25,33 @@ def notify(state: str) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def when_asked_to_stop(react: Callable[[], None]) -> Iterator[None]:
+    """Call this in the event loop as soon as SIGTERM or SIGINT comes, before whoever handles it now.
+
+    uvicorn waits for open connections before it tells the application to stop; those who wait here would wait on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(react)
+        before = handlers[signal.Signals(number)]
+        if callable(before):
+            before(number, frame)
+
+    ours = {number: handle for number, before in handlers.items() if callable(before)}
+    for number, handler in ours.items():
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handlers[number])

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gpu_worker_pool.core.settings import PoolSettings, Thresholds
 from gpu_worker_pool.gpus.simulated import parse_spec
+
+from .access import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,20 @@ class ServerSettings(BaseSettings):
     simulated_gpus: str | None = None
     gpu_pool_node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
     gpu_pool_dcgm_metrics: bool = False
+
+    gpu_pool_state_dir: str | None = None
+    # "full": a grant is on the disk before it is answered. "normal": it survives a crash of the server, and of the
+    # machine too but for the last moments.
+    gpu_pool_durability: Literal["full", "normal"] = "full"
+    gpu_pool_tokens: SecretStr | None = None
+    gpu_pool_tokens_file: str | None = None
+    gpu_memory_threshold_percent: float = Field(80.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    gpu_utilization_threshold_percent: float = Field(90.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    gpu_pool_workers_per_gpu: int = Field(1, ge=1, le=1024)
+    gpu_pool_drain_limit: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
+    gpu_pool_max_queued: int = Field(10_000, ge=1, le=100_000)
+    gpu_pool_max_queued_per_owner: int = Field(1_000, ge=1, le=100_000)
+    gpu_pool_max_waiting: int = Field(4_000, ge=1, le=60_000)
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -104,6 +122,30 @@ class ServerSettings(BaseSettings):
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
             return cls(_env_file=None)
+
+    def pool_settings(self) -> PoolSettings:
+        """The rules of the pool."""
+        return PoolSettings(
+            thresholds=Thresholds(self.gpu_memory_threshold_percent, self.gpu_utilization_threshold_percent),
+            workers_per_gpu=self.gpu_pool_workers_per_gpu,
+            stale_after_s=self.stale_after_s,
+            drain_limit_s=self.gpu_pool_drain_limit,
+            max_queued=self.gpu_pool_max_queued,
+            max_queued_per_owner=self.gpu_pool_max_queued_per_owner,
+        )
+
+    def load_tokens(self) -> Tokens:
+        """Who may write from elsewhere. What cannot be read lets nobody in, and is not taken for "no tokens"."""
+        texts = [self.gpu_pool_tokens.get_secret_value()] if self.gpu_pool_tokens else []
+        try:
+            if self.gpu_pool_tokens_file:
+                texts.append(Path(self.gpu_pool_tokens_file).read_text(encoding="utf-8"))
+            return Tokens.parse("\n".join(texts))
+        except (ValueError, OSError) as error:
+            # A decoding error would show what it could not decode.
+            reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error
+            logger.error("the tokens cannot be used (%s); no token is accepted until that is mended", reason)  # noqa: TRY400
+            return Tokens.broken()
 
     @property
     def stale_after_s(self) -> float:

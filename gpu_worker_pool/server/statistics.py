@@ -11,6 +11,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from . import answers
+from .authority import Authority
 from .metrics import make_registry, render
 from .problems import Problem, problem
 from .sampler import Sampler
@@ -28,6 +29,15 @@ ENDPOINTS = {
     "/config": "Get server configuration",
     "/gpu/history": "Get the last readings of each GPU",
     "/metrics": "Metrics for Prometheus",
+    "/leases": "Get all live leases",
+    "/leases/{id}": "PUT: ask for a GPU; GET: the lease as it is; DELETE: give it back",
+    "/leases/renew": "POST: a sign of life for leases",
+    "/pool": "Get the node at a glance: GPUs, leases, queue",
+    "/events": "Follow what happens, as Server-Sent Events",
+    "/admin/leases/{id}/revoke": "POST: take a lease away (admin)",
+    "/admin/gpus/{gpu}/drain": "POST: take a GPU out of service (admin)",
+    "/admin/gpus/{gpu}/undrain": "POST: put a GPU back into service (admin)",
+    "/admin/ignored-processes/{name}": "PUT, DELETE: leave processes of a name out of the reckoning (admin)",
     "/livez": "Whether the server is alive",
     "/readyz": "Whether the server has something to show",
 }
@@ -36,9 +46,10 @@ ENDPOINTS = {
 class Statistics:
     """Answers from the latest snapshot. No call here looks at a GPU."""
 
-    def __init__(self, sampler: Sampler, settings: ServerSettings) -> None:
+    def __init__(self, sampler: Sampler, settings: ServerSettings, authority: Authority) -> None:
         self.sampler = sampler
         self.settings = settings
+        self.authority = authority
         self._registry = make_registry(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
 
     def snapshot(self) -> Snapshot:
@@ -102,7 +113,9 @@ class Statistics:
         """/health."""
         snapshot = self.snapshot()
         sick = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
-        reason = "; ".join([*([snapshot.error] if snapshot.error else []), *sick]) or None
+        trouble = self.authority.trouble
+        reasons = [snapshot.error, *sick, f"no GPU can be granted: {trouble}" if trouble else None]
+        reason = "; ".join(filter(None, reasons)) or None
         return encode(
             {
                 "status": "healthy" if reason is None else "degraded",
@@ -112,6 +125,7 @@ class Statistics:
                 "source": snapshot.source,
                 "gpu_count": len(snapshot.readings),
                 "reading_age_s": round(self.sampler.age_s(), 3),
+                "can_grant": trouble is None,
             }
         )
 

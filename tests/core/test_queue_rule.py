@@ -680,3 +680,28 @@ def test_a_gpu_whose_reading_has_grown_stale_is_reserved_for_nobody() -> None:
     box.ask("small", memory_mb=8_000)
 
     assert held_for(box, "big") == set()
+
+
+def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None:
+    box = Box(reading(0), max_queued_per_owner=2)
+    box.ask("holder", owner="ann")
+    for number in range(2):
+        box.ask(f"ann{number}", owner="ann")
+    (refusal,) = box.ask("ann2", owner="ann")
+    assert refusal == ev.QueueFull(box.now, "ann2", 2, is_owners_limit=True, owner="ann")
+    assert box.stage("ann2") == "unknown"
+    box.ask("bob0", owner="bob")
+    assert box.stage("bob0") == "queued"
+    box.release("ann0")
+    box.ask("ann2", owner="ann")
+    assert box.stage("ann2") == "queued"
+
+
+def test_a_full_queue_refuses_everybody_but_those_who_ask_again() -> None:
+    box = Box(reading(0), max_queued=1)
+    box.ask("holder")
+    box.ask("first")
+    (refusal,) = box.ask("second", owner="bob")
+    assert refusal == ev.QueueFull(box.now, "second", 1, is_owners_limit=False, owner="bob")
+    box.ask("first")
+    assert box.stage("first") == "queued"

@@ -1,0 +1,57 @@
+"""Damaged files, set aside where nobody overwrites them and everybody stumbles over them."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename a database and its log; returns the new name, None where nothing was there.
+
+    SQLite finds a log by its name, so the two keep belonging together. The database goes first: without its log it would
+    look like a sound one that knows less.
+    """
+    aside = _free_name(path)
+    is_there = False
+    for suffix in ("", "-wal"):
+        if os.path.lexists(f"{path}{suffix}"):
+            os.rename(f"{path}{suffix}", f"{aside}{suffix}")  # noqa: PTH104 - not Paths
+            is_there = True
+    sync_folder(path.parent)
+    return aside if is_there else None
+
+
+def found_aside(path: Path) -> list[Path]:
+    """What was set aside and not yet moved away, the oldest first."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.damaged-*"))
+
+
+def advice(path: Path, aside: Iterable[Path]) -> str:
+    """What it means and what to do."""
+    names = ", ".join(map(str, aside))
+    return (
+        f"The damaged journal was set aside as {names}. The leases written in it are not known any more: make sure that "
+        f"nobody still uses the GPUs, then move that file out of {path.parent} and start again."
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names of the files in it outlive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_name(path: Path) -> Path:
+    first = f"{path}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    name, number = first, 1
+    while os.path.lexists(name) or os.path.lexists(f"{name}-wal"):
+        number += 1
+        name = f"{first}-{number}"
+    return Path(name)

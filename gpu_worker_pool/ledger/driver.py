@@ -1,0 +1,320 @@
+"""The only code that changes a pool: stamps the time, decides, journals, and only then answers.
+
+Everything here runs in the event loop's thread. A command is carried out at once on the state in memory; what is durable
+of it goes to the writer together with all that came since the last commit, and whoever asked is answered when that
+commit is done. The state is therefore a little ahead of the journal, and nobody is shown the part that is ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from math import inf
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.condense import condense
+from gpu_worker_pool.core.decide import decide
+from gpu_worker_pool.core.evolve import replay
+from gpu_worker_pool.core.gpu import ProcessId
+from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.pool import step
+from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.core.state import PoolState
+
+from .journal import History, JournalDamaged, JournalError
+from .writer import Batch, Writer
+
+logger = logging.getLogger(__name__)
+
+# Timers do not count the time that a machine sleeps, so none is set for longer than this.
+LONGEST_NAP_S = 1.0
+# How soon to try again to write what could not be written.
+TRY_AGAIN_S = 0.5
+
+Listener = Callable[[Sequence[ev.Event]], None]
+
+
+class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
+    """The journal cannot be written, so nothing was granted or changed that anybody may rely on. Asking again later with
+    the same id is harmless.
+    """
+
+
+class Driver:
+    """Drives one pool.
+
+    `listeners` are told what happened, in order, once it is written; `early_listeners` at once, for what does no harm
+    should it never be written (to look at a GPU anew, say). `trouble` says why nothing can be written at
+    present; until then signs of life are still taken (nothing needs to be written for them), and everything else is
+    refused. `is_alive` is asked at the moment of a grant about a holder whose process is on this machine.
+    """
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        *,
+        clock: Callable[[], float],
+        is_alive: Callable[[ProcessId], bool] = lambda _: True,
+    ) -> None:
+        self.state = PoolState(settings=settings)
+        self.listeners: list[Listener] = []
+        self.early_listeners: list[Listener] = []
+        self.trouble: str | None = "the journal has not been opened yet"
+        self.last_write_s = 0.0
+        self._clock = clock
+        self._is_alive = is_alive
+        self._writer: Writer | None = None
+        self._gathering: Batch | None = None
+        self._in_flight: Batch | None = None
+        self._unwritten: dict[str, Batch] = {}
+        self._postponed: list[cmd.Command] = []
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+        self._is_flush_due = False
+        self.is_closed = False
+
+    def __repr__(self) -> str:
+        waiting = sum(map(len, self._waiters.values()))
+        return f"<Driver: {self.state!r}, {waiting} waited for, trouble: {self.trouble}>"
+
+    def now(self) -> float:
+        """The time on the pool's clock."""
+        return self._clock()
+
+    def open(self, history: History, writer: Writer, *, boot_id: str, wall_offset_s: float) -> None:
+        """Take charge of a pool with this history. From here on every lease has its full TTL."""
+        ended = {lease.id: lease for lease in history.ended}
+        state = PoolState(settings=self.state.settings, ended=ended)
+        try:
+            replay(state, history.events)
+        except (KeyError, AssertionError, ValueError) as error:
+            raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
+        self.state = state
+        self._writer = writer
+        self.trouble = None
+        self._carry_out(cmd.Open(boot_id, wall_offset_s))
+
+    async def do(self, command: cmd.Command) -> list[ev.Event]:
+        """Carry out a command; returns what happened once it is written. Raises NotWritten where it cannot be."""
+        if self.trouble is not None:
+            return self._do_in_trouble(command)
+        events, batch = self._carry_out(command)
+        if batch is not None:
+            await asyncio.shield(batch.written)
+        return events
+
+    def note(self, command: cmd.Command) -> None:
+        """Carry out a command that nobody waits for; in trouble it is put off (a reading is dropped: others come)."""
+        if self.trouble is None:
+            self._carry_out(command)
+        elif not isinstance(command, cmd.Observe):
+            self._postponed.append(command)
+
+    async def find(self, lease_id: str) -> Lease | None:
+        """The lease as it is written; None where it is unknown. Raises NotWritten where its state cannot be written."""
+        while (batch := self._unwritten.get(lease_id)) is not None:
+            if self.trouble is not None:
+                raise NotWritten(self.trouble)
+            await asyncio.shield(batch.written)
+        return self.state.find(lease_id)
+
+    async def caught_up(self) -> None:
+        """Wait until what has happened so far is written; returns at once in trouble."""
+        batch = self._gathering or self._in_flight
+        if batch is not None and batch.events and self.trouble is None:
+            await asyncio.wait([batch.written])
+
+    def is_written(self, lease_id: str) -> bool:
+        """Whether all that happened to this lease is in the journal."""
+        return lease_id not in self._unwritten
+
+    async def wait_while_queued(self, lease_id: str, timeout_s: float) -> None:
+        """Wait until the lease has left the queue, and that is written, or the time is over."""
+        if timeout_s <= 0 or self.is_closed or not isinstance(self.state.leases.get(lease_id), QueuedLease):
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(lease_id, []).append(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            waiters = self._waiters.get(lease_id)
+            if waiters is not None and waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiters[lease_id]
+
+    def release_waiters(self) -> None:
+        """Let everybody who waits go, with what is known so far: the driver is about to end."""
+        self.is_closed = True
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def close(self) -> None:
+        """Write what is left, and end. Leases stay as they are: the journal keeps them."""
+        self.release_waiters()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._writer is not None:
+            batch, self._gathering = self._gathering, None
+            if batch is not None and batch.events and self.trouble is None:
+                self._writer.write(batch, lambda *_: None)
+            self._writer.close()
+            self._writer = None
+        self.trouble = "the server is stopping"
+
+    # --- carrying out ----------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], Batch | None]:
+        now = self._clock()
+        events = step(self.state, command, now)
+        while dead := self._dead_among(events):
+            # Whoever died while he waited must not keep the GPU from the next one until somebody notices.
+            for lease_id in dead:
+                events += step(self.state, cmd.ReportDeath(lease_id), now)
+        batch = self._gather(events) if events else None
+        for listener in self.early_listeners:
+            listener(events)
+        self._set_alarm(now)
+        return events, batch
+
+    def _dead_among(self, events: list[ev.Event]) -> list[str]:
+        dead = []
+        for event in events:
+            if isinstance(event, ev.LeaseGranted):
+                lease = self.state.leases.get(event.lease_id)
+                process = lease.request.holder.process if isinstance(lease, ActiveLease) else None
+                if process is not None and not self._is_alive(process):
+                    dead.append(event.lease_id)
+        return dead
+
+    def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
+        """Signs of life are taken, so that nobody loses a GPU over a full disk; nothing is ended or granted."""
+        if self._writer is None or not isinstance(command, cmd.Renew):
+            raise NotWritten(self.trouble)
+        events = decide(self.state, command, self._clock())
+        replay(self.state, events)
+        return events
+
+    def _gather(self, events: list[ev.Event]) -> Batch:
+        if self._gathering is None:
+            self._gathering = Batch(asyncio.get_running_loop().create_future())
+        batch = self._gathering
+        batch.news += events
+        for event in events:
+            if isinstance(event, ev.DurableEvent):
+                batch.events.append(event)
+                lease_id = getattr(event, "lease_id", None)
+                if lease_id is not None:
+                    self._unwritten[lease_id] = batch
+            if isinstance(event, ev.LeaseEnded) and (ended := _as_ended(self.state.find(event.lease_id))):
+                batch.ended.append(ended)
+        if not self._is_flush_due:
+            # At the end of this turn of the loop, so that all who ask in one turn share a commit.
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return batch
+
+    def _set_alarm(self, now: float) -> None:
+        due_at = min(self.state.agenda.next_due_at() or inf, self.state.settled_until)
+        if due_at == self._alarm_at and self._alarm is not None:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._alarm_at = due_at
+        if due_at < inf and not self.is_closed:
+            nap_s = min(max(due_at - now, 0.0), LONGEST_NAP_S)
+            self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.note(cmd.Tick())
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        batch = self._gathering
+        if batch is None or self._in_flight is not None or self._writer is None or self.trouble is not None:
+            return
+        self._gathering = None
+        if not batch.events:
+            self._finish(batch)
+            return
+        if self._writer.is_compaction_due(len(self.state.leases)):
+            batch.snapshot = condense(self.state)
+        self._in_flight = batch
+        self._writer.write(batch, self._done)
+
+    def _done(self, batch: Batch, error: JournalError | None) -> None:
+        self._in_flight = None
+        self.last_write_s = batch.write_s
+        if error is None:
+            if self.trouble is not None:
+                logger.warning("the journal can be written again")
+                self.trouble = None
+            self._finish(batch)
+            self._catch_up()
+        else:
+            self._run_into_trouble(batch, error)
+
+    def _finish(self, batch: Batch) -> None:
+        for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:
+            del self._unwritten[lease_id]
+        if not batch.written.done():
+            batch.written.set_result(None)
+        for event in batch.news:
+            if isinstance(event, ev.LeaseGranted | ev.LeaseEnded):
+                for waiter in self._waiters.pop(event.lease_id, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
+        for listener in self.listeners:
+            listener(batch.news)
+
+    def _catch_up(self) -> None:
+        """Do what was put off, and write what has gathered."""
+        postponed, self._postponed = self._postponed, []
+        for command in postponed:
+            self._carry_out(command)
+        self._flush()
+
+    def _run_into_trouble(self, batch: Batch, error: JournalError) -> None:
+        """Nobody is told anything of this batch, nor of what came after it; it is kept, and tried again."""
+        if self.trouble is None:
+            logger.error("nothing can be granted: %s", error)
+        self.trouble = str(error)
+        later, self._gathering = self._gathering, None
+        for failed in filter(None, (batch, later)):
+            if not failed.written.done():
+                failed.written.set_exception(NotWritten(self.trouble))
+                failed.written.exception()  # whoever has gone away meanwhile does not want to know
+        again = Batch(asyncio.get_running_loop().create_future(), batch.events, batch.ended, batch.news)
+        if later is not None:
+            again.events += later.events
+            again.ended += later.ended
+            again.news += later.news
+        for lease_id in self._unwritten:
+            self._unwritten[lease_id] = again
+        if isinstance(error, JournalDamaged):
+            # All that it held is still known here.
+            again.snapshot = condense(self.state)
+            again.replaces_damaged = True
+        self._in_flight = again
+        asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._try_again, again)
+
+    def _try_again(self, batch: Batch) -> None:
+        if self._writer is not None:
+            self._writer.write(batch, self._done)
+
+
+def _as_ended(lease: Lease | None) -> EndedLease | None:
+    ended = lease.ended if isinstance(lease, DrainingLease) else lease
+    return ended if isinstance(ended, EndedLease) else None

@@ -1,0 +1,40 @@
+"""Places at which a process can be made to kill itself.
+
+For the tests that kill the server at every boundary of the journal, and for nothing else: with
+GPU_POOL_FAILPOINT=in_append:3 in its environment the process sends itself SIGKILL when it passes `in_append` for the
+third time. Where the variable is not set, a failpoint is one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+FAILPOINTS = (
+    "before_append",  # nothing is written yet
+    "in_append",  # all is written, nothing is committed
+    "after_append",  # committed, nobody has been told
+    "in_compaction",  # the old events are deleted, half of the new ones are written, nothing is committed
+    "after_compaction",  # committed, the log is not yet folded into the file
+    "in_migration",  # the tables are changed, the new version is not yet noted
+    "after_migration",  # committed
+)
+
+
+class _Fuse:
+    def __init__(self, setting: str) -> None:
+        self.name, _, times = setting.partition(":")
+        if self.name not in FAILPOINTS or not (times or "1").isdecimal():
+            raise ValueError(f"GPU_POOL_FAILPOINT is {setting!r}; it must be one of {', '.join(FAILPOINTS)}, or name:n")
+        self.left = int(times or "1")
+
+
+_fuse = _Fuse(os.environ["GPU_POOL_FAILPOINT"]) if "GPU_POOL_FAILPOINT" in os.environ else None
+
+
+def reach(name: str) -> None:
+    """Pass a failpoint; does not return where this is the one and the time has come."""
+    if _fuse is not None and _fuse.name == name:
+        _fuse.left -= 1
+        if _fuse.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,68 @@
+"""What can go wrong with a journal's file: which faults mean damage, and all of them in words."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .journal import JournalDamaged, JournalError
+
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+# The file may be in order; what is around it is not. Anything else, while a file is opened, is the file's own fault.
+_SURROUNDINGS = {
+    sqlite3.SQLITE_FULL: "the disk is full: free space in {folder}",
+    sqlite3.SQLITE_IOERR: "the disk or its file system fails ({error}): look into the system's log, and for limits or quotas on {folder}",
+    sqlite3.SQLITE_READONLY: "it cannot be written ({error}): check the rights on {folder} and that its disk is not mounted read-only",
+    sqlite3.SQLITE_PERM: "access is denied ({error}): check the rights on {folder}",
+    sqlite3.SQLITE_AUTH: "access is denied ({error}): check the rights on {folder}",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened ({error}): check that {folder} is there and the rights on it",
+    sqlite3.SQLITE_BUSY: "another program holds it locked ({error}): end what has it open, an sqlite3 shell or a backup",
+    sqlite3.SQLITE_LOCKED: "another program holds it locked ({error}): end what has it open, an sqlite3 shell or a backup",
+    sqlite3.SQLITE_PROTOCOL: "it cannot be locked ({error}): end what has it open, an sqlite3 shell or a backup",
+    sqlite3.SQLITE_NOMEM: "there is not enough memory: free some on this machine",
+    sqlite3.SQLITE_NOLFS: "its file system cannot hold a file that large: move {folder} to another one",
+}
+
+
+def is_corruption(error: sqlite3.Error) -> bool:
+    """Whether SQLite itself says that the file is damaged."""
+    return _code(error) in _CORRUPT
+
+
+def is_of_surroundings(error: sqlite3.Error) -> bool:
+    """Whether the file is innocent."""
+    return _code(error) in _SURROUNDINGS
+
+
+def describe(error: sqlite3.Error | OSError, path: Path) -> str:
+    """What went wrong, and what to do."""
+    if isinstance(error, sqlite3.Error):
+        reason = _SURROUNDINGS.get(_code(error) or 0, "{error}")
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason = _SURROUNDINGS[sqlite3.SQLITE_FULL]
+    else:
+        reason = "{error}: check {folder} and the rights on it"
+    return f"the journal {path} cannot be used: {reason.format(error=error, folder=path.parent)}"
+
+
+@contextmanager
+def told_in_words(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the system report into what a journal promises to raise."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if is_corruption(error):
+            raise JournalDamaged(f"the journal {path} is damaged: {error}") from error
+        raise JournalError(describe(error, path)) from error
+    except OSError as error:
+        raise JournalError(describe(error, path)) from error
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    # Without the finer part. Some errors are the sqlite3 module's own (text that is no UTF-8) and have no code.
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

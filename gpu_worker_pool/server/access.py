@@ -1,0 +1,263 @@
+"""Who may change anything: decided from where a call came from, its headers and the tokens, and from nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
+from typing import Literal
+
+ADMIN = "admin"
+MIN_TOKEN_LENGTH = 8
+CHALLENGE = 'Bearer realm="gpu-worker-pool"'
+
+NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+# What can stand in an Authorization header without anybody on the way re-encoding it.
+TOKEN = re.compile(r"[!-~]+")
+COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
+BEARER = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?", re.IGNORECASE)
+ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
+DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "cf-connecting-ip", "true-client-ip"})
+PROXY_PREFIX = "x-forwarded"
+HOW_TO_PROVE_IT = 'send "Authorization: Bearer" with a token from the server\'s GPU_POOL_TOKENS'
+
+
+class Denied(Exception):  # noqa: N818 - reads as what happened to the caller
+    """The caller may not do this. The detail says what would help."""
+
+    def __init__(self, status: Literal[401, 403], detail: str, challenge: str = CHALLENGE) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = {"WWW-Authenticate": challenge} if status == 401 else {}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Who has a token. Only digests are kept: what is not there can neither be shown nor logged.
+
+    Three states: nobody was given a token (`Tokens()`), some were, or it cannot be known who was (`Tokens.broken()`).
+    The last one lets no token in, and is no reason to trust anybody more than with tokens.
+    """
+
+    _entries: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    is_broken: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Tokens:
+        """From `name:token` entries, separated by commas, blanks or lines; `#` starts a comment.
+
+        A ValueError tells an entry by its position only: where somebody wrote `token:name`, the name is the secret.
+        """
+        owners: dict[bytes, tuple[str, int]] = {}
+        entries: list[tuple[str, bytes]] = []
+        for position, entry in enumerate(re.split(r"[,\s]+", COMMENT.sub("", text).strip(", \t\r\n")), start=1):
+            if not entry:  # only where the whole text is empty
+                continue
+            name, token = _parse_entry(entry, position)
+            digest = _digest(token)
+            owner, earlier = owners.setdefault(digest, (name, position))
+            if owner != name:
+                raise ValueError(f"entries {earlier} and {position} have the same token but not the same name")
+            entries.append((name, digest))
+        return cls(tuple(entries))
+
+    @classmethod
+    def broken(cls) -> Tokens:
+        """For tokens that were configured and could not be read."""
+        return cls(is_broken=True)
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether this box was never given tokens, so that everybody on it is trusted."""
+        return not self._entries and not self.is_broken
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Everybody who has a token."""
+        return frozenset(name for name, _ in self._entries)
+
+    def name_of(self, presented: str) -> str | None:
+        """Whose token this is. Takes the same time whichever it is, and whether it is one at all."""
+        digest = _digest(presented)
+        found = None
+        for name, known in self._entries:
+            if hmac.compare_digest(digest, known):
+                found = name
+        return found
+
+    def __repr__(self) -> str:
+        return "Tokens(broken)" if self.is_broken else f"Tokens({', '.join(sorted(self.names))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who may write: by a token, which proves his name, or because he is on this machine."""
+
+    name: str | None = None
+    is_local: bool = False
+    is_admin: bool = False
+
+
+def identify(client_host: str | None, headers: Mapping[str, str], tokens: Tokens) -> Caller:
+    """Who makes this writing call; Denied if he may not. The headers' names are in lower case."""
+    _refuse_other_sites(headers)
+    authorization = headers.get("authorization")
+    if authorization is not None:
+        # Never taken for an anonymous call instead: who sends a stale token must hear of it, also on this machine.
+        name = _name_by_token(authorization, tokens)
+        return Caller(name=name, is_admin=name == ADMIN)
+    _refuse_unless_local(client_host, headers)
+    return Caller(is_local=True, is_admin=tokens.is_unset)
+
+
+def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:
+    """Whose a new lease is: the name that was proven, or the one that is claimed if nobody can prove it."""
+    if caller.name is not None:
+        return caller.name
+    owner = (claimed or "").strip() or None
+    if owner is not None and tokens.is_broken:
+        raise Denied(
+            403, "This server's tokens cannot be read, so no owner can be checked; leave owner out, or mend them."
+        )
+    if owner in tokens.names:
+        raise Denied(403, f"The owner {owner} has a token; send it, or claim another owner.")
+    return owner
+
+
+def may_manage(caller: Caller, owner: str | None, tokens: Tokens) -> bool:
+    """Whether the caller may renew or release a lease of this owner."""
+    if caller.is_admin:
+        return True
+    if owner in tokens.names:
+        return caller.name == owner
+    if tokens.is_broken and owner is not None:
+        return False  # he may have a token
+    return caller.is_local and caller.name is None
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address is this machine's own. No address, as at a Unix socket, says nothing about who is there."""
+    try:
+        address = ip_address(host or "")
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
+
+
+def proxy_header(headers: Mapping[str, str]) -> str | None:
+    """The header that shows that somebody passed the call on; None if there is none."""
+    return next((name for name in headers if name in PROXY_HEADERS or name.startswith(PROXY_PREFIX)), None)
+
+
+def merge_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """ASGI headers by lower-case name. What comes twice is joined, so that a second Host or Origin hides no first."""
+    merged: dict[str, str] = {}
+    for raw_name, raw_value in raw:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        merged[name] = f"{merged[name]}, {value}" if name in merged else value
+    return merged
+
+
+def _parse_entry(entry: str, position: int) -> tuple[str, str]:
+    name, colon, token = entry.partition(":")
+    if not colon:
+        raise ValueError(f"entry {position} has no colon; write name:token, without commas and blanks in either")
+    if not name:
+        raise ValueError(f"entry {position} has no name before its colon; write name:token")
+    if not NAME.fullmatch(name):
+        raise ValueError(f"entry {position}: a name has 1 to 64 letters, digits, or any of . _ @ -")
+    if len(token) < MIN_TOKEN_LENGTH:
+        raise ValueError(f"entry {position}: its token is shorter than {MIN_TOKEN_LENGTH} characters")
+    if not TOKEN.fullmatch(token):
+        raise ValueError(f"entry {position}: its token has characters that are not visible ASCII")
+    return name, token
+
+
+def _digest(token: str) -> bytes:
+    # Of equal length whatever was presented, so that not even a token's length can be measured.
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _name_by_token(authorization: str, tokens: Tokens) -> str:
+    bearer = BEARER.fullmatch(authorization.strip())
+    if bearer is None:
+        raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
+    name = tokens.name_of(bearer[1])
+    if name is not None:
+        return name
+    if tokens.is_broken:
+        detail = "This server's tokens cannot be read, so none is accepted; its log says why."
+    elif tokens.is_unset:
+        detail = "This server has no tokens; set GPU_POOL_TOKENS there, or call from its own machine without one."
+    else:
+        detail = "This token is not known, or no longer; ask whoever runs this server for a new one."
+    raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
+
+
+def _refuse_other_sites(headers: Mapping[str, str]) -> None:
+    """A page of another origin never writes, with a token or without."""
+    site = headers.get("sec-fetch-site")
+    if site is not None and site.strip().lower() not in {"same-origin", "none"}:
+        raise Denied(403, "A page of another origin may read here but not change anything (Sec-Fetch-Site).")
+    origin = headers.get("origin")
+    if origin is not None and not _is_same_origin(origin, headers.get("host", "")):
+        raise Denied(
+            403,
+            "A page of another origin may read here but not change anything: Origin and Host differ. "
+            "If a proxy stands between, let it pass the Host header on.",
+        )
+
+
+def _refuse_unless_local(client_host: str | None, headers: Mapping[str, str]) -> None:
+    if not is_loopback(client_host):
+        raise Denied(
+            401, f"Without a token, only calls from the server's own machine change anything; {HOW_TO_PROVE_IT}."
+        )
+    passed_on = proxy_header(headers)
+    if passed_on is not None:
+        raise Denied(
+            401,
+            f"This call came through a proxy ({_shown(passed_on)}), so it does not count as local; {HOW_TO_PROVE_IT}.",
+        )
+    host = _host_and_port(headers.get("host", ""))
+    if host is None or not _is_loopback_name(host[0]):
+        # The address is right and the name is not: that is how a web page reaches a server that is not its own.
+        raise Denied(
+            403, f"Without a token, the Host must be localhost, 127.0.0.1 or [::1]; call it so, or {HOW_TO_PROVE_IT}."
+        )
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
+    parts = ORIGIN.fullmatch(origin.strip())
+    if parts is None:  # "null" as well: a sandboxed page or a file
+        return False
+    theirs, ours = _host_and_port(parts[2]), _host_and_port(host)
+    if theirs is None or ours is None:
+        return False
+    default = DEFAULT_PORTS[parts[1].lower()]
+    return (theirs[0], theirs[1] or default) == (ours[0], ours[1] or default)
+
+
+def _host_and_port(text: str) -> tuple[str, str] | None:
+    parts = HOST.fullmatch(text.strip())
+    return None if parts is None else (parts[1].lower().removesuffix("."), parts[2] or "")
+
+
+def _is_loopback_name(host: str) -> bool:
+    if host.startswith("["):
+        return is_loopback(host.strip("[]"))
+    return host == "localhost" or host.endswith(".localhost") or is_loopback(host)
+
+
+def _shown(header: str) -> str:
+    # A header's name is the caller's own text; an answer must be able to carry it.
+    return header[:40].encode("ascii", "backslashreplace").decode()

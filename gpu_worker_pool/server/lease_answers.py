@@ -1,0 +1,117 @@
+"""The shape of what is answered about leases, for the interactive documentation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class LeasedGpu(BaseModel):
+    """Which GPU. The index is null until the GPU has been looked at after a restart."""
+
+    node: str
+    gpu_id: int | None
+    uuid: str
+    name: str | None
+
+
+class Lease(BaseModel):
+    """A lease, from asking to the end. `env` is what to put into the environment of a process that uses it."""
+
+    id: str
+    state: Literal["queued", "active", "draining", "ended"]
+    reason: str | None
+    position: int | None
+    gpus: list[LeasedGpu]
+    fence: int | None
+    owner: str | None
+    worker_id: str | None
+    host: str | None
+    pid: int | None
+    priority: int
+    memory_mb: float | None
+    requested_at: str | None
+    granted_at: str | None
+    ttl_s: float
+    expires_in_s: float | None
+    env: dict[str, str]
+    wishes: dict[str, Any]
+    labels: dict[str, str]
+    is_local: bool
+    ended_at: str | None
+    end_reason: Literal["released", "expired", "cancelled", "holder_died", "revoked"] | None
+    # What stands between a waiting request and each GPU.
+    obstacles: list[dict[str, Any]] = []
+    draining_gpus: list[LeasedGpu] = []
+
+
+class LeaseList(BaseModel):
+    """All live leases."""
+
+    node: str
+    leases: list[Lease]
+
+
+class Renewed(BaseModel):
+    """It has its full TTL again."""
+
+    id: str
+    expires_in_s: float
+
+
+class Lost(BaseModel):
+    """It is over (how, says the reason), or `unknown`."""
+
+    id: str
+    reason: str
+
+
+class RenewAnswer(BaseModel):
+    """What became of each id."""
+
+    renewed: list[Renewed]
+    lost: list[Lost]
+
+
+class PoolGpu(BaseModel):
+    """A GPU with its state in a word, and why."""
+
+    model_config = ConfigDict(extra="allow")
+
+    node: str
+    gpu_id: int | None
+    uuid: str
+    name: str | None
+    state: Literal["free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "held"]
+    reason: str
+    leases: list[str]
+
+
+class Thresholds(BaseModel):
+    """A GPU at or over one of these is not granted."""
+
+    memory_percent: float
+    utilization_percent: float
+
+
+class Pool(BaseModel):
+    """The node at a glance."""
+
+    node: str
+    gpus: list[PoolGpu]
+    leases: list[Lease]
+    queue: list[Lease]
+    thresholds: Thresholds
+    workers_per_gpu: int
+    ignored_processes: list[str]
+    can_grant: bool
+    trouble: str | None
+    timestamp: str
+    source: str
+
+
+class IgnoredProcesses(BaseModel):
+    """Processes of these names do not count as use from outside."""
+
+    ignored_processes: list[str]

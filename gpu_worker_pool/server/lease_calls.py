@@ -1,0 +1,377 @@
+"""The calls that ask for, show, renew and end leases.
+
+They are plain ASGI: a lease and its release are two calls that a worker waits for, and a framework's routing would take
+longer than the decision. The documentation lists them like all others (see lease_docs.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from math import isfinite
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.types import Receive, Scope, Send
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.lease import DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.ledger.driver import NotWritten
+
+from .access import Caller, Denied, Tokens, identify, is_loopback, may_manage, merge_headers, owner_for, proxy_header
+from .authority import Authority, TooManyWaiting
+from .bodies import BodyError, ClientGone, read_body
+from .lease_form import MAX_WAIT_S, BadForm, LeaseForm, RenewForm, check_lease_id, parse_form
+from .lease_view import ended_view, lease_view
+from .machine import NoSuchProcess
+from .pool_view import gpu_views
+from .problems import Refused, problem
+from .snapshot import encode
+
+Reply = tuple[int, bytes]
+# While somebody waits on an open connection his lease is renewed for him, this often within its TTL.
+RENEWALS_PER_TTL = 3
+RETRY_AFTER = {"Retry-After": "1"}
+
+
+class Call:
+    """One request: who makes it, and how to read it."""
+
+    def __init__(self, scope: Scope, receive: Receive, tokens: Tokens) -> None:
+        self.receive = receive
+        self.headers = merge_headers(scope["headers"])
+        self.client_host: str | None = scope["client"][0] if scope.get("client") else None
+        self._query: bytes = scope.get("query_string", b"")
+        self._tokens = tokens
+
+    def caller(self) -> Caller:
+        """Who may change things; Denied for everybody else."""
+        return identify(self.client_host, self.headers, self._tokens)
+
+    def caller_or_none(self) -> Caller | None:
+        """Who makes a call that everybody may make."""
+        try:
+            return self.caller()
+        except Denied:
+            return None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it came straight from this machine."""
+        return is_loopback(self.client_host) and proxy_header(self.headers) is None
+
+    async def body(self) -> bytes:
+        """What was sent."""
+        return await read_body(self.receive, self.headers)
+
+    def query(self, *known: str) -> dict[str, str]:
+        """The query's parameters, all of which must be known."""
+        found: dict[str, str] = {}
+        for name, value in parse_qsl(self._query.decode("latin-1"), keep_blank_values=True, max_num_fields=20):
+            if name not in known:
+                possible = f"possible are {', '.join(known)}" if known else "none is possible here"
+                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {possible}.")
+            if name in found:
+                raise Refused(422, f"The query's parameter {name} is given twice.")
+            found[name] = value
+        return found
+
+
+class LeaseCalls:
+    """Answers them. `is_open_to_pages` lets pages of any origin read."""
+
+    def __init__(self, authority: Authority, tokens: Tokens, *, prefix: str, node: str, is_open_to_pages: bool) -> None:
+        self.authority = authority
+        self.tokens = tokens
+        self._node = node
+        self._prefix = prefix
+        headers = [(b"content-type", b"application/json")]
+        self._writing_headers = headers
+        self._reading_headers = [*headers, (b"access-control-allow-origin", b"*")] if is_open_to_pages else headers
+        self._fixed: dict[tuple[str, str], Callable[[Call], Awaitable[Reply]]] = {
+            ("GET", f"{prefix}/leases"): self.list_leases,
+            ("GET", f"{prefix}/pool"): self.show_pool,
+            ("POST", f"{prefix}/leases/renew"): self.renew,
+        }
+        self._by_id: dict[str, Callable[[Call, str], Awaitable[Reply]]] = {
+            "PUT": self.request,
+            "GET": self.show,
+            "DELETE": self.release,
+        }
+        self._lease_path = f"{prefix}/leases/"
+
+    def find(self, method: str, path: str) -> Callable[[Call], Awaitable[Reply]] | None:
+        """What answers this call; None where it is none of these."""
+        fixed = self._fixed.get((method, path))
+        if fixed is not None:
+            return fixed
+        if path.startswith(self._lease_path) and (by_id := self._by_id.get(method)) is not None:
+            lease_id = path[len(self._lease_path) :]
+            return lambda call: by_id(call, check_lease_id(lease_id))
+        return None
+
+    async def serve(
+        self, answer: Callable[[Call], Awaitable[Reply]], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer one call, errors included."""
+        try:
+            status, body = await answer(Call(scope, receive, self.tokens))
+        except ClientGone:
+            return
+        except BadForm as error:
+            await problem(error.status, error.detail)(scope, receive, send)
+        except (Denied, BodyError, Refused) as error:
+            await problem(error.status, error.detail, dict(error.headers))(scope, receive, send)
+        except NoSuchProcess as error:
+            await problem(422, f"{error}.")(scope, receive, send)
+        except NotWritten as error:
+            detail = f"Nothing can be granted or ended now: {error}. Ask again with the same id; that is harmless."
+            await problem(503, detail, RETRY_AFTER)(scope, receive, send)
+        except TooManyWaiting:
+            most = self.authority.max_waiting
+            detail = f"{most} connections wait for a lease already, and no more can; ask without wait_s, or later."
+            await problem(503, detail, RETRY_AFTER)(scope, receive, send)
+        else:
+            headers = self._reading_headers if scope["method"] == "GET" else self._writing_headers
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": status,
+                    "headers": [*headers, (b"content-length", b"%d" % len(body))],
+                }
+            )
+            await send({"type": "http.response.body", "body": body})
+
+    # --- the calls -------------------------------------------------------------------------------------------------
+
+    async def request(self, call: Call, lease_id: str) -> Reply:
+        """PUT /leases/{id}: ask, or ask again."""
+        caller = call.caller()
+        by_uuid = _by_uuid(call.query("devices"))
+        form = parse_form(LeaseForm, await call.body())
+        request = form.to_request(owner_for(caller, form.owner, self.tokens), None)
+        known = await self.authority.driver.find(lease_id)
+        if known is not None:
+            self._check_is_his(caller, known)
+        else:
+            process = self.authority.machine.local_process(request.holder, is_loopback=call.is_loopback)
+            request = form.to_request(request.holder.owner, process)
+        if form.wait_s == 0:
+            return await self._ask(lease_id, request, by_uuid=by_uuid)
+        with self.authority.waiting_connection():
+            return await self._ask(lease_id, request, by_uuid=by_uuid, wait_s=form.wait_s, receive=call.receive)
+
+    async def show(self, call: Call, lease_id: str) -> Reply:
+        """GET /leases/{id}: the lease as it is, or as it will be within `wait_s` when it has left the queue."""
+        query = call.query("wait_s", "devices")
+        wait_s, by_uuid = _wait_s(query), _by_uuid(query)
+        lease = await self._known(lease_id)
+        # Everybody may look; only whoever may also give it back keeps it alive by that.
+        caller = call.caller_or_none()
+        is_his = caller is not None and may_manage(caller, lease.request.holder.owner, self.tokens)
+        if isinstance(lease, QueuedLease):
+            if is_his:
+                await self._give_sign_of_life(lease_id)
+            if wait_s > 0:
+                with self.authority.waiting_connection():
+                    await self._wait(lease, wait_s, call.receive, renews=is_his)
+                lease = await self._known(lease_id)
+        elif is_his:
+            self.authority.was_heard_of(lease_id)
+        return 200, self._encode(lease, by_uuid=by_uuid)
+
+    async def renew(self, call: Call) -> Reply:
+        """POST /leases/renew: a sign of life for many leases at once."""
+        caller = call.caller()
+        call.query()
+        ids = parse_form(RenewForm, await call.body()).ids
+        state = self.authority.driver.state
+        others = [
+            lease_id
+            for lease_id in ids
+            if (lease := state.find(lease_id)) and not may_manage(caller, lease.request.holder.owner, self.tokens)
+        ]
+        if others:
+            raise Denied(403, f"Leases of somebody else cannot be renewed: {', '.join(others[:5])}.")
+        events = await self.authority.driver.do(cmd.Renew(tuple(ids)))
+        self.authority.was_heard_of(*ids)
+        now = self.authority.driver.now()
+        renewed: list[dict[str, Any]] = []
+        lost: list[dict[str, Any]] = []
+        for event in events:
+            if isinstance(event, ev.LeasesRenewed):
+                for lease_id in event.lease_ids:
+                    lease = state.leases.get(lease_id)
+                    if lease is not None and not isinstance(lease, DrainingLease):
+                        left_s = max(state.agenda.due_at(lease_id) - now, 0.0)
+                        renewed.append({"id": lease_id, "expires_in_s": round(left_s, 3)})
+                    else:  # it ended while that was written
+                        lost.append({"id": lease_id, "reason": _end_reason(state.find(lease_id))})
+            elif isinstance(event, ev.RenewalRefused):
+                lost.append({"id": event.lease_id, "reason": str(event.reason)})
+            elif isinstance(event, ev.LeaseUnknown):
+                lost.append({"id": event.lease_id, "reason": "unknown"})
+        return 200, encode({"renewed": renewed, "lost": lost})
+
+    async def release(self, call: Call, lease_id: str) -> Reply:
+        """DELETE /leases/{id}: give back, or leave the queue."""
+        caller = call.caller()
+        call.query()
+        self._check_is_his(caller, await self._known(lease_id))
+        await self.authority.driver.do(cmd.Release(lease_id))
+        return 200, self._encode_ended(await self._known(lease_id))
+
+    async def list_leases(self, call: Call) -> Reply:
+        """GET /leases: all live leases."""
+        call.query()
+        await self.authority.driver.caught_up()
+        return 200, encode({"node": self._node, "leases": self._live()})
+
+    async def show_pool(self, call: Call) -> Reply:
+        """GET /pool: the node at a glance."""
+        call.query()
+        await self.authority.driver.caught_up()
+        driver, sampler = self.authority.driver, self.authority.sampler
+        state, leases = driver.state, self._live()
+        queue = [lease for lease in leases if lease["state"] == "queued"]
+        thresholds = state.settings.thresholds
+        return 200, encode(
+            {
+                "node": self._node,
+                "gpus": gpu_views(state, driver.now()),
+                "leases": [lease for lease in leases if lease["state"] != "queued"],
+                "queue": sorted(queue, key=lambda lease: lease["position"]),
+                "thresholds": {
+                    "memory_percent": thresholds.memory_percent,
+                    "utilization_percent": thresholds.utilization_percent,
+                },
+                "workers_per_gpu": state.settings.workers_per_gpu,
+                "ignored_processes": sorted(state.ignored_processes),
+                "can_grant": driver.trouble is None,
+                "trouble": driver.trouble,
+                "timestamp": sampler.snapshot.timestamp,
+                "source": sampler.snapshot.source,
+            }
+        )
+
+    # --- parts of them ---------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, lease_id: str, request: Any, *, by_uuid: bool, wait_s: float = 0.0, receive: Receive | None = None
+    ) -> Reply:
+        events = await self.authority.driver.do(cmd.RequestLease(lease_id, request))
+        self._refuse(lease_id, events)
+        self.authority.was_heard_of(lease_id)
+        is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
+        lease = await self._known(lease_id)
+        if wait_s > 0 and isinstance(lease, QueuedLease) and receive is not None:
+            await self._wait(lease, wait_s, receive, renews=True)
+            lease = await self._known(lease_id)
+        status = 200 if not is_new else 202 if isinstance(lease, QueuedLease) else 201
+        return status, self._encode(lease, by_uuid=by_uuid)
+
+    def _refuse(self, lease_id: str, events: list[ev.Event]) -> None:
+        for event in events:
+            match event:
+                case ev.LeaseRefused(lease_id=refused, why=why) if refused == lease_id:
+                    raise Refused(422, f"This can never be granted here: {why}.")
+                case ev.LeaseConflicted(lease_id=refused) if refused == lease_id:
+                    raise Refused(409, f"The lease {lease_id} was asked for with other wishes; use a new id.")
+                case ev.QueueFull(lease_id=refused, limit=limit, is_owners_limit=True) if refused == lease_id:
+                    whose = event.owner or "owners without a name"
+                    raise Refused(429, f"{limit} requests of {whose} wait already, and no more may.", RETRY_AFTER)
+                case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
+                    raise Refused(503, f"{limit} requests wait already, and no more can; ask later.", RETRY_AFTER)
+                case _:
+                    pass
+
+    def _check_is_his(self, caller: Caller, lease: Lease) -> None:
+        owner = lease.request.holder.owner
+        if not may_manage(caller, owner, self.tokens):
+            raise Denied(
+                403, f"The lease {lease.id} is {owner or 'somebody'}'s; only its owner or admin may change it."
+            )
+
+    async def _known(self, lease_id: str) -> Lease:
+        lease = await self.authority.driver.find(lease_id)
+        if lease is None:
+            raise Refused(404, f"There is no lease {lease_id}; it may have ended long ago. Ask with PUT for a new one.")
+        return lease
+
+    async def _give_sign_of_life(self, lease_id: str) -> None:
+        self.authority.was_heard_of(lease_id)
+        await self.authority.driver.do(cmd.Renew((lease_id,)))
+
+    async def _wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renews: bool) -> None:
+        """Wait until the lease has left the queue; ends at once when the client goes away."""
+        gone = asyncio.ensure_future(_until_gone(receive))
+        waited = asyncio.ensure_future(self._wait_and_renew(lease, wait_s, renews=renews))
+        try:
+            await asyncio.wait({gone, waited}, return_when=asyncio.FIRST_COMPLETED)
+            if not waited.done():
+                if renews:
+                    self.authority.went_away(lease.id)
+                raise ClientGone("The client went away while it waited.")
+            waited.result()
+        finally:
+            gone.cancel()
+            waited.cancel()
+
+    async def _wait_and_renew(self, lease: QueuedLease, wait_s: float, *, renews: bool) -> None:
+        driver = self.authority.driver
+        until, step_s = driver.now() + wait_s, lease.request.ttl_s / RENEWALS_PER_TTL
+        while (left_s := until - driver.now()) > 0:
+            await driver.wait_while_queued(lease.id, min(left_s, step_s))
+            if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
+                return
+            if renews:
+                await driver.do(cmd.Renew((lease.id,)))
+
+    def _live(self) -> list[dict[str, Any]]:
+        driver = self.authority.driver
+        now = driver.now()
+        return [
+            lease_view(driver.state, lease, now)
+            for lease in driver.state.leases.values()
+            if driver.is_written(lease.id)
+        ]
+
+    def _encode(self, lease: Lease, *, by_uuid: bool) -> bytes:
+        driver = self.authority.driver
+        return encode(lease_view(driver.state, lease, driver.now(), by_uuid=by_uuid))
+
+    def _encode_ended(self, lease: Lease) -> bytes:
+        ended = lease.ended if isinstance(lease, DrainingLease) else lease
+        if isinstance(ended, EndedLease):
+            return encode(ended_view(self.authority.driver.state, ended))
+        return self._encode(ended, by_uuid=False)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wait_s(query: Mapping[str, str]) -> float:
+    text = query.get("wait_s", "0")
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = float("nan")
+    if not isfinite(wait_s) or not 0 <= wait_s <= MAX_WAIT_S:
+        raise Refused(422, f"wait_s: {text[:40]!r} is no number of seconds from 0 to {MAX_WAIT_S:g}.")
+    return wait_s
+
+
+def _by_uuid(query: Mapping[str, str]) -> bool:
+    word = query.get("devices", "index")
+    if word not in {"index", "uuid"}:
+        raise Refused(422, f"devices: {word[:40]!r} is neither index nor uuid.")
+    return word == "uuid"
+
+
+def _end_reason(lease: Lease | None) -> str:
+    if isinstance(lease, DrainingLease):
+        return str(lease.ended.reason)
+    return str(lease.reason) if isinstance(lease, EndedLease) else "unknown"

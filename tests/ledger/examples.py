@@ -1,0 +1,108 @@
+"""Events and leases to write: one of each kind, and a strategy over all there can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.lease import EndedLease, EndReason
+from gpu_worker_pool.core.request import MAX_GPUS, MAX_PRIORITY, MAX_TTL_S, Holder, Request, Wishes
+
+GPU = GpuKey("box", "GPU-0")
+OTHER = GpuKey("box", "GPU-1")
+REQUEST = Request(
+    Wishes(2, 8000, "A100", 50.5, None),
+    Holder("w1", "alice", "box", 4711, 12.25, "boot1", "pid:[1]", ProcessId(4711, 12.25)),
+    -3,
+    30.0,
+    (("job", "train"), ("lang", "Ünïcode")),
+)
+
+# One of each kind, with every field set.
+EVENTS: tuple[ev.DurableEvent, ...] = (
+    ev.PoolOpened(1.5, "boot1", 1.7e9),
+    ev.HistoryCondensed(2.0, (("box", 7), ("other", 1)), 12),
+    ev.LeaseQueued(3.0, "a", REQUEST, 12, 1700000003.125),
+    ev.LeaseGranted(4.0, "a", (GPU, OTHER), 8, 1700000004.0),
+    ev.ProcessesAttributed(5.0, "a", GPU, (ProcessId(4711, 12.25), ProcessId(4712))),
+    ev.LeaseEnded(6.0, "a", EndReason.HOLDER_DIED, (GPU,), 1700000006.0),
+    ev.GpuDrained(7.0, "a", GPU),
+    ev.GpuExcluded(8.0, OTHER, "repair"),
+    ev.GpuIncluded(9.0, OTHER),
+    ev.ProcessIgnored(10.0, "Xorg"),
+    ev.ProcessCounted(11.0, "Xorg"),
+)
+ENDED = EndedLease(
+    "a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED
+)
+
+
+def ended(lease_id: str, *, ended_at: float = 1.0) -> EndedLease:
+    return replace(ENDED, id=lease_id, ended_at=ended_at)
+
+
+def note(number: int) -> ev.DurableEvent:
+    """A small event that can be told from others."""
+    return ev.ProcessIgnored(float(number), f"program {number}")
+
+
+def numbers(history_events: tuple[ev.DurableEvent, ...]) -> list[int]:
+    """Which notes these are."""
+    return [int(event.at) for event in history_events]
+
+
+# All there can be. Texts include halves of surrogate pairs and zeros, floats infinities; only a NaN equals nothing.
+
+texts = st.text(st.characters(), max_size=12)
+floats = st.floats(allow_nan=False) | st.integers(-(2**53), 2**53)
+wholes = st.integers(-(2**62), 2**62)
+gpus = st.builds(GpuKey, texts, texts)
+some_gpus = st.lists(gpus, max_size=3).map(tuple)
+processes = st.builds(ProcessId, wholes, st.none() | floats)
+percents = st.none() | st.floats(0, 100)
+wishes = st.builds(
+    Wishes,
+    st.integers(1, MAX_GPUS),
+    st.none() | st.floats(1, 1e9) | st.integers(1, 10**9),
+    st.none() | texts.filter(lambda text: bool(text.strip())),
+    percents,
+    percents,
+)
+optional = st.none() | texts
+holders = st.builds(
+    Holder, optional, optional, optional, st.none() | wholes, st.none() | floats, optional, optional, st.none() | processes
+)
+requests = st.builds(
+    Request,
+    wishes,
+    holders,
+    st.integers(-MAX_PRIORITY, MAX_PRIORITY),
+    st.floats(0.1, MAX_TTL_S),
+    st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+)
+reasons = st.sampled_from(EndReason)
+
+BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
+    ev.PoolOpened: st.builds(ev.PoolOpened, floats, texts, floats),
+    ev.HistoryCondensed: st.builds(
+        ev.HistoryCondensed, floats, st.lists(st.tuples(texts, wholes), max_size=3).map(tuple), wholes
+    ),
+    ev.LeaseQueued: st.builds(ev.LeaseQueued, floats, texts, requests, wholes, floats),
+    ev.LeaseGranted: st.builds(ev.LeaseGranted, floats, texts, some_gpus, wholes, floats),
+    ev.LeaseEnded: st.builds(ev.LeaseEnded, floats, texts, reasons, some_gpus, floats),
+    ev.GpuDrained: st.builds(ev.GpuDrained, floats, texts, gpus),
+    ev.ProcessesAttributed: st.builds(
+        ev.ProcessesAttributed, floats, texts, gpus, st.lists(processes, max_size=3).map(tuple)
+    ),
+    ev.GpuExcluded: st.builds(ev.GpuExcluded, floats, gpus, texts),
+    ev.GpuIncluded: st.builds(ev.GpuIncluded, floats, gpus),
+    ev.ProcessIgnored: st.builds(ev.ProcessIgnored, floats, texts),
+    ev.ProcessCounted: st.builds(ev.ProcessCounted, floats, texts),
+}
+events = st.one_of(list(BY_KIND.values()))
+ended_leases = st.builds(
+    EndedLease, texts, requests, some_gpus, st.none() | wholes, floats, st.none() | floats, floats, reasons
+)

@@ -1,0 +1,201 @@
+"""What every journal promises, as tests: a journal's own test module subclasses this and provides the fixture `opens`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.lease import EndedLease
+from gpu_worker_pool.ledger.journal import History, Journal, JournalError
+
+from . import examples
+from .examples import ENDED, EVENTS, ended, note, numbers
+
+# Opens the one journal of the test, anew each time; it was closed before.
+Opens = Callable[[], Journal]
+
+
+class JournalContract:
+    """Tests over the fixture `opens`."""
+
+    @pytest.fixture
+    def journal(self, opens: Opens) -> Iterator[Journal]:
+        with closing(opens()) as journal:
+            yield journal
+
+    # Keeping
+
+    def test_a_new_one_is_empty(self, journal: Journal) -> None:
+        assert journal.load(10) == History()
+        assert journal.events_since_compaction == 0
+
+    def test_events_stay_in_order_over_several_appends(self, journal: Journal) -> None:
+        journal.append([note(3), note(1)], ())
+        journal.append([note(2)], ())
+        journal.append([note(9), note(3)], ())
+        assert numbers(journal.load(0).events) == [3, 1, 2, 9, 3]
+
+    def test_every_kind_of_event_comes_back_exactly_after_closing(self, opens: Opens) -> None:
+        with closing(opens()) as journal:
+            journal.append(EVENTS, [ENDED])
+        with closing(opens()) as journal:
+            history = journal.load(10)
+        assert history == History(EVENTS, (ENDED,))
+        assert repr(history) == repr(History(EVENTS, (ENDED,)))  # what equality leaves out: Holder.process
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @given(st.lists(examples.events, max_size=4), st.lists(examples.ended_leases, max_size=3))
+    def test_whatever_can_happen_comes_back_exactly(
+        self, opens: Opens, events: list[ev.DurableEvent], leases: list[EndedLease]
+    ) -> None:
+        with closing(opens()) as journal:
+            before = journal.load(10_000)
+            journal.append(events, leases)
+        with closing(opens()) as journal:
+            after = journal.load(10_000)
+        assert repr(after.events) == repr((*before.events, *events))
+        latest = {lease.id: lease for lease in (*before.ended, *leases)}
+        assert {lease.id: repr(lease) for lease in after.ended} == {id_: repr(lease) for id_, lease in latest.items()}
+
+    def test_it_can_be_loaded_again_and_appended_to_after(self, journal: Journal) -> None:
+        journal.append([note(1)], ())
+        assert journal.load(10) == journal.load(10)
+        journal.append([note(2)], ())
+        assert numbers(journal.load(10).events) == [1, 2]
+
+    def test_it_can_be_appended_to_before_it_is_loaded(self, opens: Opens) -> None:
+        with closing(opens()) as journal:
+            journal.append([note(1)], ())
+        with closing(opens()) as journal:
+            journal.load(0)
+            journal.append([note(2)], ())
+            assert numbers(journal.load(0).events) == [1, 2]
+
+    def test_appending_nothing_is_harmless(self, journal: Journal) -> None:
+        journal.append((), ())
+        assert journal.load(10) == History()
+        assert journal.events_since_compaction == 0
+
+    def test_what_is_loaded_does_not_change_with_the_journal(self, journal: Journal) -> None:
+        journal.append([note(1)], [ended("a")])
+        history = journal.load(10)
+        journal.append([note(2)], [ended("b")])
+        assert history == History((note(1),), (ended("a"),))
+
+    @pytest.mark.parametrize("how", ["append", "compact", "replace_damaged"])
+    def test_where_one_event_does_not_belong_here_nothing_is_written(self, journal: Journal, how: str) -> None:
+        journal.append([note(1)], [ended("a")])
+        events = [note(2), ev.GpusObserved(3.0, ()), note(4)]
+        with pytest.raises(ValueError, match="no durable event"):
+            if how == "append":
+                journal.append(events, [ended("b")])  # type: ignore[arg-type]
+            else:
+                getattr(journal, how)(events)
+        assert journal.load(10) == History((note(1),), (ended("a"),))
+        assert journal.events_since_compaction == 1
+
+    # Ended leases
+
+    def test_ended_leases_come_oldest_first_and_only_the_last_so_many(self, journal: Journal) -> None:
+        journal.append([note(1)], [ended("a"), ended("b")])
+        journal.append((), [ended("c")])
+        assert [lease.id for lease in journal.load(10).ended] == ["a", "b", "c"]
+        assert [lease.id for lease in journal.load(2).ended] == ["b", "c"]
+        assert journal.load(0).ended == ()
+
+    def test_the_order_of_ended_leases_is_that_of_writing_though_the_clock_was_set_back(self, journal: Journal) -> None:
+        journal.append((), [ended("a", ended_at=900.0)])
+        journal.append((), [ended("b", ended_at=100.0)])
+        assert [lease.id for lease in journal.load(1).ended] == ["b"]
+
+    def test_an_ended_lease_that_is_there_is_replaced_and_counts_as_the_latest(self, journal: Journal) -> None:
+        journal.append((), [ended("a"), ended("b")])
+        journal.append((), [ended("a", ended_at=7.0)])
+        assert journal.load(10).ended == (ended("b"), ended("a", ended_at=7.0))
+
+    # Compaction
+
+    def test_compaction_puts_the_new_events_in_the_place_of_all(self, opens: Opens) -> None:
+        with closing(opens()) as journal:
+            journal.append([note(number) for number in range(20)], [ended("a")])
+            journal.compact([note(100), note(101), note(102)])
+            assert numbers(journal.load(10).events) == [100, 101, 102]
+        with closing(opens()) as journal:
+            assert numbers(journal.load(10).events) == [100, 101, 102]
+            assert journal.load(10).ended == (ended("a"),)
+
+    def test_appending_goes_on_after_compaction(self, opens: Opens) -> None:
+        with closing(opens()) as journal:
+            journal.append([note(1), note(2)], ())
+            journal.compact([note(3)])
+            journal.append([note(4)], ())
+        with closing(opens()) as journal:
+            journal.append([note(5)], ())
+            journal.compact([note(6), *EVENTS])
+            journal.append([note(7)], ())
+            assert journal.load(0).events == (note(6), *EVENTS, note(7))
+
+    def test_it_can_be_compacted_to_nothing(self, journal: Journal) -> None:
+        journal.append([note(1)], ())
+        journal.compact(())
+        assert journal.load(0).events == ()
+        journal.append([note(2)], ())
+        assert numbers(journal.load(0).events) == [2]
+
+    def test_events_since_compaction_are_counted_through_closing(self, opens: Opens) -> None:
+        with closing(opens()) as journal:
+            journal.append([note(1), note(2)], [ended("a")])
+            assert journal.events_since_compaction == 2
+        with closing(opens()) as journal:
+            journal.load(10)
+            assert journal.events_since_compaction == 2
+            # What compaction itself writes does not count, whatever is in it and in which order.
+            journal.compact([*EVENTS, ev.HistoryCondensed(1.0, (), 1), *EVENTS])
+            assert journal.events_since_compaction == 0
+        with closing(opens()) as journal:
+            assert journal.events_since_compaction == 0
+            journal.append([note(3)], ())
+            journal.append([note(4), note(5)], ())
+        with closing(opens()) as journal:
+            assert journal.events_since_compaction == 3
+
+    # Beginning anew, and the end
+
+    def test_beginning_anew_leaves_the_given_events_only(self, opens: Opens) -> None:
+        with closing(opens()) as journal:
+            journal.append([note(1)], [ended("a")])
+            journal.replace_damaged([note(2), note(3)])
+            assert journal.load(10) == History((note(2), note(3)))
+            assert journal.events_since_compaction == 0
+            journal.append([note(4)], [ended("b")])
+        with closing(opens()) as journal:
+            assert journal.load(10) == History((note(2), note(3), note(4)), (ended("b"),))
+            assert journal.events_since_compaction == 1
+
+    def test_closing_twice_is_harmless(self, journal: Journal) -> None:
+        journal.close()
+        journal.close()
+
+    def test_a_closed_one_takes_nothing(self, opens: Opens) -> None:
+        journal = opens()
+        journal.append([note(1)], ())
+        journal.close()
+        for write in (
+            lambda: journal.append([note(2)], ()),
+            lambda: journal.compact([note(2)]),
+            lambda: journal.replace_damaged([note(2)]),
+        ):
+            with pytest.raises(JournalError, match="closed"):
+                write()
+        with ExitStack() as stack:
+            again = stack.enter_context(closing(opens()))
+            assert numbers(again.load(0).events) == [1]
+
+    def test_its_repr_says_what_it_is(self, journal: Journal) -> None:
+        journal.append([note(1), note(2)], ())
+        assert "2 events" in repr(journal)

@@ -1,0 +1,166 @@
+"""The format on disk: exact, pinned, and strict about what it reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.lease import EndedLease, EndReason
+from gpu_worker_pool.ledger.codec import EVENT_KINDS, decode_ended, decode_event, encode_ended, encode_event
+
+from . import examples
+from .examples import ENDED, EVENTS
+
+REQUEST_LINE = (
+    '{"wishes":{"gpus":2,"memory_mb":8000,"model":"A100","memory_threshold_percent":50.5,'
+    '"utilization_threshold_percent":null},'
+    '"holder":{"worker_id":"w1","owner":"alice","host":"box","pid":4711,"pid_started":12.25,"boot_id":"boot1",'
+    '"pid_namespace":"pid:[1]","process":[4711,12.25]},'
+    '"priority":-3,"ttl_s":30.0,"labels":[["job","train"],["lang","\\u00dcn\\u00efcode"]]}'
+)
+# Journals in the field read like this. Whoever has to change a line has to write a migration.
+GOLDEN = (
+    '{"kind":"PoolOpened","at":1.5,"boot_id":"boot1","wall_offset_s":1700000000.0}',
+    '{"kind":"HistoryCondensed","at":2.0,"fences":[["box",7],["other",1]],"next_seq":12}',
+    '{"kind":"LeaseQueued","at":3.0,"lease_id":"a","request":' + REQUEST_LINE + ',"seq":12,"requested_at":1700000003.125}',
+    '{"kind":"LeaseGranted","at":4.0,"lease_id":"a","gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'
+    '"granted_at":1700000004.0}',
+    '{"kind":"ProcessesAttributed","at":5.0,"lease_id":"a","gpu":["box","GPU-0"],"processes":[[4711,12.25],[4712,null]]}',
+    '{"kind":"LeaseEnded","at":6.0,"lease_id":"a","reason":"holder_died","draining":[["box","GPU-0"]],'
+    '"ended_at":1700000006.0}',
+    '{"kind":"GpuDrained","at":7.0,"lease_id":"a","gpu":["box","GPU-0"]}',
+    '{"kind":"GpuExcluded","at":8.0,"gpu":["box","GPU-1"],"reason":"repair"}',
+    '{"kind":"GpuIncluded","at":9.0,"gpu":["box","GPU-1"]}',
+    '{"kind":"ProcessIgnored","at":10.0,"name":"Xorg"}',
+    '{"kind":"ProcessCounted","at":11.0,"name":"Xorg"}',
+)
+GOLDEN_ENDED = (
+    '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'
+    '"requested_at":1700000003.125,"granted_at":1700000004.0,"ended_at":1700000006.0,"reason":"holder_died"}'
+)
+
+
+def exact(value: Any) -> str:
+    """Types and all fields told apart, those that equality leaves out as well: 1 from 1.0, a key from a tuple."""
+    return repr(value)
+
+
+def test_every_kind_of_durable_event_is_covered_here() -> None:
+    assert set(examples.BY_KIND) == set(EVENT_KINDS.values()) == {type(event) for event in EVENTS}
+
+
+@given(examples.events)
+def test_every_event_comes_back_exactly(event: ev.DurableEvent) -> None:
+    text = encode_event(event)
+
+    assert text.isascii()
+    assert decode_event(text) == event
+    assert exact(decode_event(text)) == exact(event)
+
+
+@given(examples.ended_leases)
+def test_every_ended_lease_comes_back_exactly(lease: EndedLease) -> None:
+    text = encode_ended(lease)
+
+    assert text.isascii()
+    assert decode_ended(text) == lease
+    assert exact(decode_ended(text)) == exact(lease)
+
+
+@pytest.mark.parametrize(("event", "line"), list(zip(EVENTS, GOLDEN, strict=True)), ids=lambda x: type(x).__name__)
+def test_the_format_of_events_has_not_changed(event: ev.DurableEvent, line: str) -> None:
+    assert encode_event(event) == line
+    assert exact(decode_event(line)) == exact(event)
+
+
+def test_the_format_of_ended_leases_has_not_changed() -> None:
+    assert encode_ended(ENDED) == GOLDEN_ENDED
+    assert exact(decode_ended(GOLDEN_ENDED)) == exact(ENDED)
+
+
+def test_the_process_of_a_holder_comes_back_although_equality_leaves_it_out() -> None:
+    queued = decode_event(encode_event(EVENTS[2]))
+    assert isinstance(queued, ev.LeaseQueued)
+    for request in (queued.request, decode_ended(encode_ended(ENDED)).request):
+        assert request.holder.process == ProcessId(4711, 12.25)
+        assert isinstance(request.holder.process, ProcessId)
+
+
+def test_keys_and_reasons_come_back_as_what_they_were() -> None:
+    lease = decode_ended(encode_ended(ENDED))
+
+    assert isinstance(lease.gpus[0], GpuKey)
+    assert lease.reason is EndReason.HOLDER_DIED
+
+
+def altered(line: str, **changes: Any) -> str:
+    """The line with these fields set; None of a kind that cannot be confused: ... removes one."""
+    parts = json.loads(line)
+    for name, value in changes.items():
+        *way, last = name.split("__")
+        inner = parts
+        for step in way:
+            inner = inner[step]
+        if value is ...:
+            del inner[last]
+        else:
+            inner[last] = value
+    return json.dumps(parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "not JSON"),
+        ("[1", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "known kind"),
+        ('{"kind":"LeaseLost","at":1.0}', "known kind"),
+        ('{"kind":"GpusObserved","at":1.0,"readings":[]}', "known kind"),
+        ('{"kind":"DurableEvent","at":1.0}', "known kind"),
+        ('{"kind":["PoolOpened"],"at":1.0}', "known kind"),
+        (altered(GOLDEN[0], boot_id=...), r"missing \['boot_id'\]"),
+        (altered(GOLDEN[0], extra=1), r"not known \['extra'\]"),
+        (altered(GOLDEN[0], at="1.5"), "PoolOpened.at is '1.5', not of type float"),
+        (altered(GOLDEN[0], at=True), "PoolOpened.at is True"),
+        (altered(GOLDEN[0], at=None), "PoolOpened.at is None"),
+        (altered(GOLDEN[0], boot_id=7), "PoolOpened.boot_id is 7, not of type str"),
+        (altered(GOLDEN[1], next_seq=1.0), "HistoryCondensed.next_seq is 1.0, not of type int"),
+        (altered(GOLDEN[1], fences=[["box", 7, 8]]), "HistoryCondensed.fences is .*, not an array of 2"),
+        (altered(GOLDEN[1], fences={"box": 7}), "HistoryCondensed.fences is .*, not an array"),
+        (altered(GOLDEN[2], request="all"), "LeaseQueued.request is 'all', not an object"),
+        (altered(GOLDEN[2], request__holder__process=...), r"missing \['process'\]"),
+        (altered(GOLDEN[2], request__holder__process=[1]), "Holder.process is .*, not an array of 2"),
+        (altered(GOLDEN[2], request__holder__pid="1"), "Holder.pid is '1'"),
+        (altered(GOLDEN[2], request__wishes__gpus=0), "gpus is 0"),
+        (altered(GOLDEN[2], request__labels=[["a", 1]]), "Request.labels is 1"),
+        (altered(GOLDEN[3], gpus=[["box"]]), "LeaseGranted.gpus is .*, not an array of 2"),
+        (altered(GOLDEN[5], reason="bored"), "LeaseEnded.reason is 'bored', not one of released, "),
+        (altered(GOLDEN[5], reason=[]), "LeaseEnded.reason is "),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        decode_event(text)
+
+
+def test_an_ended_lease_is_read_as_strictly() -> None:
+    with pytest.raises(ValueError, match=r"missing \['fence'\]"):
+        decode_ended(altered(GOLDEN_ENDED, fence=...))
+
+
+@pytest.mark.parametrize("event", [ev.GpusObserved(1.0, ()), ev.LeaseUnknown(1.0, "a")])
+def test_what_is_not_durable_is_not_written(event: Any) -> None:
+    with pytest.raises(ValueError, match="no durable event"):
+        encode_event(event)
+
+
+def test_what_is_no_part_of_the_format_is_not_written() -> None:
+    with pytest.raises(ValueError, match="cannot be written"):
+        encode_event(ev.ProcessIgnored(1.0, object()))  # type: ignore[arg-type]

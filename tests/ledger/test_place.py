@@ -1,0 +1,51 @@
+"""Where the state is kept when nobody says where."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.place import state_dir
+
+HOME = {"HOME": "/home/ann"}
+SYSTEMD = {"STATE_DIRECTORY": "/var/lib/one:/var/lib/two"}
+
+
+@pytest.mark.parametrize(
+    ("configured", "environ", "platform", "uid", "expected"),
+    [
+        ("/srv/pool", SYSTEMD | HOME, "linux", 0, "/srv/pool"),
+        ("~/pool", HOME, "linux", 1000, "/home/ann/pool"),
+        ("~", HOME, "linux", 1000, "/home/ann"),
+        ("~bob/pool", HOME, "linux", 1000, "~bob/pool"),
+        ("here", HOME, "linux", 1000, "here"),
+        (None, SYSTEMD | HOME, "linux", 0, "/var/lib/one"),
+        (None, SYSTEMD | HOME, "linux", 1000, "/var/lib/one"),
+        ("", SYSTEMD, "linux", 0, "/var/lib/one"),
+        (None, {"STATE_DIRECTORY": ""} | HOME, "linux", 0, "/var/lib/gpu-worker-pool"),
+        (None, HOME | {"XDG_STATE_HOME": "/x"}, "linux", 0, "/var/lib/gpu-worker-pool"),
+        (None, HOME, "linux", 1000, "/home/ann/.local/state/gpu-worker-pool"),
+        (None, HOME | {"XDG_STATE_HOME": "/x"}, "linux", 1000, "/x/gpu-worker-pool"),
+        (None, HOME | {"XDG_STATE_HOME": ""}, "linux", 1000, "/home/ann/.local/state/gpu-worker-pool"),
+        (None, HOME | {"XDG_STATE_HOME": "x"}, "linux", 1000, "/home/ann/.local/state/gpu-worker-pool"),
+        (None, HOME, "darwin", 501, "/home/ann/Library/Application Support/gpu-worker-pool"),
+        (None, HOME, "darwin", 0, "/home/ann/Library/Application Support/gpu-worker-pool"),
+        (None, HOME, "freebsd14", 0, "/home/ann/.local/state/gpu-worker-pool"),
+    ],
+)
+def test_the_place(configured: str | None, environ: dict[str, str], platform: str, uid: int, expected: str) -> None:
+    assert state_dir(configured, environ, platform=platform, uid=uid) == Path(expected)
+
+
+def test_without_home_the_users_entry_is_taken() -> None:
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert state_dir("~/pool", {}, platform="linux", uid=os.getuid()) == home / "pool"
+
+
+def test_a_user_without_a_home_is_told_what_to_set() -> None:
+    with pytest.raises(JournalError, match="GPU_POOL_STATE_DIR"):
+        state_dir(None, {}, platform="linux", uid=2**31 - 7)
