@@ -8,6 +8,9 @@ wants an A100.
 The first in the line whom only those keep waiting who *share* a GPU now also holds that GPU: nobody may join them any
 more, or an endless stream of small shares would keep him out forever. One such waiter at a time is enough: everybody is
 the first one day.
+
+A GPU that drains because the process that gave it back still holds memory there is free to that same process (see
+leftovers.py), unless somebody ahead waits for such a GPU.
 """
 
 from __future__ import annotations
@@ -19,23 +22,17 @@ from heapq import heapify, heappop, heappush
 from .eligibility import Leased, NoRoom
 from .gpu import GpuKey
 from .lease import QueuedLease
-from .placement import Survey
+from .leftovers import take_back
+from .placement import Grant, Survey
 from .request import Wishes
 from .state import PoolState
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A waiter who is served, and with what."""
-
-    lease_id: str
-    gpus: tuple[GpuKey, ...]
 
 
 @dataclass(slots=True)
 class Outcome:
     """What a look at the queue found: who is served, which GPUs are held for whom, who of these reserves what others
-    share, and how long that stays true if nothing happens. `settled_until` is None where another pass is due once these grants have happened.
+    share, and how long that stays true if nothing happens. `settled_until` is None where that is known already, or where
+    another pass is due once these grants have happened.
     """
 
     grants: list[Grant]
@@ -45,12 +42,18 @@ class Outcome:
 
 
 def serve_queue(state: PoolState, now: float) -> Outcome:
-    """Find who can be served. Where all that happened since the last look is that one came, only that one can be."""
-    if now <= state.settled_until and len(state.newcomers) == 1:
-        outcome = _admit(state, state.queued(state.newcomers[0]), now)
-        if outcome is not None:
-            return outcome
-    return _pass_over(state, now)
+    """Find who can be served. Where all that happened since the last look is that one came, only that one can be; where
+    nothing happened that matters to everybody, only those who left something on a GPU.
+    """
+    if now <= state.settled_until and not state.newcomers:
+        outcome = Outcome([], state.holds, state.reserver, None)
+    elif now <= state.settled_until and len(state.newcomers) == 1:
+        outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over(state, now)
+    else:
+        outcome = _pass_over(state, now)
+    if not outcome.grants and state.leftovers and (grant := take_back(state, now)) is not None:
+        return Outcome([grant], outcome.holds, outcome.reserver, None)
+    return outcome
 
 
 def _pass_over(state: PoolState, now: float) -> Outcome:

@@ -5,14 +5,14 @@ It is told the time and never asks for it. A time that goes back is taken as no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from . import commands as cmd
 from . import events as ev
 from .assignment import serve_queue
-from .gpu import GpuKey, Reading
+from .gpu import GpuKey, ProcessId, Reading
 from .lease import ActiveLease, DrainingLease, EndedLease, EndReason, LiveLease, QueuedLease
 from .request import Request
 from .state import PoolState
@@ -135,9 +135,23 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
             ]
         for lease_id in slot.occupants:
             lease = state.leases[lease_id]
-            if isinstance(lease, DrainingLease) and not members.get(lease_id) and reading.at >= lease.since:
+            if (
+                isinstance(lease, DrainingLease)
+                and reading.at >= lease.since
+                and _has_left(lease, members.get(lease_id, ()), reading, state.settings.context_mb)
+            ):
                 events.append(ev.GpuDrained(now, lease_id, slot.key))
     return events
+
+
+def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Reading, context_mb: float) -> bool:
+    """Whether nothing of an ended lease is on the GPU any more. Whoever gave it back and lives on keeps a context."""
+    if not left:
+        return True
+    if lease.ended.reason is not EndReason.RELEASED or reading.processes is None:
+        return False
+    held_mb = [process.memory_mb for process in reading.processes if process.id in left]
+    return len(held_mb) == len(left) and all(mb is not None and mb <= context_mb for mb in held_mb)
 
 
 def _news(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
@@ -168,8 +182,6 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
-    if now <= state.settled_until and not state.newcomers:
-        return []
     found = serve_queue(state, now)
     fences: dict[str, int] = {}
     events: list[ev.Event] = []

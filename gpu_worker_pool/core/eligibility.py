@@ -205,6 +205,11 @@ def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdic
     )
 
 
+def is_suitable(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
+    """Whether a GPU would do, whoever has it now and whatever is measured."""
+    return _unsuitable(state, slot, wishes, state.settings.thresholds_for(wishes)) is None
+
+
 def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Obstacle | None:
     excluded_because = state.excluded.get(slot.key)
     if excluded_because is not None:

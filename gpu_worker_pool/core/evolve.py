@@ -8,7 +8,7 @@ from typing import Any
 
 from . import events as ev
 from .gpu import GpuKey
-from .lease import ActiveLease, DrainingLease, EndedLease, QueuedLease
+from .lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
 from .slot import Occupant
 from .state import PoolState
 
@@ -119,6 +119,9 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     if event.draining:
         state.leases[lease.id] = DrainingLease(lease.id, lease.request, event.draining, event.at, ended)
         state.agenda.set(lease.id, event.at + state.settings.drain_limit_s)
+        process = lease.request.holder.process
+        if process is not None and event.reason is EndReason.RELEASED:
+            state.leftovers.setdefault(process, {}).update(dict.fromkeys(event.draining, lease.id))
     else:
         _remember(state, ended)
     state.touch(*(key.node for key in lease.gpus))
@@ -128,6 +131,7 @@ def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:
     lease = state.leases[event.lease_id]
     assert isinstance(lease, DrainingLease), lease  # noqa: S101 - a broken invariant must not go on
     _vacate(state, lease.id, event.gpu)
+    _forget_leftover(state, lease, event.gpu)
     left = tuple(key for key in lease.gpus if key != event.gpu)
     if left:
         state.leases[lease.id] = replace(lease, gpus=left)
@@ -183,6 +187,14 @@ def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
     slot.members.pop(lease_id, None)
     if not slot.occupants and slot.reading is None:
         state.forget_slot(key)
+
+
+def _forget_leftover(state: PoolState, lease: DrainingLease, key: GpuKey) -> None:
+    process = lease.request.holder.process
+    if process is not None and (keys := state.leftovers.get(process)) is not None and keys.get(key) == lease.id:
+        del keys[key]
+        if not keys:
+            del state.leftovers[process]
 
 
 def _remember(state: PoolState, lease: EndedLease) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from math import inf
 
 from .eligibility import Eligible, NoRoom, Verdict, judge, stale_at
@@ -22,6 +23,14 @@ from .slot import GpuSlot, memory_use
 from .state import PoolState
 
 NOTHING: frozenset[GpuKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A waiter who is served, and with what."""
+
+    lease_id: str
+    gpus: tuple[GpuKey, ...]
 
 
 class Survey:

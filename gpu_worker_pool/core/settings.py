@@ -25,6 +25,8 @@ class PoolSettings:
 
     `awaits_reading_after_release`: a GPU that a lease left is granted again only after a reading that began
     later shows it free of that lease's processes. Switched off where readings come too seldom to wait for.
+    `context_mb`: a process that gave its GPU back and lives on keeps the driver's context there, which nothing but its
+    end removes; so much memory counts as nothing left.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
@@ -32,6 +34,7 @@ class PoolSettings:
     stale_after_s: float = 15.0
     drain_limit_s: float = 60.0
     awaits_reading_after_release: bool = True
+    context_mb: float = 1024.0
     remembered_ended_leases: int = 10_000
     max_queued: int = 10_000
     max_queued_per_owner: int = 1_000
@@ -42,6 +45,7 @@ class PoolSettings:
         check_whole("workers_per_gpu", self.workers_per_gpu, 1, 1024)
         check_number("stale_after_s", self.stale_after_s, 0, 1e9)
         check_number("drain_limit_s", self.drain_limit_s, 0, 1e9)
+        check_number("context_mb", self.context_mb, 0, 1e9)
         check_whole("remembered_ended_leases", self.remembered_ended_leases, 0, 10_000_000)
         check_whole("max_queued", self.max_queued, 1, 1_000_000)
         check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)

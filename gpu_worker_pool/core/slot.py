@@ -119,7 +119,11 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     by_lease: dict[str, float] = {}
     for lease_id in slot.occupants:
         by_lease[lease_id] = max(asked_mb[lease_id], observed_mb[lease_id])
-        if lease_id in unweighed:
+        if lease_id in unweighed and slot.occupants[lease_id].asked_mb is None:
+            # He has the GPU to himself, so what nobody else accounts for is his.
+            by_lease[lease_id] += max(unexplained_mb, 0.0)
+            unexplained_mb = 0.0
+        elif lease_id in unweighed:
             unexplained_mb -= min(max(unexplained_mb, 0.0), by_lease[lease_id] - observed_mb[lease_id])
     return MemoryUse(by_lease, max(unexplained_mb, 0.0))
 

@@ -7,7 +7,7 @@ from math import inf
 
 from .agenda import Agenda
 from .capacity import Capacity
-from .gpu import GpuKey
+from .gpu import GpuKey, ProcessId
 from .lease import ActiveLease, DrainingLease, EndedLease, Lease, LiveLease, QueuedLease
 from .settings import PoolSettings
 from .slot import GpuSlot
@@ -44,6 +44,8 @@ class PoolState:
     holds: dict[GpuKey, str] = field(default_factory=dict)
     reserver: str | None = None
     newcomers: list[str] = field(default_factory=list)
+    # GPUs that a process gave back and still holds memory on, with the lease that drains there.
+    leftovers: dict[ProcessId, dict[GpuKey, str]] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set, compare=False)
     capacity: Capacity = field(default_factory=Capacity, compare=False)
 

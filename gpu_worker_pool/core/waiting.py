@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from .gpu import ProcessId
 from .lease import QueuedLease
 from .request import Wishes
 
@@ -20,6 +21,7 @@ class WaitingLine:
         self._places: list[Place] = []
         self._by_wishes: dict[Wishes, list[Place]] = {}
         self._by_owner: Counter[str | None] = Counter()
+        self._by_process: dict[ProcessId, list[Place]] = {}
 
     def join(self, lease: QueuedLease) -> None:
         """Stand in line, behind all of the same or a higher priority."""
@@ -27,6 +29,8 @@ class WaitingLine:
         insort(self._places, place)
         insort(self._by_wishes.setdefault(lease.request.wishes, []), place)
         self._by_owner[lease.request.holder.owner] += 1
+        if lease.request.holder.process is not None:
+            insort(self._by_process.setdefault(lease.request.holder.process, []), place)
 
     def leave(self, lease: QueuedLease) -> None:
         """Leave the line without a trace."""
@@ -39,6 +43,10 @@ class WaitingLine:
         self._by_owner[lease.request.holder.owner] -= 1
         if not self._by_owner[lease.request.holder.owner]:
             del self._by_owner[lease.request.holder.owner]
+        if (process := lease.request.holder.process) is not None:
+            self._by_process[process].remove(place)
+            if not self._by_process[process]:
+                del self._by_process[process]
 
     def position(self, lease: QueuedLease) -> int:
         """1 is the next one."""
@@ -47,6 +55,10 @@ class WaitingLine:
     def length_of(self, owner: str | None) -> int:
         """How many of this owner's wait."""
         return self._by_owner[owner]
+
+    def of_process(self, process: ProcessId) -> Sequence[Place]:
+        """Those of this process who wait, in order."""
+        return self._by_process.get(process, ())
 
     @property
     def by_wishes(self) -> dict[Wishes, list[Place]]:

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpu_worker_pool.core.settings import PoolSettings, Thresholds
@@ -70,6 +70,9 @@ class ServerSettings(BaseSettings):
     gpu_pool_max_queued_per_owner: int = Field(1_000, ge=1, le=100_000)
     gpu_pool_max_waiting: int = Field(4_000, ge=1, le=60_000)
 
+    # A file that could not be read may have had tokens in it.
+    _has_lost_a_file: bool = PrivateAttr(default=False)
+
     @field_validator("log_level", mode="before")
     @classmethod
     def _lower_case(cls, value: Any) -> Any:
@@ -121,7 +124,9 @@ class ServerSettings(BaseSettings):
             return cls()
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
-            return cls(_env_file=None)
+            settings = cls(_env_file=None)
+            settings._has_lost_a_file = True
+            return settings
 
     def pool_settings(self) -> PoolSettings:
         """The rules of the pool."""
@@ -140,7 +145,10 @@ class ServerSettings(BaseSettings):
         try:
             if self.gpu_pool_tokens_file:
                 texts.append(Path(self.gpu_pool_tokens_file).read_text(encoding="utf-8"))
-            return Tokens.parse("\n".join(texts))
+            tokens = Tokens.parse("\n".join(texts))
+            if tokens.is_unset and (texts or self._has_lost_a_file):
+                raise ValueError("there is none where some were configured")
+            return tokens
         except (ValueError, OSError) as error:
             # A decoding error would show what it could not decode.
             reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error

@@ -7,7 +7,7 @@ have to wait.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Key = Any
@@ -23,6 +23,7 @@ class Lease:
     gpus: tuple[Key, ...] = ()
     state: str = "queued"
     since: float = 0.0
+    how: str = ""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -50,11 +51,17 @@ class Model:
         return sorted((lease for lease in self.leases.values() if lease.state == "queued"), key=lambda x: x.order)
 
     def is_mine(self, key: Key, lease: Lease, process: Any) -> bool:
-        holder = lease.request.holder
-        roots = set(self.members.get((key, lease.id), set()))
-        if holder.process is not None:
-            roots.add(tuple(holder.process))
-        return any(tuple(link) in roots for link in (process.id, *process.ancestors))
+        """Whether a process is a lease's: its nearest kin counts, and of leases with the same kin those not over."""
+        for link in (process.id, *process.ancestors):
+            kin = [other for other in self.on(key) if tuple(link) in self.roots(key, other)]
+            if kin:
+                return lease in ([other for other in kin if other.state != "draining"] or kin)
+        return False
+
+    def roots(self, key: Key, lease: Lease) -> set[Any]:
+        process = lease.request.holder.process
+        own = {tuple(process)} if process is not None else set()
+        return own | self.members.get((key, lease.id), set())
 
     def outside_processes(self, key: Key) -> list[Any] | None:
         processes = self.readings[key].processes
@@ -64,14 +71,18 @@ class Model:
         return [p for p in processes if tuple(p.id) not in mine and p.name not in self.ignored]
 
     def committed(self, key: Key) -> float:
-        """Every lease in the tests has a process whose memory is known, or none at all, so this is the plain sum."""
+        """Every lease in the tests has a process whose memory is known, or none at all, so this is the plain sum;
+        leases of one program share its processes, so what these hold is counted once.
+        """
         reading = self.readings[key]
         total, explained = 0.0, 0.0
+        asked: dict[Any, float] = {}
         for lease in self.on(key):
-            observed = sum(
-                p.memory_mb for p in reading.processes if tuple(p.id) in self.members.get((key, lease.id), set())
-            )
-            total += max(lease.request.wishes.memory_mb or 0.0, observed)
+            members = frozenset(self.members.get((key, lease.id), set())) or frozenset({lease.id})
+            asked[members] = asked.get(members, 0.0) + (lease.request.wishes.memory_mb or 0.0)
+        for members, asked_mb in asked.items():
+            observed = sum(p.memory_mb for p in reading.processes if tuple(p.id) in members)
+            total += max(asked_mb, observed)
             explained += observed
         explained += sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
         return float(total + max(reading.memory_used_mb - explained, 0.0))
@@ -141,7 +152,37 @@ class Model:
         for lease, options, _ in self.turns():
             if options:
                 return lease, options
+        for lease in self.queue():
+            own = {key for key in self.readings if self.is_left_to(key, lease)}
+            if own:
+                return lease, [own]
         return None
+
+    def is_left_to(self, key: Key, waiter: Lease) -> bool:
+        """Whether nothing but what the waiter's own process gave back and still holds keeps a GPU from him."""
+        others, process, wishes = self.on(key), waiter.request.holder.process, waiter.request.wishes
+        if process is None or wishes.gpus != 1 or not others or not self.is_suitable(key, wishes):
+            return False
+        if any(x.state != "draining" or x.how != "released" or x.request.holder.process != process for x in others):
+            return False
+        if any(ahead.order < waiter.order and self.would_do(key, ahead.request.wishes) for ahead in self.queue()):
+            return False
+        # As if they had gone, and their processes with them.
+        reading = self.readings[key]
+        own = {member for lease in others for member in self.members.get((key, lease.id), set())}
+        left = [p for p in reading.processes if tuple(p.id) not in own]
+        gone_mb = sum(p.memory_mb for p in reading.processes if tuple(p.id) in own)
+        utilization = 0.0 if own and not left else reading.utilization_percent
+        used = None if reading.memory_used_mb is None else max(reading.memory_used_mb - gone_mb, 0.0)
+        empty = Model(self.settings, self.now, excluded=self.excluded, ignored=self.ignored)
+        empty.readings[key] = replace(
+            reading, processes=tuple(left), memory_used_mb=used, utilization_percent=utilization
+        )
+        return empty.is_usable(key, wishes)
+
+    def would_do(self, key: Key, wishes: Any) -> bool:
+        memory_mb = self.thresholds(wishes)[0] * self.readings[key].memory_total_mb / 100
+        return self._fits_model(key, wishes) and (wishes.memory_mb or 0.0) <= memory_mb
 
     def turns(self) -> Iterator[tuple[Lease, list[set[Key]], set[Key]]]:
         """Each waiter in order, with what he could be given and, where that is nothing, what he holds."""

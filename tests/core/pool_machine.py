@@ -41,6 +41,7 @@ looks = st.lists(
         st.booleans(),  # whether the leases' processes are seen to be running
         st.sampled_from([None, "Xorg", "python"]),  # somebody outside
         st.sampled_from(KINDS),
+        st.booleans(),  # whether those who gave their GPU back have nothing left there but a context
     ),
     max_size=5,
     unique_by=lambda look: look[0],
@@ -75,24 +76,32 @@ class PoolMachine(RuleBasedStateMachine):
         return self.core.gpu.GpuKey(node, f"GPU-{node}-{index}")
 
     def reading(
-        self, number: int, memory: float, utilization: float, runs: bool, outsider: str | None, kind: str
+        self,
+        number: int,
+        memory: float,
+        utilization: float,
+        runs: bool,
+        outsider: str | None,
+        kind: str,
+        leaves_context: bool = False,
     ) -> Any:
         gpu = self.core.gpu
         _, index, name, total = GPUS[number]
         key = self.key(number)
-        processes = []
+        by_pid: dict[int, list[Any]] = {}
         for lease in self.pool.model.on(key) if runs else []:
-            pid = lease.request.holder.pid
-            if pid is not None:
-                child = gpu.ProcessId(pid + 10_000, float(pid))
-                processes.append(
-                    gpu.GpuProcess(
-                        child,
-                        0.2 * total,
-                        "train",
-                        () if lease.state == "draining" else (gpu.ProcessId(pid, float(pid)),),
-                    )
+            by_pid.setdefault(lease.request.holder.pid, []).append(lease)
+        processes = []
+        for pid, leases in by_pid.items():
+            is_over = all(lease.state == "draining" for lease in leases)
+            processes.append(
+                gpu.GpuProcess(
+                    gpu.ProcessId(pid + 10_000, float(pid)),
+                    (0.01 if leaves_context and is_over else 0.2) * total,
+                    "train",
+                    () if is_over else (gpu.ProcessId(pid, float(pid)),),
                 )
+            )
         if outsider is not None:
             processes.append(gpu.GpuProcess(gpu.ProcessId(77, 1.0), 0.1 * total, outsider))
         used = memory * total + sum(p.memory_mb or 0 for p in processes)
@@ -134,16 +143,18 @@ class PoolMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 5, -1]),
         ttl_s=st.sampled_from([10.0, 30.0, 1000.0, 1000.0]),
         is_local=st.booleans(),
+        program=st.sampled_from([None, None, 901, 902]),
     )
-    def request(self, wishes: dict[str, Any], priority: int, ttl_s: float, is_local: bool) -> Any:
+    def request(self, wishes: dict[str, Any], priority: int, ttl_s: float, is_local: bool, program: int | None) -> Any:
         self.count += 1
+        # Most are processes of their own; some are workers of one of two programs.
+        pid = program or self.count
         request = self.core.request
         holder = request.Holder(
             worker_id=f"w{self.count}",
             # Those who declare memory are local here, so that the plain model can weigh them.
-            process=self.core.gpu.ProcessId(self.count, float(self.count))
-            if is_local or wishes["memory_mb"] is not None
-            else None,
+            pid=pid,
+            process=self.core.gpu.ProcessId(pid, float(pid)) if is_local or wishes["memory_mb"] is not None else None,
         )
         asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s)
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
@@ -155,7 +166,12 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=leases, memory_mb=st.sampled_from([8_000, 40_000]))
     def request_a_share(self, memory_mb: float) -> Any:
         plain = dict.fromkeys(("model", "memory_threshold_percent", "utilization_threshold_percent"))
-        return self.request({"gpus": 1, "memory_mb": memory_mb, **plain}, 0, 1000.0, True)
+        return self.request({"gpus": 1, "memory_mb": memory_mb, **plain}, 0, 1000.0, True, None)
+
+    @rule(target=leases, program=st.sampled_from([901, 902]))
+    def request_in_a_program(self, program: int) -> Any:
+        plain = dict.fromkeys(("memory_mb", "model", "memory_threshold_percent", "utilization_threshold_percent"))
+        return self.request({"gpus": 1, **plain}, 0, 1000.0, True, program)
 
     def _could_ever(self, wishes: dict[str, Any]) -> bool:
         default = self.pool.settings.thresholds.memory_percent

@@ -205,12 +205,12 @@ def test_a_lease_from_another_machine_may_own_what_nobody_accounts_for() -> None
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
 
 
-def test_an_undeclared_lease_explains_nothing_without_a_process_list() -> None:
+def test_an_undeclared_lease_is_put_down_what_nobody_else_accounts_for() -> None:
     box = Box(reading(), workers_per_gpu=2)
     box.ask("a")
     box.look(reading(used_mb=9_000, processes=None))
 
-    assert use_of(box) == MemoryUse({"a": 0.0}, outside_mb=9_000)
+    assert use_of(box) == MemoryUse({"a": 9_000}, outside_mb=0)
 
 
 def test_the_memory_of_a_gpu_that_was_not_read_is_unknown() -> None:

@@ -164,14 +164,44 @@ MUTANTS = (
     Mutant(
         "a GPU is not free before its lease's processes are gone",
         "decide",
-        "not members.get(lease_id) and reading.at >= lease.since",
-        "reading.at >= lease.since",
+        "    if not left:\n",
+        "    if True:\n",
+    ),
+    Mutant(
+        "only who gave a GPU back may leave a context there",
+        "decide",
+        "    if lease.ended.reason is not EndReason.RELEASED or reading.processes is None:\n",
+        "    if reading.processes is None:\n",
+    ),
+    Mutant(
+        "more than a context is something left",
+        "decide",
+        "mb is not None and mb <= context_mb",
+        "mb is not None",
+    ),
+    Mutant(
+        "what a process has left keeps nobody of that process out",
+        "assignment",
+        "if not outcome.grants and state.leftovers and",
+        "if not outcome.grants and not state.leftovers and",
+    ),
+    Mutant(
+        "what a process has left is no way past somebody ahead",
+        "leftovers",
+        "line[0] < place and is_suitable",
+        "line[0] == place and is_suitable",
+    ),
+    Mutant(
+        "only what the own process has left does not count",
+        "leftovers",
+        "not occupant.is_draining or occupant.process != process",
+        "not occupant.is_draining",
     ),
     Mutant(
         "a reading from before the end tells nothing",
         "decide",
-        "not members.get(lease_id) and reading.at >= lease.since",
-        "not members.get(lease_id)",
+        "                and reading.at >= lease.since\n",
+        "",
     ),
     Mutant(
         "an orphan still belongs to its lease",
@@ -258,16 +288,16 @@ class Scene:
             readings.append(gpu.Reading(device, at, 80_000.0, used, utilization, processes=running))
         self.pool.do(self.core.commands.Observe(tuple(readings)), at if now is None else now)
 
-    def process(self, pid: int, *ancestors: int) -> Any:
+    def process(self, pid: int, *ancestors: int, memory_mb: float = 16_000.0) -> Any:
         gpu = self.core.gpu
         links = tuple(gpu.ProcessId(ancestor, 1.0) for ancestor in ancestors)
-        return gpu.GpuProcess(gpu.ProcessId(pid, 1.0), 16_000.0, "train", links)
+        return gpu.GpuProcess(gpu.ProcessId(pid, 1.0), memory_mb, "train", links)
 
-    def ask(self, pid: int, now: float, **wishes: Any) -> None:
+    def ask(self, pid: int, now: float, *, again: bool = False, **wishes: Any) -> None:
         request = self.core.request
         holder = request.Holder(process=self.core.gpu.ProcessId(pid, 1.0))
         asked = request.Request(request.Wishes(**wishes), holder)
-        self.pool.do(self.core.commands.RequestLease(f"lease{pid}", asked), now)
+        self.pool.do(self.core.commands.RequestLease(f"lease{pid}{'again' * again}", asked), now)
 
     def release(self, pid: int, now: float) -> None:
         self.pool.do(self.core.commands.Release(f"lease{pid}"), now)
@@ -326,6 +356,44 @@ def release_while_an_orphan_stays(core: Core) -> None:
     scene.see(5.0, scene.process(2))
 
 
+def die_with_a_context_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1, memory_mb=500.0))
+    scene.pool.do(core.commands.ReportDeath("lease1"), 4.0)
+    scene.see(5.0, scene.process(1, memory_mb=500.0))
+
+
+def another_asks_for_what_a_process_has_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1))
+    scene.ask(2, 6.0)
+    scene.ask(1, 7.0, again=True)
+
+
+def the_same_asks_for_what_he_has_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1))
+    scene.ask(1, 6.0, again=True)
+
+
+def two_leave_something_and_one_asks_again(core: Core) -> None:
+    scene = Scene(core)
+    for pid in (1, 2):
+        scene.ask(pid, 2.0, memory_mb=8_000.0)
+    scene.see(3.0, scene.process(1), scene.process(2))
+    for pid in (1, 2):
+        scene.release(pid, 4.0)
+    scene.see(5.0, scene.process(1), scene.process(2))
+    scene.ask(1, 6.0, again=True, memory_mb=8_000.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
     "a lease is not counted twice": share_with_one_who_uses_more_than_he_asked_for,
     "at the memory threshold is not available": ask_at_the_memory_threshold,
@@ -335,6 +403,11 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "an orphan still belongs to its lease": release_while_an_orphan_stays,
     "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_gpu_held,
     "a GPU out of service is not granted": ask_for_what_is_out_of_service,
+    "only who gave a GPU back may leave a context there": die_with_a_context_left,
+    "more than a context is something left": release_while_the_process_stays,
+    "what a process has left keeps nobody of that process out": the_same_asks_for_what_he_has_left,
+    "only what the own process has left does not count": two_leave_something_and_one_asks_again,
+    "what a process has left is no way past somebody ahead": another_asks_for_what_a_process_has_left,
 }
 
 
