@@ -16,11 +16,17 @@ def set_aside(path: Path) -> Path | None:
     look like a sound one that knows less.
     """
     aside = _free_name(path)
-    is_there = False
-    for suffix in ("", "-wal"):
-        if os.path.lexists(f"{path}{suffix}"):
-            os.rename(f"{path}{suffix}", f"{aside}{suffix}")  # noqa: PTH104 - not Paths
+    log, its_log = Path(f"{path}-wal"), Path(f"{aside}-wal")
+    is_there = path.exists()
+    if is_there:
+        path.rename(aside)
+    if log.exists():
+        # An empty one is what opening the file has left, and nothing to keep.
+        if log.stat().st_size:
+            log.rename(its_log)
             is_there = True
+        else:
+            log.unlink()
     sync_folder(path.parent)
     return aside if is_there else None
 

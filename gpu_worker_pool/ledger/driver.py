@@ -62,7 +62,7 @@ class Driver:
         self.listeners: list[Listener] = []
         self.early_listeners: list[Listener] = []
         self.trouble: str | None = "the journal has not been opened yet"
-        self.last_write_s = 0.0
+        self.write_listeners: list[Callable[[float], None]] = []
         self._clock = clock
         self._is_alive = is_alive
         self._writer: Writer | None = None
@@ -256,8 +256,9 @@ class Driver:
 
     def _done(self, batch: Batch, error: JournalError | None) -> None:
         self._in_flight = None
-        self.last_write_s = batch.write_s
         if error is None:
+            for listener in self.write_listeners:
+                listener(batch.write_s)
             if self.trouble is not None:
                 logger.warning("the journal can be written again")
                 self.trouble = None

@@ -107,9 +107,7 @@ class SqliteJournal:
         self._crc = crc
         self._since_compaction = 0
         reach("after_compaction")
-        # Done already: where the log cannot be folded into the file now, that is made up for later.
-        with suppress(sqlite3.Error):
-            self._writable().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._fold_log()
 
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
         """Set what is damaged aside and begin anew with these events; the ended leases stay in what is set aside."""
@@ -176,6 +174,14 @@ class SqliteJournal:
         reach("in_compaction")
         connection.executemany(self._sql["append_event"], rows[half:])
         connection.execute(self._sql["note_compaction"])
+
+    def _fold_log(self) -> None:
+        """Put what is in the log into the file, if that can be done now: where somebody reads it is made up for later."""
+        connection = self._writable()
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
     # Reading
 
@@ -261,20 +267,19 @@ class SqliteJournal:
         except (sqlite3.Error, ValueError) as error:
             if isinstance(error, sqlite3.Error) and is_of_surroundings(error):
                 raise JournalError(describe(error, self._path)) from error
-            moved = self._set_aside()
+            self._set_aside()
             self.close()
-            found = aside.found_aside(self._path) if moved is None else [moved]
+            found = aside.found_aside(self._path)
             raise JournalDamaged(
                 f"the journal {self._path} is damaged ({error}). {aside.advice(self._path, found)}"
             ) from error
 
-    def _set_aside(self) -> Path | None:
+    def _set_aside(self) -> None:
         # Renamed before it is closed: on closing SQLite folds the log into the file, but not into one that was moved.
         # Closed before there is a new one: it also deletes the log, by its name.
-        moved = aside.set_aside(self._path)
+        aside.set_aside(self._path)
         self._disconnect()
         Path(f"{self._path}-shm").unlink(missing_ok=True)
-        return moved
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from ipaddress import IPv6Address, ip_address
 from typing import Literal
 
@@ -78,7 +79,7 @@ class Tokens:
         """Whether this box was never given tokens, so that everybody on it is trusted."""
         return not self._entries and not self.is_broken
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Everybody who has a token."""
         return frozenset(name for name, _ in self._entries)

@@ -36,7 +36,7 @@ def open_pidfd(pid: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A process and whose leases end with it; without a descriptor it is polled, or found dead already."""
+    """A process and the leases that end with it; without a descriptor it is polled, or was found dead."""
 
     process: ProcessId
     # A dict for its order: the leases are reported as they came.
@@ -117,7 +117,7 @@ class DeathWatch:
             self._poll(watched.process, may_attach=error.errno in _SHORTAGES)
         else:
             if not is_alive:
-                self._loop.call_soon(self._ended, watched)
+                self._ended(watched)
 
     def _attach(self, watched: _Watched) -> bool:
         """Have the kernel tell of its death; False if it is dead. Raises OSError where the kernel does not do it."""
@@ -172,7 +172,8 @@ class DeathWatch:
     def _ended(self, watched: _Watched) -> None:
         self._let_go(watched)
         for lease_id in watched.leases:
-            # Each on its own, so that one whose report fails does not keep the others from theirs.
+            # Soon, as this may be from in `watch`; and each on its own, so that one whose report fails does not keep the
+            # others from theirs.
             self._loop.call_soon(self._report, lease_id, watched)
 
     def _report(self, lease_id: str, watched: _Watched) -> None:
@@ -182,7 +183,7 @@ class DeathWatch:
             self._on_death(lease_id)
 
     def _let_go(self, watched: _Watched) -> None:
-        # Let go before, and by now there may be another watch on the same process, whose timer this one must not take.
+        # If it was let go before, there may by now be another watch on the same process, which must go on.
         if self._by_process.get(watched.process) is not watched:
             return
         del self._by_process[watched.process]

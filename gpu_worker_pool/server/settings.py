@@ -8,7 +8,15 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpu_worker_pool.core.settings import PoolSettings, Thresholds
@@ -146,14 +154,15 @@ class ServerSettings(BaseSettings):
             if self.gpu_pool_tokens_file:
                 texts.append(Path(self.gpu_pool_tokens_file).read_text(encoding="utf-8"))
             tokens = Tokens.parse("\n".join(texts))
-            if tokens.is_unset and (texts or self._has_lost_a_file):
-                raise ValueError("there is none where some were configured")
-            return tokens
         except (ValueError, OSError) as error:
             # A decoding error would show what it could not decode.
             reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error
             logger.error("the tokens cannot be used (%s); no token is accepted until that is mended", reason)  # noqa: TRY400
             return Tokens.broken()
+        if tokens.is_unset and (texts or self._has_lost_a_file):
+            logger.error("no token was found where some were configured; none is accepted until that is mended")
+            return Tokens.broken()
+        return tokens
 
     @property
     def stale_after_s(self) -> float:

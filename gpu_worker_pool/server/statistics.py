@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from . import answers
 from .authority import Authority
+from .lease_metrics import LeaseMetrics
 from .metrics import make_registry, render
 from .problems import Problem, problem
 from .sampler import Sampler
@@ -51,6 +52,7 @@ class Statistics:
         self.settings = settings
         self.authority = authority
         self._registry = make_registry(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
+        LeaseMetrics(authority, self._registry)
 
     def snapshot(self) -> Snapshot:
         """The latest snapshot; one that has grown old says so."""
