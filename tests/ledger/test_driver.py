@@ -1,0 +1,308 @@
+"""The driver: nobody is told anything before it is written, whatever the journal does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.gpu import Gpu, GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.request import Holder, Request
+from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.ledger.driver import Driver, NotWritten
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.memory import MemoryJournal
+from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Batch, Done, InlineWriter, WriterThread
+
+SOON_S = 10.0
+
+
+class SlowWriter:
+    """Writes a batch when the test says so; it sits where the disk would be."""
+
+    def __init__(self, journal: MemoryJournal) -> None:
+        self.journal = journal
+        self.orders: list[tuple[Batch, Done]] = []
+        self.batches = 0
+        self.has_order = asyncio.Event()
+
+    def write(self, batch: Batch, done: Done) -> None:
+        self.batches += 1
+        self.orders.append((batch, done))
+        self.has_order.set()
+
+    async def next_order(self) -> None:
+        async with asyncio.timeout(SOON_S):
+            await self.has_order.wait()
+
+    def finish(self, error: JournalError | None = None) -> None:
+        batch, done = self.orders.pop(0)
+        self.has_order.clear()
+        if error is None:
+            InlineWriter(self.journal).write(batch, done)
+        else:
+            done(batch, error)
+
+    def is_compaction_due(self, live: int) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def look(count: int = 1, at: float = 100.0) -> cmd.Observe:
+    gpus = [Gpu(GpuKey("box", f"GPU-{index}"), index, "A100") for index in range(count)]
+    return cmd.Observe(tuple(Reading(gpu, at, 80_000.0, 0.0, 0.0, processes=()) for gpu in gpus))
+
+
+def ask(lease_id: str, pid: int | None = None, ttl_s: float = 1000.0) -> cmd.RequestLease:
+    holder = Holder(process=None if pid is None else ProcessId(pid, 1.0))
+    return cmd.RequestLease(lease_id, Request(holder=holder, ttl_s=ttl_s))
+
+
+async def turns(count: int = 5) -> None:
+    """Let everything that can go on go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def opened(writer: Any = None, gpus: int = 1, **options: Any) -> Driver:
+    journal = MemoryJournal()
+    driver = Driver(PoolSettings(), clock=options.pop("clock", Clock()), **options)
+    driver.open(journal.load(100), writer or InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+    driver.note(look(gpus))
+    await turns()
+    if isinstance(writer, SlowWriter):
+        writer.finish()  # the opening itself
+        await turns()
+    return driver
+
+
+def kinds(events: Sequence[ev.Event]) -> list[str]:
+    return [type(event).__name__ for event in events if isinstance(event, ev.DurableEvent)]
+
+
+async def test_a_request_is_answered_when_it_is_written_and_not_before() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    answer = asyncio.ensure_future(driver.do(ask("a")))
+    shown = asyncio.ensure_future(driver.find("a"))
+    await turns()
+    assert not answer.done()
+    assert not shown.done(), "a grant was shown that is not written"
+    writer.finish()
+    assert kinds(await answer) == ["LeaseQueued", "LeaseGranted"]
+    assert isinstance(await shown, ActiveLease)
+    assert kinds(writer.journal.load(1).events)[-2:] == ["LeaseQueued", "LeaseGranted"]
+
+
+async def test_somebody_who_waits_is_told_when_the_grant_is_written_and_not_before() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    first = [asyncio.ensure_future(driver.do(ask(name))) for name in ("a", "b")]
+    await turns()
+    writer.finish()
+    await asyncio.gather(*first)
+    waiting = asyncio.ensure_future(driver.wait_while_queued("b", SOON_S))
+    await turns()
+    driver.note(cmd.Release("a"))
+    driver.note(look(at=101.0))
+    await turns()
+    assert isinstance(driver.state.leases["b"], ActiveLease)
+    assert not waiting.done()
+    writer.finish()
+    await waiting
+
+
+async def test_all_who_ask_while_the_disk_is_busy_share_one_commit() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer, gpus=64)
+    before = writer.batches
+    answers = [asyncio.ensure_future(driver.do(ask("first")))]
+    await turns()
+    answers += [asyncio.ensure_future(driver.do(ask(f"lease{number}"))) for number in range(50)]
+    await turns()
+    writer.finish()
+    await turns()
+    writer.finish()
+    await asyncio.gather(*answers)
+    assert writer.batches - before == 2
+
+
+async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer, gpus=2)
+    held = asyncio.ensure_future(driver.do(ask("held")))
+    await turns()
+    writer.finish()
+    await held
+    answer = asyncio.ensure_future(driver.do(ask("a")))
+    await turns()
+    writer.finish(JournalError("the disk is full"))
+    with pytest.raises(NotWritten, match="the disk is full"):
+        await answer
+    for command in (ask("b"), cmd.Release("held"), cmd.Revoke("held")):
+        with pytest.raises(NotWritten, match="the disk is full"):
+            await driver.do(command)
+    with pytest.raises(NotWritten):
+        await driver.find("a")
+    assert not driver.is_written("a")
+    assert await driver.do(cmd.Renew(("held",))) == [ev.LeasesRenewed(100.0, ("held",))]
+    assert isinstance(await driver.find("held"), ActiveLease)
+    assert kinds(writer.journal.load(1).events) == ["PoolOpened", "LeaseQueued", "LeaseGranted"]
+
+
+async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_the_same_lease() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    answer = asyncio.ensure_future(driver.do(ask("a")))
+    await turns()
+    writer.finish(JournalError("the disk is full"))
+    with pytest.raises(NotWritten):
+        await answer
+    driver.note(cmd.ReportDeath("a"))
+    await writer.next_order()  # the driver tries again by itself
+    writer.finish()
+    assert driver.trouble is None
+    await turns()
+    writer.finish()  # the death that was put off
+    assert isinstance(await driver.find("a"), DrainingLease)
+    assert kinds(writer.journal.load(1).events)[-3:] == ["LeaseQueued", "LeaseGranted", "LeaseEnded"]
+
+
+async def test_a_journal_that_is_damaged_is_replaced_by_what_is_known() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer, gpus=2)
+    held = asyncio.ensure_future(driver.do(ask("held")))
+    await turns()
+    writer.finish()
+    await held
+    answer = asyncio.ensure_future(driver.do(ask("a")))
+    await turns()
+    writer.finish(JournalDamaged("it is gone"))
+    with pytest.raises(NotWritten):
+        await answer
+    await writer.next_order()
+    assert writer.orders[0][0].replaces_damaged
+    writer.finish()
+    again = Driver(PoolSettings(), clock=Clock())
+    again.open(writer.journal.load(100), InlineWriter(MemoryJournal()), boot_id="boot", wall_offset_s=0.0)
+    assert {id_: type(lease) for id_, lease in again.state.leases.items()} == {"held": ActiveLease, "a": ActiveLease}
+    assert again.state.fences == driver.state.fences
+
+
+async def test_somebody_who_is_dead_when_his_turn_comes_is_passed_over() -> None:
+    dead = {2}
+    driver = await opened(is_alive=lambda process: process.pid not in dead)
+    for pid in (1, 2, 3):
+        await driver.do(ask(f"lease{pid}", pid))
+    await driver.do(cmd.Release("lease1"))
+    await driver.do(look(at=101.0))
+    await driver.do(look(at=101.0))
+    lease = await driver.find("lease2")
+    assert isinstance(lease, EndedLease)
+    assert lease.reason is EndReason.HOLDER_DIED
+    assert isinstance(await driver.find("lease3"), ActiveLease)
+
+
+async def test_who_gives_up_waiting_leaves_no_trace_and_disturbs_nobody() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    first = [asyncio.ensure_future(driver.do(ask(name))) for name in ("a", "b")]
+    await turns()
+    first[0].cancel()
+    await turns()
+    writer.finish()
+    assert kinds(await first[1]) == ["LeaseQueued"]
+    waiting = [asyncio.ensure_future(driver.wait_while_queued("b", SOON_S)) for _ in range(2)]
+    await turns()
+    assert "2 waited for" in repr(driver)
+    waiting[0].cancel()
+    await turns()
+    assert "1 waited for" in repr(driver)
+    driver.release_waiters()
+    await waiting[1]
+    assert "0 waited for" in repr(driver)
+
+
+async def test_waiting_ends_when_the_time_is_over() -> None:
+    driver = await opened()
+    await driver.do(ask("a"))
+    await driver.do(ask("b"))
+    await driver.wait_while_queued("b", 0.01)
+    assert isinstance(await driver.find("b"), QueuedLease)
+    assert "0 waited for" in repr(driver)
+
+
+async def test_a_lease_runs_out_by_itself() -> None:
+    loop = asyncio.get_running_loop()
+    driver = await opened(clock=loop.time)
+    driver.note(look(at=loop.time()))
+    await driver.do(ask("a", ttl_s=0.1))
+    await driver.do(ask("b"))
+    ended = loop.create_future()
+
+    def watch(events: Sequence[ev.Event]) -> None:
+        if any(isinstance(event, ev.LeaseEnded) for event in events):
+            ended.set_result(None)
+
+    driver.listeners.append(watch)
+    async with asyncio.timeout(SOON_S):
+        await ended
+    driver.note(look(at=loop.time()))
+    lease = await driver.find("b")
+    assert isinstance(lease, ActiveLease)
+    driver.close()
+
+
+async def test_a_history_that_has_grown_long_is_compacted() -> None:
+    journal = MemoryJournal()
+    driver = Driver(PoolSettings(), clock=Clock())
+    driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+    await driver.do(look())
+    await driver.do(ask("kept"))
+    number = 0
+    while journal.events_since_compaction < SHORTEST_TO_COMPACT:
+        number += 1
+        await asyncio.gather(*(driver.do(ask(f"lease{number}-{part}")) for part in range(100)))
+        await asyncio.gather(*(driver.do(cmd.Release(f"lease{number}-{part}")) for part in range(100)))
+    await driver.do(ask("last"))
+    events = journal.load(1).events
+    assert len(events) < 100
+    assert {event.lease_id for event in events if isinstance(event, ev.LeaseQueued)} == {"kept", "last"}
+
+
+async def test_a_thread_writes_and_what_it_wrote_is_there_when_it_is_closed() -> None:
+    journal = MemoryJournal()
+    driver = Driver(PoolSettings(), clock=Clock())
+    driver.open(journal.load(1), WriterThread(journal, asyncio.get_running_loop()), boot_id="boot", wall_offset_s=0.0)
+    await driver.do(look())
+    await driver.do(ask("a"))
+    driver.note(cmd.Release("a"))
+    driver.close()
+    assert kinds(journal.load(1).events)[-3:] == ["LeaseQueued", "LeaseGranted", "LeaseEnded"]
+    with pytest.raises(NotWritten, match="stopping"):
+        await driver.do(ask("b"))
+
+
+async def test_a_journal_that_contradicts_itself_is_not_gone_on_with() -> None:
+    journal = MemoryJournal()
+    journal.append([ev.LeaseGranted(1.0, "nobody", (GpuKey("box", "GPU-0"),), 1, 1.0)], [])
+    driver = Driver(PoolSettings(), clock=Clock())
+    with pytest.raises(JournalDamaged, match="contradict"):
+        driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+    with pytest.raises(NotWritten):
+        await driver.do(ask("a"))
