@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.server.running import RunningServer
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(ROOT.glob("*.md"))
@@ -45,3 +51,16 @@ def test_every_make_target_the_documents_name_exists() -> None:
     for document in DOCUMENTS:
         named = set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE))
         assert {first or second for first, second in named} <= targets
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_curl_lines_of_the_readme_work_one_after_the_other() -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("curl ")]
+    assert len(lines) >= 6
+    with RunningServer({"SIMULATED_GPUS": "4xA100-80GB"}) as server:
+        for line in lines:
+            command = shlex.split(line.replace("localhost:8000", f"127.0.0.1:{server.port}"), comments=True)
+            done = subprocess.run([*command, "-sS", "--fail-with-body", "-m", "20"], capture_output=True, check=False)
+            assert done.returncode == 0, (line, done.stdout, done.stderr)
+            assert json.loads(done.stdout), line
