@@ -198,20 +198,20 @@ def _index_node(
     clear_to_exclusive: list[GpuSlot] = []
     for slot in index.open_to_exclusive:
         percent, reading = used_percent(slot, ignored_processes), slot.reading
-        if percent is not None and reading is not None and reading.utilization_percent is not None:
+        if percent is not None and reading is not None and reading.load_percent is not None:
             is_clear = (
                 percent < settings.thresholds.memory_percent
-                and reading.utilization_percent < settings.thresholds.utilization_percent
+                and reading.load_percent < settings.thresholds.utilization_percent
             )
-            score = percent + reading.utilization_percent
+            score = percent + reading.load_percent
             by_use = (score, len(index.open_to_exclusive), node, reading.gpu.index, percent, slot.key)
             index.entries.add((Use.EXCLUSIVE, Group(_class_of(slot), is_clear), by_use))
             clear_to_exclusive += [slot] if is_clear else []
     clear_to_shared: list[GpuSlot] = []
     for slot in index.open_to_shared:
         use, reading = memory_use(slot, ignored_processes), slot.reading
-        if use is not None and reading is not None and reading.utilization_percent is not None:
-            utilization = reading.utilization_percent
+        if use is not None and reading is not None and reading.load_percent is not None:
+            utilization = reading.load_percent
             is_ours = is_used_by_leases_only(slot, ignored_processes)
             is_clear = is_ours or utilization < settings.thresholds.utilization_percent
             by_commitment = (-use.committed_mb, node, reading.gpu.index, utilization, is_ours, slot.key)
@@ -266,7 +266,7 @@ def _is_measured(slot: GpuSlot) -> bool:
     reading = slot.reading
     if reading is None or reading.fault is not None:
         return False
-    return reading.utilization_percent is not None and reading.memory_percent is not None
+    return reading.load_percent is not None and reading.memory_percent is not None
 
 
 def _class_of(slot: GpuSlot) -> GpuClass:

@@ -270,7 +270,7 @@ def stale_at(state: PoolState, reading: Reading) -> float:
 def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Verdict:
     reading = slot.reading
     percent = used_percent(slot, state.ignored_processes)
-    utilization = reading.utilization_percent if reading else None
+    utilization = reading.load_percent if reading else None
     if percent is None:
         return ReadingUnknown("memory")
     if utilization is None:

@@ -121,7 +121,8 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         state.agenda.set(lease.id, event.at + state.settings.drain_limit_s)
         process = lease.request.holder.process
         if process is not None and event.reason is EndReason.RELEASED:
-            state.leftovers.setdefault(process, {}).update(dict.fromkeys(event.draining, lease.id))
+            for key in event.draining:
+                state.leftovers.setdefault(process, {}).setdefault(key, set()).add(lease.id)
     else:
         _remember(state, ended)
     state.touch(*(key.node for key in lease.gpus))
@@ -191,10 +192,14 @@ def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
 
 def _forget_leftover(state: PoolState, lease: DrainingLease, key: GpuKey) -> None:
     process = lease.request.holder.process
-    if process is not None and (keys := state.leftovers.get(process)) is not None and keys.get(key) == lease.id:
+    keys = state.leftovers.get(process, {}) if process is not None else {}
+    if process is None or lease.id not in keys.get(key, ()):
+        return
+    keys[key].discard(lease.id)
+    if not keys[key]:
         del keys[key]
-        if not keys:
-            del state.leftovers[process]
+    if not keys:
+        del state.leftovers[process]
 
 
 def _remember(state: PoolState, lease: EndedLease) -> None:

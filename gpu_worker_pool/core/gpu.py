@@ -68,6 +68,8 @@ class Reading:
     power_limit_w: float | None = None
     processes: tuple[GpuProcess, ...] | None = None
     fault: str | None = None
+    # False where the hardware has no such number (a MIG device): then memory alone tells whether it is in use.
+    has_utilization: bool = True
     # Some statistics servers tell a percentage and no megabytes.
     reported_memory_percent: float | None = None
 
@@ -78,6 +80,11 @@ class Reading:
             value = getattr(self, name)
             if value is not None and not isfinite(value):
                 object.__setattr__(self, name, None)
+
+    @property
+    def load_percent(self) -> float | None:
+        """What the utilization threshold is held against; None where it should be known and is not."""
+        return self.utilization_percent if self.has_utilization or self.utilization_percent is not None else 0.0
 
     @property
     def memory_percent(self) -> float | None:

@@ -44,8 +44,8 @@ class PoolState:
     holds: dict[GpuKey, str] = field(default_factory=dict)
     reserver: str | None = None
     newcomers: list[str] = field(default_factory=list)
-    # GPUs that a process gave back and still holds memory on, with the lease that drains there.
-    leftovers: dict[ProcessId, dict[GpuKey, str]] = field(default_factory=dict)
+    # GPUs that a process gave back and still holds memory on, with its leases that drain there.
+    leftovers: dict[ProcessId, dict[GpuKey, set[str]]] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set, compare=False)
     capacity: Capacity = field(default_factory=Capacity, compare=False)
 

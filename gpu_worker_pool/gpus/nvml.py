@@ -210,6 +210,7 @@ class NvmlProbe(Probe):
             memory_total_mb=total_mb,
             memory_used_mb=used_mb,
             utilization_percent=self._utilization_percent(handle),
+            has_utilization=False,
             temperature_c=self._temperature_c(parent),
             processes=self._processes(handle, processes),
         )

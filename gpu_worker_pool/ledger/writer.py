@@ -64,6 +64,8 @@ def carry_out(journal: Journal, batch: Batch) -> None:
     began = time.perf_counter()
     if batch.replaces_damaged and batch.snapshot is not None:
         journal.replace_damaged(batch.snapshot)
+        # From here on only the accounting is missing; a failure now must not set the new journal aside as well.
+        batch.events, batch.snapshot, batch.replaces_damaged = [], None, False
         journal.append((), batch.ended)
     else:
         journal.append(batch.events, batch.ended)

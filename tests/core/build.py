@@ -51,6 +51,7 @@ def reading(
     processes: tuple[GpuProcess, ...] | None = (),
     fault: str | None = None,
     percent: float | None = None,
+    has_utilization: bool = True,
 ) -> Reading:
     """An idle A100, unless told otherwise."""
     return Reading(
@@ -62,6 +63,7 @@ def reading(
         processes=processes,
         fault=fault,
         reported_memory_percent=percent,
+        has_utilization=has_utilization,
     )
 
 

@@ -562,3 +562,12 @@ def test_a_verdict_reads_as_a_sentence(verdict: Verdict, code: str, words: str) 
 def test_a_gpu_is_named_by_its_node_and_index() -> None:
     assert str(reading(2).gpu) == "box:2"
     assert reading(2).gpu.name == A100
+
+
+def test_a_device_whose_hardware_knows_no_utilization_is_judged_by_memory_alone() -> None:
+    box = Box(reading(utilization=None, has_utilization=False))
+    assert isinstance(box.verdict(), Eligible)
+    box.ask("a")
+    assert box.gpus_of("a") == (key(),)
+    full = Box(reading(utilization=None, has_utilization=False, used_mb=70_000))
+    assert isinstance(full.verdict(), OverMemory)

@@ -1109,3 +1109,18 @@ def test_memory_of_others_on_a_warm_gpu_still_counts() -> None:
     box.look(full)
     box.ask("second", pid=1)
     assert box.stage("second") == "queued"
+
+
+def test_of_two_leases_of_a_program_on_one_gpu_the_second_to_drain_is_still_its_own() -> None:
+    box = Box(reading())
+    for name in ("a", "b"):
+        box.ask(name, pid=1, memory_mb=8_000)
+    box.look(reading(used_mb=16_000, processes=(process(1, 16_000),)))
+    box.release("a")
+    box.pass_time(1)
+    box.release("b")
+    box.pass_time(59.5)
+    assert (box.stage("a"), box.stage("b")) == ("released", "draining")
+    box.look(reading(used_mb=16_000, processes=(process(1, 16_000),)))
+    box.ask("c", pid=1)
+    assert box.gpus_of("c") == (key(),)

@@ -588,6 +588,7 @@ def test_mig_devices_stand_in_place_of_their_gpu(config: StubConfig, start: Star
     for reading in (empty, used):
         assert unknown_of(reading) == {"utilization_percent", "power_draw_w", "power_limit_w"}
         assert reading.temperature_c == 52
+        assert not reading.has_utilization, "it must be possible to grant it by memory alone"
 
 
 def test_mig_devices_that_are_made_and_unmade_are_noticed(config: StubConfig, start: Start) -> None:

@@ -26,18 +26,16 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.PoolOpened(1.5, "boot1", 1.7e9),
     ev.HistoryCondensed(2.0, (("box", 7), ("other", 1)), 12),
     ev.LeaseQueued(3.0, "a", REQUEST, 12, 1700000003.125),
-    ev.LeaseGranted(4.0, "a", (GPU, OTHER), 8, 1700000004.0),
+    ev.LeaseGranted(4.0, "a", (GPU, OTHER), 8, 4.5),
     ev.ProcessesAttributed(5.0, "a", GPU, (ProcessId(4711, 12.25), ProcessId(4712))),
-    ev.LeaseEnded(6.0, "a", EndReason.HOLDER_DIED, (GPU,), 1700000006.0),
+    ev.LeaseEnded(6.0, "a", EndReason.HOLDER_DIED, (GPU,), 6.5),
     ev.GpuDrained(7.0, "a", GPU),
     ev.GpuExcluded(8.0, OTHER, "repair"),
     ev.GpuIncluded(9.0, OTHER),
     ev.ProcessIgnored(10.0, "Xorg"),
     ev.ProcessCounted(11.0, "Xorg"),
 )
-ENDED = EndedLease(
-    "a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED
-)
+ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
 
 def ended(lease_id: str, *, ended_at: float = 1.0) -> EndedLease:
@@ -73,7 +71,15 @@ wishes = st.builds(
 )
 optional = st.none() | texts
 holders = st.builds(
-    Holder, optional, optional, optional, st.none() | wholes, st.none() | floats, optional, optional, st.none() | processes
+    Holder,
+    optional,
+    optional,
+    optional,
+    st.none() | wholes,
+    st.none() | floats,
+    optional,
+    optional,
+    st.none() | processes,
 )
 requests = st.builds(
     Request,

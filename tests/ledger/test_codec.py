@@ -27,12 +27,12 @@ REQUEST_LINE = (
 GOLDEN = (
     '{"kind":"PoolOpened","at":1.5,"boot_id":"boot1","wall_offset_s":1700000000.0}',
     '{"kind":"HistoryCondensed","at":2.0,"fences":[["box",7],["other",1]],"next_seq":12}',
-    '{"kind":"LeaseQueued","at":3.0,"lease_id":"a","request":' + REQUEST_LINE + ',"seq":12,"requested_at":1700000003.125}',
-    '{"kind":"LeaseGranted","at":4.0,"lease_id":"a","gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'
-    '"granted_at":1700000004.0}',
+    '{"kind":"LeaseQueued","at":3.0,"lease_id":"a","request":'
+    + REQUEST_LINE
+    + ',"seq":12,"requested_at":1700000003.125}',
+    '{"kind":"LeaseGranted","at":4.0,"lease_id":"a","gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,"granted_at":4.5}',
     '{"kind":"ProcessesAttributed","at":5.0,"lease_id":"a","gpu":["box","GPU-0"],"processes":[[4711,12.25],[4712,null]]}',
-    '{"kind":"LeaseEnded","at":6.0,"lease_id":"a","reason":"holder_died","draining":[["box","GPU-0"]],'
-    '"ended_at":1700000006.0}',
+    '{"kind":"LeaseEnded","at":6.0,"lease_id":"a","reason":"holder_died","draining":[["box","GPU-0"]],"ended_at":6.5}',
     '{"kind":"GpuDrained","at":7.0,"lease_id":"a","gpu":["box","GPU-0"]}',
     '{"kind":"GpuExcluded","at":8.0,"gpu":["box","GPU-1"],"reason":"repair"}',
     '{"kind":"GpuIncluded","at":9.0,"gpu":["box","GPU-1"]}',

@@ -144,10 +144,21 @@ class TestDeath:
         assert reports.until(1) == ["a"]
         assert len(watch) == 0
 
+    @pytest.mark.parametrize("pid", [2**22 + 1, 2**40])
+    def test_a_pid_that_nobody_can_have_is_reported_without_a_look_at_it_later(
+        self, loop: asyncio.AbstractEventLoop, reports: Reports, pid: int
+    ) -> None:
+        watch = DeathWatch(reports, loop)
+        watch.watch(ProcessId(pid, 1.0), "a")
+
+        assert repr(watch) == "<DeathWatch 0 processes (0 polled), 1 leases>"
+        assert reports.until(1) == ["a"]
+
     def test_a_pid_that_a_later_process_has_is_reported_and_that_one_left_alone(
         self, watch: DeathWatch, reports: Reports, child: Start
     ) -> None:
         process = child()
+        before = open_descriptors()
         earlier = ProcessId(process.id.pid, (process.id.started or 0) - 1)
         watch.watch(earlier, "earlier")
         watch.watch(process.id, "later")
@@ -156,6 +167,7 @@ class TestDeath:
         assert process.popen.poll() is None
         process.kill()
         assert reports.until(2) == ["earlier", "later"]
+        assert open_descriptors() <= before
 
     def test_without_a_start_time_the_pid_alone_is_watched(
         self, watch: DeathWatch, reports: Reports, child: Start
@@ -276,11 +288,26 @@ class TestLeases:
         watch.watch(first.id, "a")
         watch.watch(other.id, "other")
         watch.watch(second.id, "a")
+        assert len(watch) == 2
         first.kill()
         other.kill()
 
         assert reports.until(1) == ["other"]
         second.kill()
+        assert reports.until(2) == ["other", "a"]
+
+    def test_a_lease_that_got_a_living_process_while_a_death_is_on_its_way_is_kept(
+        self, watch: DeathWatch, reports: Reports, child: Start
+    ) -> None:
+        gone, living, other = child(), child(), child()
+        gone.end()
+        watch.watch(gone.id, "a")
+        watch.watch(living.id, "a")
+        watch.watch(other.id, "other")
+        other.kill()
+
+        assert reports.until(1) == ["other"]
+        living.kill()
         assert reports.until(2) == ["other", "a"]
 
     def test_a_dead_process_watched_again_is_reported_again(
@@ -295,6 +322,27 @@ class TestLeases:
 
         watch.watch(process.id, "b")
         assert reports.until(2) == ["a", "b"]
+
+    def test_one_watched_anew_while_its_death_is_on_its_way_is_still_reported(
+        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
+    ) -> None:
+        first, second = child(), child()
+
+        def report(lease_id: str) -> None:
+            if lease_id == "first":
+                # Both were found dead in one look; the report of "second" is still to come.
+                deaths.watch(second.id, "anew")
+                deaths.forget("second")
+            reports(lease_id)
+
+        deaths = DeathWatch(report, loop, open_pidfd=not_implemented)
+        deaths.watch(first.id, "first")
+        deaths.watch(second.id, "second")
+        first.kill()
+        second.kill()
+
+        assert reports.until(2) == ["first", "anew"]
+        deaths.close()
 
     def test_a_report_that_fails_does_not_keep_the_others_back(
         self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
@@ -375,6 +423,25 @@ class TestWithoutPidfd:
         assert has_timer()
         watch.forget("b")
         assert not has_timer()
+
+    def test_a_kernel_that_has_none_is_asked_once_for_each_process(
+        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
+    ) -> None:
+        asked: list[int] = []
+
+        def refuse(pid: int) -> int:
+            asked.append(pid)
+            return not_implemented(pid)
+
+        watch = DeathWatch(reports, loop, open_pidfd=refuse)
+        living, other = child(), child()
+        watch.watch(living.id, "living")
+        watch.watch(other.id, "other")
+        other.kill()
+        reports.until(1)
+
+        assert asked == [living.id.pid, other.id.pid]
+        watch.close()
 
     def test_more_than_are_looked_at_in_one_go_are_all_seen(
         self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start

@@ -1,0 +1,188 @@
+"""A condensed history adds up to the same pool as the long one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import rule
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.condense import condense
+from gpu_worker_pool.core.evolve import replay
+from gpu_worker_pool.core.gpu import ProcessId
+from gpu_worker_pool.core.lease import DrainingLease
+from gpu_worker_pool.core.pool import step
+from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.ledger.codec import decode_event, encode_event
+from tests.core import box_simulation
+from tests.core.build import Box, key, process, reading
+from tests.core.pool_machine import PoolMachine
+
+
+def from_long(state: PoolState, log: list[ev.Event]) -> PoolState:
+    """What a restart makes of all that was journalled."""
+    durable = [event for event in log if isinstance(event, ev.DurableEvent)]
+    return replay(PoolState(settings=state.settings), through_disk(durable))
+
+
+def from_short(state: PoolState) -> PoolState:
+    """What a restart makes of the condensed history and of the ended leases, which a journal keeps beside."""
+    return replay(PoolState(settings=state.settings, ended=dict(state.ended)), through_disk(condense(state)))
+
+
+def through_disk(events: list[ev.DurableEvent]) -> list[ev.DurableEvent]:
+    return [decode_event(encode_event(event)) for event in events]
+
+
+def details(state: PoolState) -> dict[str, Any]:
+    """What equality of states leaves out, or what is worth a message of its own."""
+    return {
+        "processes": {id_: lease.request.holder.process for id_, lease in state.leases.items()},
+        "ended processes": {id_: lease.request.holder.process for id_, lease in state.ended.items()},
+        "occupants": {key: list(slot.occupants.items()) for key, slot in state.slots.items()},
+        "members": {key: list(slot.members.items()) for key, slot in state.slots.items()},
+        "queue": list(state.queue),
+        "kinds of wishes": state.queue.by_wishes,
+        "due": {id_: state.agenda.due_at(id_) for id_ in state.leases},
+        "since": {id_: lease.since for id_, lease in state.leases.items() if isinstance(lease, DrainingLease)},
+        "fences": state.fences,
+        "next_seq": state.next_seq,
+        "clock": (state.clock, state.boot_id, state.wall_offset_s),
+    }
+
+
+def assert_alike(one: PoolState, other: PoolState) -> None:
+    mine, others = details(one), details(other)
+    for what, value in mine.items():
+        assert value == others[what], what
+    assert one == other
+
+
+def check(state: PoolState, log: list[ev.Event], now: float) -> None:
+    """After a restart and after a reboot, condensed from the living pool or from a restored one."""
+    for boot_id, at in ((state.boot_id, max(now, state.clock)), ("another boot", 1.0)):
+        assert boot_id is not None
+        long, short = from_long(state, log), from_short(state)
+        shorter = from_short(from_long(state, log))
+        for pool in (long, short, shorter):
+            step(pool, cmd.Open(boot_id, 2e6), at)
+        assert_alike(short, long)
+        assert_alike(shorter, long)
+
+
+class CondensingMachine(PoolMachine):
+    """Looked at now and then, because each look replays all that happened so far."""
+
+    @rule()
+    def adds_up_to_the_same(self) -> None:
+        check(self.pool.state, self.pool.log, self.now)
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            self.adds_up_to_the_same()
+
+
+TestCondensing = CondensingMachine.TestCase
+TestCondensing.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_hour_of_a_busy_box_adds_up_to_the_same_at_any_minute(seed: int) -> None:
+    box = box_simulation.Box(seed)
+    box.tell(cmd.Open("boot", 1.7e9))
+    box.at(0.0, box.look_now_and_then)
+    for _ in range(4):
+        box.at(0.1, box.arrive)  # each is followed by another, so this is four times the usual rush
+    box_simulation.tick(box)
+    seen: set[str] = set()
+    for minute in range(1, 61):
+        box.run(60.0 * minute)
+        check(box.state, box.log, box.now)
+        seen |= {type(lease).__name__ for lease in box.state.leases.values()}
+        assert len(condense(box.state)) <= 3 + 4 * len(box.state.leases) + 8 * len(box.state.slots)
+    assert seen == {"QueuedLease", "ActiveLease", "DrainingLease"}
+
+
+def box_with_everything() -> Box:
+    """Sharers that came in an order that is not that of their names, one of them draining on one of its two GPUs, a
+    crowd waiting, a GPU out of service, a program that does not count.
+    """
+    box = Box(*(reading(index) for index in range(4)))
+    box.ask("z", memory_mb=20_000, gpus=2, pid=11)
+    box.ask("m", memory_mb=20_000, gpus=2, pid=12)
+    box.ask("a", memory_mb=20_000, gpus=2, pid=13)
+    box.look(
+        *(reading(index, processes=(process(111, 5_000, parents=(11,)), process(12, 5_000))) for index in range(4))
+    )
+    box.do(cmd.ExcludeGpu(key(3), "repair"))
+    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ask("late", gpus=4, pid=14)
+    box.ask("urgent", gpus=4, priority=5)
+    box.ask("later", gpus=4)
+    box.release("z")
+    box.pass_time(3.0)
+    first, _ = box.state.leases["z"].gpus  # type: ignore[union-attr]
+    index = int(first.uuid[-1])
+    box.look(reading(index, processes=(process(12, 5_000),)))
+    return box
+
+
+def test_everything_at_once_adds_up_to_the_same() -> None:
+    box = box_with_everything()
+    half = box.state.leases["z"]
+    assert isinstance(half, DrainingLease)
+    assert len(half.gpus) == 1
+    assert list(box.state.queue) == ["urgent", "late", "later"]
+
+    check(box.state, box.log, box.now)
+
+    short = from_short(box.state)
+    assert list(short.queue) == ["urgent", "late", "later"]
+    assert short.leases["late"].request.holder.process == ProcessId(14, 1.0)
+    assert short.fences == box.state.fences
+    assert short.next_seq == box.state.next_seq == 7
+
+
+def test_both_go_on_alike() -> None:
+    """The same looks, releases and requests lead to the same grants, fences and places in the queue."""
+    box = box_with_everything()
+    long, short = from_long(box.state, box.log), from_short(box.state)
+    told: list[list[ev.Event]] = [[], []]
+    for pool, events in zip((long, short), told, strict=True):
+        now = box.now
+        for command in (
+            cmd.Open("boot1", 1e6),
+            cmd.Observe(tuple(reading(index, at=now) for index in range(4))),
+            cmd.IncludeGpu(key(3)),
+            cmd.Release("m"),
+            cmd.Release("a"),
+            cmd.Observe(tuple(reading(index, at=now + 1) for index in range(4))),
+            cmd.Release("urgent"),
+            cmd.Observe(tuple(reading(index, at=now + 2) for index in range(4))),
+        ):
+            now += 0.5
+            events.extend(step(pool, command, now))
+    assert told[0] == told[1]
+    assert_alike(short, long)
+
+
+def test_fences_and_places_go_on_growing_where_all_leases_are_gone() -> None:
+    box = Box(reading(0))
+    for lease_id in "abc":
+        box.ask(lease_id)
+        box.release(lease_id)
+        box.look(reading(0))
+    short = from_short(box.state)
+    assert short.leases == {}
+    assert short.fences == {"box": 3}
+    assert short.next_seq == 4
+
+
+def test_a_pool_that_was_never_opened_condenses_to_its_counters() -> None:
+    assert from_short(PoolState()) == PoolState()
+    assert condense(PoolState()) == [ev.HistoryCondensed(float("-inf"), (), 1)]
