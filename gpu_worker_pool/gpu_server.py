@@ -66,6 +66,8 @@ def main() -> int:
         log_level=settings.log_level,
         access_log=settings.access_log,
         timeout_graceful_shutdown=GRACE_S,
+        # Whether a call was passed on is for us to judge, by the headers that this would take as true.
+        proxy_headers=False,
     )
     host, port = listener.getsockname()[:2]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)

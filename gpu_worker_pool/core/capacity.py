@@ -2,7 +2,7 @@
 
 They only propose: everything proposed is judged before it is granted (see eligibility.py). What they must get right
 is to leave out nothing that would be found eligible. All of it follows from the slots; a node is indexed anew
-whenever one of its GPUs changed.
+whenever something about one of its GPUs changed that is in a list.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import merge
 from itertools import islice
+from math import inf
 from typing import Any, NamedTuple
 
 from .gpu import GpuKey
@@ -65,8 +66,29 @@ class Group(NamedTuple):
 Entry = tuple[Any, ...]
 
 
+class SlotFacts(NamedTuple):
+    """All that the lists say of one GPU. `gpu_class` is None where nothing is known of it; what is_... say is whether
+    its occupants leave a place, and None where it is out of service or cannot be measured.
+    """
+
+    place: float
+    gpu_class: GpuClass | None
+    is_open_to_exclusive: bool | None = None
+    is_open_to_shared: bool | None = None
+    percent: float | None = None
+    load_percent: float = 0.0
+    committed_mb: float | None = None
+    is_used_by_leases_only: bool = False
+
+    @property
+    def is_in_service(self) -> bool:
+        """Whether it could be granted if nobody were on it."""
+        return self.is_open_to_exclusive is not None
+
+
 @dataclass(slots=True)
 class _NodeIndex:
+    facts: dict[GpuKey, SlotFacts] = field(default_factory=dict)
     open_to_exclusive: list[GpuSlot] = field(default_factory=list)
     open_to_shared: list[GpuSlot] = field(default_factory=list)
     entries: set[tuple[Use, Group, Entry]] = field(default_factory=set)
@@ -84,18 +106,35 @@ class Capacity:
 
     def refresh(
         self,
-        node: str,
-        slots: Iterable[GpuSlot],
+        touched: AbstractSet[GpuKey],
+        slots: Mapping[GpuKey, GpuSlot],
         settings: PoolSettings,
         excluded: Mapping[GpuKey, str],
         ignored_processes: AbstractSet[str],
     ) -> bool:
-        """Index a node anew, from all of its slots (a node without slots is dropped). Returns whether anything has
-        changed that a request could care about.
+        """Take in what has changed about these GPUs (one that is in no slot any more is dropped). Returns whether
+        anything has changed that a request could care about.
         """
+        changed: dict[str, dict[GpuKey, SlotFacts | None]] = {}
+        for key in touched:
+            slot, index = slots.get(key), self._nodes.get(key.node)
+            facts = None if slot is None else _facts_of(slot, settings, excluded, ignored_processes)
+            if facts != (index.facts.get(key) if index else None):
+                changed.setdefault(key.node, {})[key] = facts
+        matters = [self._reindex(node, changed[node], slots, settings) for node in sorted(changed)]
+        return any(matters)
+
+    def _reindex(
+        self,
+        node: str,
+        changes: Mapping[GpuKey, SlotFacts | None],
+        slots: Mapping[GpuKey, GpuSlot],
+        settings: PoolSettings,
+    ) -> bool:
         old = self._nodes.pop(node, None)
-        ordered = sorted(slots, key=_by_index)
-        new = _index_node(node, ordered, settings, excluded, ignored_processes)
+        known = {**(old.facts if old else {}), **changes}
+        facts = {key: found for key, found in known.items() if found is not None}
+        new = _index_node(node, facts, slots, settings)
         old_entries = old.entries if old else set()
         for use, group, entry in old_entries - new.entries:
             entries = self._lists[use][group]
@@ -105,8 +144,10 @@ class Capacity:
         for use, group, entry in new.entries - old_entries:
             insort(self._lists[use].setdefault(group, []), entry)
         if old:
-            self._makeups -= Counter([old.makeup])
-        if ordered:
+            self._makeups[old.makeup] -= 1
+            if not self._makeups[old.makeup]:
+                del self._makeups[old.makeup]
+        if facts:
             self._nodes[node] = new
             self._makeups[new.makeup] += 1
         return old is None or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
@@ -180,51 +221,69 @@ class Capacity:
         ]
 
 
-def _index_node(
-    node: str,
-    slots: Sequence[GpuSlot],
-    settings: PoolSettings,
-    excluded: Mapping[GpuKey, str],
-    ignored_processes: AbstractSet[str],
-) -> _NodeIndex:
-    measured = [slot for slot in slots if slot.key not in excluded and _is_measured(slot)]
-    workers = settings.workers_per_gpu
-    index = _NodeIndex(
-        open_to_exclusive=[slot for slot in measured if slot.is_open_for(shared=False, workers_per_gpu=workers)],
-        open_to_shared=[slot for slot in measured if slot.is_open_for(shared=True, workers_per_gpu=workers)],
-        makeup=tuple(sorted((_class_of(slot) for slot in slots if slot.reading), key=str)),
-        makeup_in_service=tuple(_class_of(slot) for slot in measured),
+def _facts_of(
+    slot: GpuSlot, settings: PoolSettings, excluded: Mapping[GpuKey, str], ignored_processes: AbstractSet[str]
+) -> SlotFacts:
+    reading = slot.reading
+    if reading is None:
+        return SlotFacts(inf, None)
+    gpu_class = GpuClass(reading.gpu.name, reading.memory_total_mb)
+    load_percent = reading.load_percent
+    is_measured = reading.fault is None and load_percent is not None and reading.memory_percent is not None
+    if not is_measured or load_percent is None or slot.key in excluded:
+        return SlotFacts(reading.gpu.index, gpu_class)
+    is_open_to_shared = slot.is_open_for(shared=True, workers_per_gpu=settings.workers_per_gpu)
+    use = memory_use(slot, ignored_processes) if is_open_to_shared else None
+    return SlotFacts(
+        reading.gpu.index,
+        gpu_class,
+        slot.is_open_for(shared=False, workers_per_gpu=settings.workers_per_gpu),
+        is_open_to_shared,
+        used_percent(slot, ignored_processes),
+        load_percent,
+        use.committed_mb if use else None,
+        is_open_to_shared and is_used_by_leases_only(slot, ignored_processes),
     )
-    clear_to_exclusive: list[GpuSlot] = []
-    for slot in index.open_to_exclusive:
-        percent, reading = used_percent(slot, ignored_processes), slot.reading
-        if percent is not None and reading is not None and reading.load_percent is not None:
-            is_clear = (
-                percent < settings.thresholds.memory_percent
-                and reading.load_percent < settings.thresholds.utilization_percent
-            )
-            score = percent + reading.load_percent
-            by_use = (score, len(index.open_to_exclusive), node, reading.gpu.index, percent, slot.key)
-            index.entries.add((Use.EXCLUSIVE, Group(_class_of(slot), is_clear), by_use))
-            clear_to_exclusive += [slot] if is_clear else []
-    clear_to_shared: list[GpuSlot] = []
-    for slot in index.open_to_shared:
-        use, reading = memory_use(slot, ignored_processes), slot.reading
-        if use is not None and reading is not None and reading.load_percent is not None:
-            utilization = reading.load_percent
-            is_ours = is_used_by_leases_only(slot, ignored_processes)
-            is_clear = is_ours or utilization < settings.thresholds.utilization_percent
-            by_commitment = (-use.committed_mb, node, reading.gpu.index, utilization, is_ours, slot.key)
-            index.entries.add((Use.SHARED, Group(_class_of(slot), is_clear), by_commitment))
-            clear_to_shared += [slot] if is_clear else []
+
+
+def _index_node(
+    node: str, facts: dict[GpuKey, SlotFacts], slots: Mapping[GpuKey, GpuSlot], settings: PoolSettings
+) -> _NodeIndex:
+    ordered = sorted(facts.items(), key=lambda item: (item[1].place, item[0]))
+    exclusive = [(key, found) for key, found in ordered if found.is_open_to_exclusive]
+    shared = [(key, found) for key, found in ordered if found.is_open_to_shared]
+    index = _NodeIndex(
+        facts,
+        open_to_exclusive=[slots[key] for key, _ in exclusive],
+        open_to_shared=[slots[key] for key, _ in shared],
+        makeup=tuple(sorted((found.gpu_class for _, found in ordered if found.gpu_class), key=_by_name)),
+        makeup_in_service=tuple(found.gpu_class for _, found in ordered if found.gpu_class and found.is_in_service),
+    )
+    limits = settings.thresholds
+    clear_to_exclusive: list[SlotFacts] = []
+    for key, found in exclusive:
+        if found.percent is not None and found.gpu_class is not None:
+            is_clear = found.percent < limits.memory_percent and found.load_percent < limits.utilization_percent
+            score = found.percent + found.load_percent
+            by_use = (score, len(exclusive), node, found.place, found.percent, key)
+            index.entries.add((Use.EXCLUSIVE, Group(found.gpu_class, is_clear), by_use))
+            clear_to_exclusive += [found] if is_clear else []
+    clear_to_shared: list[SlotFacts] = []
+    for key, found in shared:
+        if found.committed_mb is not None and found.gpu_class is not None:
+            is_ours = found.is_used_by_leases_only
+            is_clear = is_ours or found.load_percent < limits.utilization_percent
+            by_commitment = (-found.committed_mb, node, found.place, found.load_percent, is_ours, key)
+            index.entries.add((Use.SHARED, Group(found.gpu_class, is_clear), by_commitment))
+            clear_to_shared += [found] if is_clear else []
     for use_of_node, is_clear, counted in (
         (Use.NODES_EXCLUSIVE, True, clear_to_exclusive),
-        (Use.NODES_EXCLUSIVE, False, index.open_to_exclusive),
+        (Use.NODES_EXCLUSIVE, False, [found for _, found in exclusive]),
         (Use.NODES_SHARED, True, clear_to_shared),
-        (Use.NODES_SHARED, False, index.open_to_shared),
+        (Use.NODES_SHARED, False, [found for _, found in shared]),
     ):
         if counted:
-            names = frozenset(slot.reading.gpu.name for slot in counted if slot.reading)
+            names = frozenset(found.gpu_class.name for found in counted if found.gpu_class)
             index.entries.add((use_of_node, Group(names, is_clear), (len(counted), node)))
     return index
 
@@ -262,17 +321,5 @@ def _could_serve(gpu_class: GpuClass, wishes: Wishes, thresholds: Thresholds) ->
     return wishes.memory_mb <= thresholds.memory_percent * gpu_class.total_mb / 100
 
 
-def _is_measured(slot: GpuSlot) -> bool:
-    reading = slot.reading
-    if reading is None or reading.fault is not None:
-        return False
-    return reading.load_percent is not None and reading.memory_percent is not None
-
-
-def _class_of(slot: GpuSlot) -> GpuClass:
-    assert slot.reading  # noqa: S101 - for the type checker
-    return GpuClass(slot.reading.gpu.name, slot.reading.memory_total_mb)
-
-
-def _by_index(slot: GpuSlot) -> tuple[float, GpuKey]:
-    return (slot.reading.gpu.index if slot.reading else float("inf"), slot.key)
+def _by_name(gpu_class: GpuClass) -> tuple[str, float]:
+    return (gpu_class.name, -1.0 if gpu_class.total_mb is None else gpu_class.total_mb)

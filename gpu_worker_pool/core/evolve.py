@@ -32,6 +32,7 @@ def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
     state.boot_id = event.boot_id
     state.wall_offset_s = event.wall_offset_s
     state.has_been_observed = False
+    state.touch(state.slots)
     for slot in list(state.slots.values()):
         slot.reading = None
         if not slot.occupants:
@@ -40,7 +41,6 @@ def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
         limit_s = state.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.request.ttl_s
         state.agenda.set(lease.id, event.at + limit_s)
     state.unsettle()
-    state.touch(*state.capacity.nodes)
 
 
 def _history_condensed(state: PoolState, event: ev.HistoryCondensed) -> None:
@@ -71,7 +71,7 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
         state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
     node = event.gpus[0].node
     state.fences[node] = max(state.fences.get(node, 0), event.fence)
-    state.touch(node)
+    state.touch(event.gpus)
 
 
 def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
@@ -125,7 +125,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
                 state.leftovers.setdefault(process, {}).setdefault(key, set()).add(lease.id)
     else:
         _remember(state, ended)
-    state.touch(*(key.node for key in lease.gpus))
+    state.touch(lease.gpus)
 
 
 def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:
@@ -140,7 +140,7 @@ def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:
         del state.leases[lease.id]
         state.agenda.drop(lease.id)
         _remember(state, lease.ended)
-    state.touch(event.gpu.node)
+    state.touch((event.gpu,))
 
 
 def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> None:
@@ -149,7 +149,7 @@ def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> No
         members[event.lease_id] = event.processes
     else:
         members.pop(event.lease_id, None)
-    state.touch(event.gpu.node)
+    state.touch((event.gpu,))
 
 
 def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
@@ -159,27 +159,27 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
         if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
             state.unsettle()
         slot.reading = reading
-    state.touch(*(reading.gpu.key.node for reading in event.readings))
+    state.touch(reading.gpu.key for reading in event.readings)
 
 
 def _gpu_excluded(state: PoolState, event: ev.GpuExcluded) -> None:
     state.excluded[event.gpu] = event.reason
-    state.touch(event.gpu.node)
+    state.touch((event.gpu,))
 
 
 def _gpu_included(state: PoolState, event: ev.GpuIncluded) -> None:
     state.excluded.pop(event.gpu, None)
-    state.touch(event.gpu.node)
+    state.touch((event.gpu,))
 
 
 def _process_ignored(state: PoolState, event: ev.ProcessIgnored) -> None:
     state.ignored_processes.add(event.name)
-    state.touch(*state.capacity.nodes)
+    state.touch(state.slots)
 
 
 def _process_counted(state: PoolState, event: ev.ProcessCounted) -> None:
     state.ignored_processes.discard(event.name)
-    state.touch(*state.capacity.nodes)
+    state.touch(state.slots)
 
 
 def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -31,7 +32,6 @@ class PoolState:
     wall_offset_s: float = 0.0
     has_been_observed: bool = False
     slots: dict[GpuKey, GpuSlot] = field(default_factory=dict)
-    slots_by_node: dict[str, dict[GpuKey, GpuSlot]] = field(default_factory=dict, compare=False)
     leases: dict[str, LiveLease] = field(default_factory=dict)
     ended: dict[str, EndedLease] = field(default_factory=dict)
     queue: WaitingLine = field(default_factory=WaitingLine)
@@ -46,7 +46,7 @@ class PoolState:
     newcomers: list[str] = field(default_factory=list)
     # GPUs that a process gave back and still holds memory on, with its leases that drain there.
     leftovers: dict[ProcessId, dict[GpuKey, set[str]]] = field(default_factory=dict)
-    touched: set[str] = field(default_factory=set, compare=False)
+    touched: set[GpuKey] = field(default_factory=set, compare=False)
     capacity: Capacity = field(default_factory=Capacity, compare=False)
 
     def find(self, lease_id: str) -> Lease | None:
@@ -64,24 +64,23 @@ class PoolState:
         slot = self.slots.get(key)
         if slot is None:
             slot = self.slots[key] = GpuSlot(key)
-            self.slots_by_node.setdefault(key.node, {})[key] = slot
         return slot
 
     def forget_slot(self, key: GpuKey) -> None:
         """Drop a GPU that nothing is known of."""
         del self.slots[key]
-        del self.slots_by_node[key.node][key]
+        self.touched.add(key)
 
-    def touch(self, *nodes: str) -> None:
-        """Something about GPUs of these nodes has changed; the indexes are brought up to date by `reindex`."""
-        self.touched.update(nodes)
+    def touch(self, keys: Iterable[GpuKey]) -> None:
+        """Something about these GPUs has changed; the indexes are brought up to date by `reindex`."""
+        self.touched.update(keys)
 
     def reindex(self) -> None:
         """Bring the indexes up to date with the slots."""
-        for node in sorted(self.touched):
-            slots = self.slots_by_node.get(node, {}).values()
-            if self.capacity.refresh(node, slots, self.settings, self.excluded, self.ignored_processes):
-                self.unsettle()
+        if not self.touched:
+            return
+        if self.capacity.refresh(self.touched, self.slots, self.settings, self.excluded, self.ignored_processes):
+            self.unsettle()
         self.touched.clear()
 
     def unsettle(self) -> None:

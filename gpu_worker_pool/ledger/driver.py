@@ -33,6 +33,11 @@ LONGEST_NAP_S = 1.0
 # How soon to try again to write what could not be written.
 TRY_AGAIN_S = 0.5
 
+# How long what is not urgent waits for company.
+PATIENCE_S = 0.1
+# Nobody is promised anything by these: were they lost, the next reading would bring them about again.
+NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
+
 Listener = Callable[[Sequence[ev.Event]], None]
 
 
@@ -74,6 +79,7 @@ class Driver:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
         self._is_flush_due = False
+        self._late_flush: asyncio.TimerHandle | None = None
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -123,8 +129,8 @@ class Driver:
 
     async def caught_up(self) -> None:
         """Wait until what has happened so far is written; returns at once in trouble."""
-        batch = self._gathering or self._in_flight
-        if batch is not None and batch.events and self.trouble is None:
+        batch = self._gathering if self._gathering is not None and self._gathering.is_urgent else self._in_flight
+        if batch is not None and self.trouble is None:
             await asyncio.wait([batch.written])
 
     def is_written(self, lease_id: str) -> bool:
@@ -160,8 +166,8 @@ class Driver:
     def close(self) -> None:
         """Write what is left, and end. Leases stay as they are: the journal keeps them."""
         self.release_waiters()
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for timer in filter(None, (self._alarm, self._late_flush)):
+            timer.cancel()
         if self._writer is not None:
             batch, self._gathering = self._gathering, None
             if batch is not None and batch.events and self.trouble is None:
@@ -203,24 +209,34 @@ class Driver:
         replay(self.state, events)
         return events
 
-    def _gather(self, events: list[ev.Event]) -> Batch:
+    def _gather(self, events: list[ev.Event]) -> Batch | None:
+        """Have these written; returns what to wait for before anybody may be told, if anything."""
         if self._gathering is None:
             self._gathering = Batch(asyncio.get_running_loop().create_future())
         batch = self._gathering
         batch.news += events
+        must_wait = False
         for event in events:
             if isinstance(event, ev.DurableEvent):
                 batch.events.append(event)
-                lease_id = getattr(event, "lease_id", None)
-                if lease_id is not None:
-                    self._unwritten[lease_id] = batch
+                if not isinstance(event, NOT_URGENT):
+                    batch.is_urgent = must_wait = True
+                    lease_id = getattr(event, "lease_id", None)
+                    if lease_id is not None:
+                        self._unwritten[lease_id] = batch
             if isinstance(event, ev.LeaseEnded) and (ended := _as_ended(self.state.find(event.lease_id))):
                 batch.ended.append(ended)
         if not self._is_flush_due:
             # At the end of this turn of the loop, so that all who ask in one turn share a commit.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
-        return batch
+        return batch if must_wait else None
+
+    def _flush_late(self) -> None:
+        self._late_flush = None
+        if self._gathering is not None:
+            self._gathering.is_urgent = True
+            self._flush()
 
     def _set_alarm(self, now: float) -> None:
         due_at = min(self.state.agenda.next_due_at() or inf, self.state.settled_until)
@@ -244,6 +260,10 @@ class Driver:
         self._is_flush_due = False
         batch = self._gathering
         if batch is None or self._in_flight is not None or self._writer is None or self.trouble is not None:
+            return
+        if batch.events and not batch.is_urgent:
+            if self._late_flush is None:
+                self._late_flush = asyncio.get_running_loop().call_later(PATIENCE_S, self._flush_late)
             return
         self._gathering = None
         if not batch.events:
@@ -297,7 +317,13 @@ class Driver:
             if not failed.written.done():
                 failed.written.set_exception(NotWritten(self.trouble))
                 failed.written.exception()  # whoever has gone away meanwhile does not want to know
-        again = Batch(asyncio.get_running_loop().create_future(), batch.events, batch.ended, batch.news)
+        again = Batch(
+            asyncio.get_running_loop().create_future(),
+            is_urgent=True,
+            events=batch.events,
+            ended=batch.ended,
+            news=batch.news,
+        )
         if later is not None:
             again.events += later.events
             again.ended += later.ended

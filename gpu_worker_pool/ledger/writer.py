@@ -24,10 +24,11 @@ class Batch:
     """What is written by one commit. `news` is all that happened, in order, to be told once it is written.
 
     `snapshot` is what the whole history adds up to after this batch, where the journal is to be compacted to it;
-    `replaces_damaged` says that it is to be put in the place of a journal that cannot be used any more.
+    It is urgent where somebody may be told of it. `replaces_damaged` says that it is to be put in the place of a journal that cannot be used any more.
     """
 
     written: asyncio.Future[None]
+    is_urgent: bool = False
     events: list[DurableEvent] = field(default_factory=list)
     ended: list[EndedLease] = field(default_factory=list)
     news: list[Event] = field(default_factory=list)

@@ -7,7 +7,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Literal
 
@@ -143,6 +143,7 @@ def may_manage(caller: Caller, owner: str | None, tokens: Tokens) -> bool:
     return caller.is_local and caller.name is None
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
     """Whether an address is this machine's own. No address, as at a Unix socket, says nothing about who is there."""
     try:

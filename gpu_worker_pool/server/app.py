@@ -101,8 +101,8 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
     node, simulated = settings.gpu_pool_node, settings.simulated_gpus
     made_up = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
 
-    def on_look(snapshot: Snapshot) -> None:
-        authority.observe(snapshot)
+    def on_look(snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
+        authority.observe(snapshot, is_regular=is_regular)
 
     sampler = Sampler(
         make_probe or (lambda: made_up or choose_probe(node, None)),

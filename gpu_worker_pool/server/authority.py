@@ -17,6 +17,7 @@ from gpu_worker_pool.core import events as ev
 from gpu_worker_pool.core.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease
 from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.core.slot import GpuSlot
 from gpu_worker_pool.gpus.simulated import SimulatedHolder
 from gpu_worker_pool.ledger.clock import boot_id, boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 TRY_AGAIN_S = 2.0
 # A waiter whose connection broke off has this long after a grant to be heard of, or the next one gets it.
 GRACE_S = 2.0
+# How soon a GPU that was given back is looked at where nobody waits for one.
+LATE_LOOK_S = 0.1
 
 
 class Occupied(Protocol):
@@ -63,7 +66,7 @@ class Authority:
     ) -> None:
         self.machine = machine
         self.sampler = sampler
-        self.driver = Driver(settings, clock=boot_time, is_alive=machine.is_alive)
+        self.driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
         self.max_waiting = max_waiting
         self.waiting = 0
         self._open_journal = open_journal
@@ -72,7 +75,8 @@ class Authority:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._away: set[str] = set()
         self._opening: asyncio.Task[None] | None = None
-        self.driver.early_listeners.append(self._look_at_what_was_left)
+        self._late_look: asyncio.TimerHandle | None = None
+        self.driver.early_listeners.append(self._follow_early)
         self.driver.listeners.append(self._follow)
 
     @property
@@ -97,16 +101,18 @@ class Authority:
         """Answer who waits, write what is left, and let go of everything."""
         if self._opening is not None:
             self._opening.cancel()
+        if self._late_look is not None:
+            self._late_look.cancel()
         if self._deaths is not None:
             self._deaths.close()
         self.driver.close()
         self._loop = None
 
-    def observe(self, snapshot: Snapshot) -> None:
+    def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
         """What was measured. May be called from any thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._observe, snapshot)
+            loop.call_soon_threadsafe(self._observe, snapshot, is_regular)
 
     @contextmanager
     def waiting_connection(self) -> Iterator[None]:
@@ -144,7 +150,7 @@ class Authority:
         for lease in list(self.driver.state.leases.values()):
             if not isinstance(lease, DrainingLease) and lease.request.holder.process is not None:
                 self._watch(lease.request.holder.process, lease.id)
-        self._observe(self.sampler.snapshot)
+        self._observe(self.sampler.snapshot, is_regular=True)
         self._tell_simulated({key for key, slot in self.driver.state.slots.items() if slot.occupants})
 
     async def _keep_trying_to_open(self) -> None:
@@ -156,9 +162,14 @@ class Authority:
                 self.driver.trouble = str(error)
         logger.warning("the journal could be opened; leases are granted from now on")
 
-    def _observe(self, snapshot: Snapshot) -> None:
-        if snapshot.readings and self._loop is not None:
-            self.driver.note(cmd.Observe(snapshot.readings))
+    def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
+        readings = snapshot.readings
+        if not is_regular:
+            # Taken because somebody left: of the others the next regular one tells soon enough.
+            slots = self.driver.state.slots
+            readings = tuple(reading for reading in readings if _is_draining(slots.get(reading.gpu.key)))
+        if readings and self._loop is not None:
+            self.driver.note(cmd.Observe(readings))
 
     def _on_death(self, lease_id: str) -> None:
         logger.info("the holder of lease %s is dead", lease_id)
@@ -168,23 +179,42 @@ class Authority:
         if self._deaths is not None:
             self._deaths.watch(process, lease_id)
 
-    def _look_at_what_was_left(self, events: Sequence[ev.Event]) -> None:
-        if any(isinstance(event, ev.LeaseEnded) and event.draining for event in events):
-            if self._simulated is not None:
-                # Its hardware shows that somebody stopped as soon as he did.
-                self._tell_simulated(
-                    {key for event in events if isinstance(event, ev.LeaseEnded) for key in event.draining}
-                )
+    def _is_alive(self, process: ProcessId) -> bool:
+        return self._deaths is None or self._deaths.is_alive(process)
+
+    def _follow_early(self, events: Sequence[ev.Event]) -> None:
+        left: set[GpuKey] = set()
+        for event in events:
+            if isinstance(event, ev.LeaseQueued):
+                process = event.request.holder.process
+                if process is not None:
+                    self._watch(process, event.lease_id)
+            elif isinstance(event, ev.LeaseEnded):
+                left.update(event.draining)
+        if left:
+            # The hardware of simulated GPUs shows that somebody stopped as soon as he did.
+            self._tell_simulated(left)
+        if left or self._late_look is not None:
+            self._look_at_what_was_left()
+
+    def _look_at_what_was_left(self) -> None:
+        """At once where somebody waits for it; where nobody does, soon, so that many releases share a look."""
+        if len(self.driver.state.queue):
+            if self._late_look is not None:
+                self._late_look.cancel()
+                self._late_look = None
             self.sampler.look_soon()
+        elif self._late_look is None:
+            self._late_look = asyncio.get_running_loop().call_later(LATE_LOOK_S, self._look_late)
+
+    def _look_late(self) -> None:
+        self._late_look = None
+        self.sampler.look_soon()
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         changed: set[GpuKey] = set()
         for event in events:
             match event:
-                case ev.LeaseQueued():
-                    process = event.request.holder.process
-                    if process is not None:
-                        self._watch(process, event.lease_id)
                 case ev.LeaseGranted():
                     changed.update(event.gpus)
                     if event.lease_id in self._away:
@@ -220,6 +250,10 @@ class Authority:
                 self._simulated.occupy(key.uuid, holders)
             except ValueError:
                 logger.debug("no simulated GPU %s any more", key.uuid)
+
+
+def _is_draining(slot: GpuSlot | None) -> bool:
+    return slot is None or any(occupant.is_draining for occupant in slot.occupants.values())
 
 
 def _made_up_pid(lease: ActiveLease | EndedLease) -> int:

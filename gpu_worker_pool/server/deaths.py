@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from .machine import Machine
 POLL_S = 0.25
 # Looked at in one go; more than these would keep the event loop from its requests for milliseconds.
 MOST_AT_ONCE = 200
+# Processes without a lease that are kept in view: most that gave one back ask again, and a descriptor costs time to get.
+MOST_IDLE = 64
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
 
@@ -66,6 +69,8 @@ class DeathWatch:
         self._open_pidfd = open_pidfd
         self._by_lease: dict[str, _Watched] = {}
         self._by_process: dict[ProcessId, _Watched] = {}
+        # Those who have no lease at present, the one without for longest first; all of them have a descriptor.
+        self._idle: dict[ProcessId, _Watched] = {}
         # Whether a descriptor may still be had for it; the one not looked at for longest comes first.
         self._polled: dict[ProcessId, bool] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -85,10 +90,11 @@ class DeathWatch:
         if self._is_closed or (earlier is not None and earlier.process == process):
             return
         self.forget(lease_id)
-        watched = self._by_process.get(process)
+        watched = self._by_process.get(process) or self._idle.pop(process, None)
         is_new = watched is None
         if watched is None:
-            watched = self._by_process[process] = _Watched(process)
+            watched = _Watched(process)
+        self._by_process[process] = watched
         watched.leases[lease_id] = None
         self._by_lease[lease_id] = watched
         if is_new:
@@ -100,14 +106,30 @@ class DeathWatch:
         if watched is None:
             return
         del watched.leases[lease_id]
-        if not watched.leases:
+        if watched.leases or self._by_process.get(watched.process) is not watched:
+            return
+        if watched.descriptor is None:
             self._let_go(watched)
+            return
+        del self._by_process[watched.process]
+        self._idle[watched.process] = watched
+        if len(self._idle) > MOST_IDLE:
+            self._let_go(next(iter(self._idle.values())))
+
+    def is_alive(self, process: ProcessId) -> bool:
+        """Whether it runs at this moment; quick where the kernel would tell of its death, told or not."""
+        watched = self._by_process.get(process) or self._idle.get(process)
+        if watched is None or watched.descriptor is None:
+            return self._machine.is_alive(process)
+        poll = select.poll()
+        poll.register(watched.descriptor, select.POLLIN)
+        return not poll.poll(0)
 
     def close(self) -> None:
         """Give back all descriptors and the timer; nothing is reported from now on."""
         self._is_closed = True
         self._by_lease.clear()
-        for watched in list(self._by_process.values()):
+        for watched in [*self._by_process.values(), *self._idle.values()]:
             self._let_go(watched)
 
     def _begin(self, watched: _Watched) -> None:
@@ -184,9 +206,12 @@ class DeathWatch:
 
     def _let_go(self, watched: _Watched) -> None:
         # If it was let go before, there may by now be another watch on the same process, which must go on.
-        if self._by_process.get(watched.process) is not watched:
+        for known in (self._by_process, self._idle):
+            if known.get(watched.process) is watched:
+                del known[watched.process]
+                break
+        else:
             return
-        del self._by_process[watched.process]
         if watched.descriptor is not None:
             self._loop.remove_reader(watched.descriptor)
             os.close(watched.descriptor)

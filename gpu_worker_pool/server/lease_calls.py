@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 from urllib.parse import parse_qsl
@@ -156,7 +157,8 @@ class LeaseCalls:
             self._check_is_his(caller, known)
         else:
             process = self.authority.machine.local_process(request.holder, is_loopback=call.is_loopback)
-            request = form.to_request(request.holder.owner, process)
+            if process is not None:
+                request = replace(request, holder=replace(request.holder, process=process))
         if form.wait_s == 0:
             return await self._ask(lease_id, request, by_uuid=by_uuid)
         with self.authority.waiting_connection():

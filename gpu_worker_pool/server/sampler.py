@@ -37,7 +37,7 @@ class Sampler:
         max_history: int,
         visible_devices: str | None,
         clock: Callable[[], float] = time.monotonic,
-        on_look: Callable[[Snapshot], None] | None = None,
+        on_look: Callable[[Snapshot, bool], None] | None = None,
     ) -> None:
         self._make_probe = make_probe
         self._interval_s = interval_s
@@ -102,7 +102,7 @@ class Sampler:
             if for_history:
                 self.history.append(self.snapshot)
             if self._on_look is not None:
-                self._on_look(self.snapshot)
+                self._on_look(self.snapshot, for_history)
         self.looks += 1
         self.failed_looks += found.error is not None
         self.last_look_s = self._clock() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,12 +9,14 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from pydantic_core import to_json
+
 from gpu_worker_pool.core.gpu import GpuProcess, Reading
 
 
 def encode(value: Any) -> bytes:
-    """JSON as bytes."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """JSON as bytes; what is not finite is unknown."""
+    return to_json(value, inf_nan_mode="null")
 
 
 @dataclass(frozen=True)

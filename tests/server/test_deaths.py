@@ -18,7 +18,7 @@ import uvloop
 
 from gpu_worker_pool.core.gpu import ProcessId
 from gpu_worker_pool.gpus.processes import ProcessTable
-from gpu_worker_pool.server.deaths import MOST_AT_ONCE, DeathWatch, open_pidfd
+from gpu_worker_pool.server.deaths import MOST_AT_ONCE, MOST_IDLE, DeathWatch, open_pidfd
 from gpu_worker_pool.server.descriptors import ENOUGH, is_scarce, raise_limit
 
 ROOT = Path(__file__).parent.parent.parent
@@ -269,7 +269,9 @@ class TestLeases:
         assert reports.until(1) == ["other"]
         assert len(watch) == 0
 
-    def test_forgetting_the_last_lease_lets_go_of_the_process(self, watch: DeathWatch, child: Start) -> None:
+    def test_a_process_that_comes_and_goes_takes_one_descriptor_until_the_end(
+        self, watch: DeathWatch, child: Start
+    ) -> None:
         process = child()
         before = open_descriptors()
         for _ in range(3):
@@ -279,7 +281,31 @@ class TestLeases:
             watch.forget("b")
 
         assert len(watch) == 0
+        assert open_descriptors() <= before + 1
+        watch.close()
         assert open_descriptors() <= before
+
+    def test_of_those_without_a_lease_only_some_are_kept_in_view(self, watch: DeathWatch, child: Start) -> None:
+        children = [child() for _ in range(MOST_IDLE + 5)]
+        before = open_descriptors()
+        for number, process in enumerate(children):
+            watch.watch(process.id, f"lease{number}")
+            watch.forget(f"lease{number}")
+
+        assert len(watch) == 0
+        assert open_descriptors() <= before + MOST_IDLE
+
+    def test_one_that_died_between_two_leases_is_reported_with_the_second(
+        self, watch: DeathWatch, child: Start, reports: Reports
+    ) -> None:
+        process = child()
+        watch.watch(process.id, "first")
+        watch.forget("first")
+        process.kill()
+        watch.watch(process.id, "second")
+
+        assert not watch.is_alive(process.id)
+        assert reports.until(1) == ["second"]
 
     def test_a_lease_that_got_another_process_ends_with_that_one(
         self, watch: DeathWatch, reports: Reports, child: Start
