@@ -118,9 +118,21 @@ class Driver:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
+        elif not self.is_open and not self.is_closed:
+            # There are no leases yet that it could concern, and the GPUs can be shown.
+            replay(self.state, decide(self.state, command, self._clock()))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the pool's history is known. Before that nothing can be said about any lease."""
+        return self._writer is not None
 
     async def find(self, lease_id: str) -> Lease | None:
-        """The lease as it is written; None where it is unknown. Raises NotWritten where its state cannot be written."""
+        """The lease as it is written; None where it is unknown. Raises NotWritten where its state cannot be written, or
+        where the history is not known.
+        """
+        if not self.is_open:
+            raise NotWritten(self.trouble)
         while (batch := self._unwritten.get(lease_id)) is not None:
             if self.trouble is not None:
                 raise NotWritten(self.trouble)
@@ -203,11 +215,15 @@ class Driver:
 
     def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
         """Signs of life are taken, so that nobody loses a GPU over a full disk; nothing is ended or granted."""
-        if self._writer is None or not isinstance(command, cmd.Renew):
+        if not self.is_open or not isinstance(command, cmd.Renew):
             raise NotWritten(self.trouble)
-        events = decide(self.state, command, self._clock())
+        now = self._clock()
+        # Of what is not written nobody has been told, so there is nothing to be kept alive.
+        events = decide(self.state, cmd.Renew(tuple(filter(self.is_written, command.lease_ids))), now)
         replay(self.state, events)
-        return events
+        return events + [
+            ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
+        ]
 
     def _gather(self, events: list[ev.Event]) -> Batch | None:
         """Have these written; returns what to wait for before anybody may be told, if anything."""

@@ -13,7 +13,8 @@ from gpu_worker_pool.core.gpu import GpuKey
 from gpu_worker_pool.core.lease import DrainingLease, EndedLease
 
 from .access import Denied
-from .lease_calls import Call, LeaseCalls, Reply
+from .calls import Call, Reply, not_possible
+from .lease_calls import LeaseCalls
 from .lease_form import PRINTABLE, Form, check_lease_id, parse_form
 from .lease_view import ended_view, lease_view
 from .pool_view import gpu_views
@@ -59,6 +60,10 @@ class AdminCalls:
                 return lambda call: self.ignore(call, rest)
             case "DELETE", "ignored-processes", _ if rest:
                 return lambda call: self.count(call, rest)
+            case _, "leases" | "gpus", "revoke" | "drain" | "undrain" if target:
+                return not_possible(method, path, ("POST",))
+            case _, "ignored-processes", _ if rest:
+                return not_possible(method, path, ("PUT", "DELETE"))
         return None
 
     async def revoke(self, call: Call, lease_id: str) -> Reply:
@@ -118,7 +123,7 @@ class AdminCalls:
         raise Refused(404, f"There is no GPU {gpu[:80]!r} here; name it by its index or UUID as /pool shows it.")
 
     def _gpu(self, key: GpuKey) -> bytes:
-        views = gpu_views(self._driver.state, self._driver.now())
+        views = gpu_views(self._driver)
         missing: dict[str, Any] = {"node": key.node, "uuid": key.uuid, "state": "unknown"}
         return encode(next((view for view in views if view["uuid"] == key.uuid), missing))
 

@@ -9,15 +9,17 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.ledger.clock import boot_time
+from gpu_worker_pool.ledger.journal import JournalInUse
 from gpu_worker_pool.ledger.place import state_dir
 from gpu_worker_pool.ledger.sqlite import SqliteJournal
 
@@ -62,6 +64,7 @@ class PoolApp(FastAPI):
         self._admin = AdminCalls(leases, prefix=settings.api_prefix, node=settings.gpu_pool_node)
         self._events = events
         self._events_path = f"{settings.api_prefix}/events"
+        self.why_not_started: str | None = None
         self._polled: dict[str, Callable[[], bytes]] = {
             f"{settings.api_prefix}/gpu/stats": statistics.stats,
             f"{settings.api_prefix}/gpu/count": statistics.count,
@@ -74,18 +77,20 @@ class PoolApp(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a polled call at once, a lease call by the short way, and leave the rest to FastAPI."""
         if scope["type"] != "http":
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, self._in_a_line(send))
+            return
+        path = scope["path"]
+        if path == self._events_path and scope["method"] in {"GET", "HEAD"}:
+            await self._events.serve(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the server drops the body by itself
-        method, path = scope["method"], scope["path"]
+        method = scope["method"]
         body_of = self._polled.get(path) if method == "GET" else None
         if body_of is None:
             answer = self._leases.find(method, path) or self._admin.find(method, path)
             if answer is not None:
                 await self._leases.serve(answer, scope, receive, send)
-            elif path == self._events_path and method == "GET":
-                await self._events.serve(scope, receive, send)
             else:
                 await super().__call__(scope, receive, send)
             return
@@ -93,6 +98,28 @@ class PoolApp(FastAPI):
         headers = [*self._headers, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, with errors described as the kind they are."""
+        if self.openapi_schema is None:
+            problem = {"$ref": "#/components/schemas/Problem"}
+            for path in super().openapi()["paths"].values():
+                for call in path.values():
+                    for answer in call["responses"].values():
+                        content = answer.get("content", {})
+                        if content.get("application/json", {}).get("schema") == problem:
+                            content["application/problem+json"] = content.pop("application/json")
+        return super().openapi()
+
+    def _in_a_line(self, send: Send) -> Send:
+        """Tell why the server cannot start without a traceback, where the reason says it all."""
+
+        async def send_in_a_line(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed" and self.why_not_started is not None:
+                message = {**message, "message": f"The server cannot start: {self.why_not_started}"}
+            await send(message)
+
+        return send_in_a_line
 
 
 def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], Probe] | None = None) -> PoolApp:
@@ -142,7 +169,12 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
         sampler.start()
         await asyncio.to_thread(sampler.wait_for_first_look, FIRST_LOOK_S)
         _tell_what_is_there(sampler)
-        await authority.start()
+        try:
+            await authority.start()
+        except JournalInUse as error:
+            app.why_not_started = str(error)
+            sampler.stop()
+            raise
         with when_asked_to_stop(stop_waiting):
             watch = asyncio.create_task(_tell_when_it_grows_stale(statistics, events))
             notify("READY=1")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_worker_pool.core import commands as cmd
@@ -51,6 +53,13 @@ class TooManyWaiting(Exception):  # noqa: N818 - a state of affairs, not a mista
     """As many wait for an answer as the server has room for."""
 
 
+@dataclass(slots=True)
+class WaitingConnection:
+    """Somebody who waits for an answer; broken where he went away before he had it."""
+
+    is_broken: bool = False
+
+
 class Authority:
     """One box's pool, running."""
 
@@ -74,6 +83,7 @@ class Authority:
         self._deaths: DeathWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._away: set[str] = set()
+        self._polls: Counter[str] = Counter()
         self._opening: asyncio.Task[None] | None = None
         self._late_look: asyncio.TimerHandle | None = None
         self.driver.early_listeners.append(self._follow_early)
@@ -95,6 +105,7 @@ class Authority:
         except JournalError as error:
             logger.error("no GPU can be granted: %s", error)  # noqa: TRY400 - a traceback would not help
             self.driver.trouble = str(error)
+            self._observe(self.sampler.snapshot, is_regular=True)
             self._opening = asyncio.create_task(self._keep_trying_to_open())
 
     def stop(self) -> None:
@@ -114,20 +125,36 @@ class Authority:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._observe, snapshot, is_regular)
 
+    @property
+    def has_room_to_wait(self) -> bool:
+        """Whether one more may wait for an answer."""
+        return self.waiting < self.max_waiting
+
     @contextmanager
-    def waiting_connection(self) -> Iterator[None]:
-        """Count somebody who waits for an answer; TooManyWaiting where there is no room for one more."""
-        if self.waiting >= self.max_waiting:
+    def waiting_connection(self, lease_id: str | None) -> Iterator[WaitingConnection]:
+        """Count somebody who waits for an answer, as a sign of life of whoever asked for this lease, if it is he.
+        TooManyWaiting where there is no room for one more. If his last connection breaks off he keeps his place, for he
+        may come back.
+        """
+        if not self.has_room_to_wait:
             raise TooManyWaiting
+        connection = WaitingConnection()
         self.waiting += 1
+        if lease_id is not None:
+            self._polls[lease_id] += 1
+            self._away.discard(lease_id)
         try:
-            yield
+            yield connection
         finally:
             self.waiting -= 1
-
-    def went_away(self, lease_id: str) -> None:
-        """The connection of somebody who waited for this lease broke off. He keeps his place, for he may come back."""
-        self._away.add(lease_id)
+            if lease_id is not None:
+                self._polls[lease_id] -= 1
+                if not self._polls[lease_id]:
+                    del self._polls[lease_id]
+                    if connection.is_broken:
+                        self._away.add(lease_id)
+                if not connection.is_broken:
+                    self._away.discard(lease_id)
 
     def was_heard_of(self, *lease_ids: str) -> None:
         """A sign of life."""

@@ -16,6 +16,7 @@ from gpu_worker_pool.core.gpu import GpuKey
 
 from .access import merge_headers
 from .authority import Authority
+from .calls import until_gone
 from .lease_view import lease_view
 from .problems import problem
 from .snapshot import Snapshot, encode
@@ -53,12 +54,13 @@ class EventStream:
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Put down what happened in the pool."""
         if not self._is_wanted():
+            self._forget()
             return
         was_queue_changed = False
         for event in events:
             match event:
                 case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseEnded():
-                    self._put_lease(_LEASE_EVENTS[type(event)], event.lease_id)
+                    self._put_lease(event)
                     was_queue_changed = True
                 case ev.GpuDrained():
                     self._put("gpu_drained", {"lease_id": event.lease_id, **_gpu(event.gpu)})
@@ -89,6 +91,10 @@ class EventStream:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client goes away or the server stops."""
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
         if len(self._listeners) >= MAX_STREAMS:
             detail = f"{MAX_STREAMS} streams are open already, and no more can be; poll /pool instead."
             await problem(503, detail, {"Retry-After": "5"})(scope, receive, send)
@@ -96,7 +102,7 @@ class EventStream:
         cursor = self._cursor(merge_headers(scope["headers"]).get("last-event-id"))
         news = asyncio.Event()
         self._listeners.add(news)
-        gone = asyncio.ensure_future(_until_gone(receive))
+        gone = asyncio.ensure_future(until_gone(receive))
         gone.add_done_callback(lambda _: news.set())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
@@ -132,11 +138,19 @@ class EventStream:
     def _is_wanted(self) -> bool:
         return bool(self._listeners) or self._authority.driver.now() < self._wanted_until
 
-    def _put_lease(self, name: str, lease_id: str) -> None:
+    def _forget(self) -> None:
+        """What happens from here on is not put down, so whoever comes back after it must start over."""
+        if self._kept:
+            self._kept.clear()
+            self._epoch = secrets.token_hex(4)
+
+    def _put_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
         driver = self._authority.driver
-        lease = driver.state.find(lease_id)
+        lease = driver.state.find(event.lease_id)
         if lease is not None:
-            self._put(name, lease_view(driver.state, lease, driver.now()))
+            # By now more may have happened to it; what is told is how it was.
+            view = lease_view(driver.state, lease, driver.now()) | _AS_IT_WAS[type(event)]
+            self._put(_LEASE_EVENTS[type(event)], view)
 
     def _put(self, name: str, data: dict[str, Any]) -> None:
         self._count += 1
@@ -170,10 +184,13 @@ _LEASE_EVENTS: dict[type[ev.Event], str] = {
 }
 
 
+_OVER: dict[str, Any] = {"ended_at": None, "end_reason": None}
+_AS_IT_WAS: dict[type[ev.Event], dict[str, Any]] = {
+    ev.LeaseQueued: {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
+    ev.LeaseGranted: {"state": "active", "reason": None, "position": None, **_OVER},
+    ev.LeaseEnded: {},
+}
+
+
 def _gpu(key: GpuKey) -> dict[str, str]:
     return {"node": key.node, "uuid": key.uuid}
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

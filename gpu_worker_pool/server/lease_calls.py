@@ -7,12 +7,12 @@ longer than the decision. The documentation lists them like all others (see leas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
 from typing import Any
-from urllib.parse import parse_qsl
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.core import commands as cmd
@@ -20,9 +20,10 @@ from gpu_worker_pool.core import events as ev
 from gpu_worker_pool.core.lease import DrainingLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.ledger.driver import NotWritten
 
-from .access import Caller, Denied, Tokens, identify, is_loopback, may_manage, merge_headers, owner_for, proxy_header
+from .access import Caller, Denied, Tokens, may_manage, owner_for
 from .authority import Authority, TooManyWaiting
-from .bodies import BodyError, ClientGone, read_body
+from .bodies import BodyError, ClientGone
+from .calls import Call, Reply, not_possible, until_gone
 from .lease_form import MAX_WAIT_S, BadForm, LeaseForm, RenewForm, check_lease_id, parse_form
 from .lease_view import ended_view, lease_view
 from .machine import NoSuchProcess
@@ -30,53 +31,11 @@ from .pool_view import gpu_views
 from .problems import Refused, problem
 from .snapshot import encode
 
-Reply = tuple[int, bytes]
 # While somebody waits on an open connection his lease is renewed for him, this often within its TTL.
 RENEWALS_PER_TTL = 3
 RETRY_AFTER = {"Retry-After": "1"}
-
-
-class Call:
-    """One request: who makes it, and how to read it."""
-
-    def __init__(self, scope: Scope, receive: Receive, tokens: Tokens) -> None:
-        self.receive = receive
-        self.headers = merge_headers(scope["headers"])
-        self.client_host: str | None = scope["client"][0] if scope.get("client") else None
-        self._query: bytes = scope.get("query_string", b"")
-        self._tokens = tokens
-
-    def caller(self) -> Caller:
-        """Who may change things; Denied for everybody else."""
-        return identify(self.client_host, self.headers, self._tokens)
-
-    def caller_or_none(self) -> Caller | None:
-        """Who makes a call that everybody may make."""
-        try:
-            return self.caller()
-        except Denied:
-            return None
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether it came straight from this machine."""
-        return is_loopback(self.client_host) and proxy_header(self.headers) is None
-
-    async def body(self) -> bytes:
-        """What was sent."""
-        return await read_body(self.receive, self.headers)
-
-    def query(self, *known: str) -> dict[str, str]:
-        """The query's parameters, all of which must be known."""
-        found: dict[str, str] = {}
-        for name, value in parse_qsl(self._query.decode("latin-1"), keep_blank_values=True, max_num_fields=20):
-            if name not in known:
-                possible = f"possible are {', '.join(known)}" if known else "none is possible here"
-                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {possible}.")
-            if name in found:
-                raise Refused(422, f"The query's parameter {name} is given twice.")
-            found[name] = value
-        return found
+# A long list is made in parts of so many, so that nobody else waits for the whole of it.
+LEASES_AT_ONCE = 100
 
 
 class LeaseCalls:
@@ -107,34 +66,30 @@ class LeaseCalls:
         fixed = self._fixed.get((method, path))
         if fixed is not None:
             return fixed
-        if path.startswith(self._lease_path) and (by_id := self._by_id.get(method)) is not None:
+        if path.startswith(self._lease_path):
+            by_id = self._by_id.get(method)
             lease_id = path[len(self._lease_path) :]
-            return lambda call: by_id(call, check_lease_id(lease_id))
-        return None
+            if by_id is not None:
+                return lambda call: by_id(call, check_lease_id(lease_id))
+            also = ("POST",) if path == f"{self._lease_path}renew" else ()
+            return not_possible(method, path, (*self._by_id, *also))
+        possible = tuple(known for known, fixed_path in self._fixed if fixed_path == path)
+        return not_possible(method, path, possible) if possible else None
 
     async def serve(
         self, answer: Callable[[Call], Awaitable[Reply]], scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer one call, errors included."""
+        headers = self._reading_headers if scope["method"] == "GET" else self._writing_headers
         try:
             status, body = await answer(Call(scope, receive, self.tokens))
         except ClientGone:
             return
-        except BadForm as error:
-            await problem(error.status, error.detail)(scope, receive, send)
-        except (Denied, BodyError, Refused) as error:
-            await problem(error.status, error.detail, dict(error.headers))(scope, receive, send)
-        except NoSuchProcess as error:
-            await problem(422, f"{error}.")(scope, receive, send)
-        except NotWritten as error:
-            detail = f"Nothing can be granted or ended now: {error}. Ask again with the same id; that is harmless."
-            await problem(503, detail, RETRY_AFTER)(scope, receive, send)
-        except TooManyWaiting:
-            most = self.authority.max_waiting
-            detail = f"{most} connections wait for a lease already, and no more can; ask without wait_s, or later."
-            await problem(503, detail, RETRY_AFTER)(scope, receive, send)
+        except (BadForm, Denied, BodyError, Refused, NoSuchProcess, NotWritten, TooManyWaiting) as error:
+            response = self._problem(error)
+            response.raw_headers += headers[1:]  # all but the type
+            await response(scope, receive, send)
         else:
-            headers = self._reading_headers if scope["method"] == "GET" else self._writing_headers
             await send(
                 {
                     "type": "http.response.start",
@@ -143,6 +98,21 @@ class LeaseCalls:
                 }
             )
             await send({"type": "http.response.body", "body": body})
+
+    def _problem(self, error: Exception) -> Response:
+        match error:
+            case BadForm():
+                return problem(error.status, error.detail)
+            case Denied() | BodyError() | Refused():
+                return problem(error.status, error.detail, dict(error.headers))
+            case NoSuchProcess():
+                return problem(422, f"{error}.")
+            case TooManyWaiting():
+                most = self.authority.max_waiting
+                detail = f"{most} connections wait for a lease already, and no more can; ask without wait_s, or later."
+                return problem(503, detail, RETRY_AFTER)
+        detail = f"Nothing can be granted or ended now: {error}. Ask again with the same id; that is harmless."
+        return problem(503, detail, RETRY_AFTER)
 
     # --- the calls -------------------------------------------------------------------------------------------------
 
@@ -159,10 +129,16 @@ class LeaseCalls:
             process = self.authority.machine.local_process(request.holder, is_loopback=call.is_loopback)
             if process is not None:
                 request = replace(request, holder=replace(request.holder, process=process))
-        if form.wait_s == 0:
-            return await self._ask(lease_id, request, by_uuid=by_uuid)
-        with self.authority.waiting_connection():
-            return await self._ask(lease_id, request, by_uuid=by_uuid, wait_s=form.wait_s, receive=call.receive)
+        events = await self.authority.driver.do(cmd.RequestLease(lease_id, request))
+        self._refuse(lease_id, events)
+        self.authority.was_heard_of(lease_id)
+        is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
+        lease = await self._known(lease_id)
+        if form.wait_s > 0 and isinstance(lease, QueuedLease) and self.authority.has_room_to_wait:
+            await self._wait(lease, form.wait_s, call.receive, renews=True)
+            lease = await self._known(lease_id)
+        status = 200 if not is_new else 202 if isinstance(lease, QueuedLease) else 201
+        return status, self._encode(lease, by_uuid=by_uuid)
 
     async def show(self, call: Call, lease_id: str) -> Reply:
         """GET /leases/{id}: the lease as it is, or as it will be within `wait_s` when it has left the queue."""
@@ -176,8 +152,7 @@ class LeaseCalls:
             if is_his:
                 await self._give_sign_of_life(lease_id)
             if wait_s > 0:
-                with self.authority.waiting_connection():
-                    await self._wait(lease, wait_s, call.receive, renews=is_his)
+                await self._wait(lease, wait_s, call.receive, renews=is_his)
                 lease = await self._known(lease_id)
         elif is_his:
             self.authority.was_heard_of(lease_id)
@@ -224,26 +199,24 @@ class LeaseCalls:
         await self.authority.driver.do(cmd.Release(lease_id))
         return 200, self._encode_ended(await self._known(lease_id))
 
-    async def list_leases(self, call: Call) -> Reply:
+    async def list_leases(self, _: Call) -> Reply:
         """GET /leases: all live leases."""
-        call.query()
         await self.authority.driver.caught_up()
-        return 200, encode({"node": self._node, "leases": self._live()})
+        leases = await self._live(self.authority.driver.state.leases)
+        return 200, b'{"node":%b,"leases":[%b]}' % (encode(self._node), b",".join(leases))
 
-    async def show_pool(self, call: Call) -> Reply:
+    async def show_pool(self, _: Call) -> Reply:
         """GET /pool: the node at a glance."""
-        call.query()
-        await self.authority.driver.caught_up()
         driver, sampler = self.authority.driver, self.authority.sampler
-        state, leases = driver.state, self._live()
-        queue = [lease for lease in leases if lease["state"] == "queued"]
+        await driver.caught_up()
+        state = driver.state
+        queue = await self._live(state.queue)
+        leases = await self._live(id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
         thresholds = state.settings.thresholds
-        return 200, encode(
+        rest = encode(
             {
                 "node": self._node,
-                "gpus": gpu_views(state, driver.now()),
-                "leases": [lease for lease in leases if lease["state"] != "queued"],
-                "queue": sorted(queue, key=lambda lease: lease["position"]),
+                "gpus": gpu_views(driver),
                 "thresholds": {
                     "memory_percent": thresholds.memory_percent,
                     "utilization_percent": thresholds.utilization_percent,
@@ -256,22 +229,9 @@ class LeaseCalls:
                 "source": sampler.snapshot.source,
             }
         )
+        return 200, b'%b,"leases":[%b],"queue":[%b]}' % (rest[:-1], b",".join(leases), b",".join(queue))
 
     # --- parts of them ---------------------------------------------------------------------------------------------
-
-    async def _ask(
-        self, lease_id: str, request: Any, *, by_uuid: bool, wait_s: float = 0.0, receive: Receive | None = None
-    ) -> Reply:
-        events = await self.authority.driver.do(cmd.RequestLease(lease_id, request))
-        self._refuse(lease_id, events)
-        self.authority.was_heard_of(lease_id)
-        is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
-        lease = await self._known(lease_id)
-        if wait_s > 0 and isinstance(lease, QueuedLease) and receive is not None:
-            await self._wait(lease, wait_s, receive, renews=True)
-            lease = await self._known(lease_id)
-        status = 200 if not is_new else 202 if isinstance(lease, QueuedLease) else 201
-        return status, self._encode(lease, by_uuid=by_uuid)
 
     def _refuse(self, lease_id: str, events: list[ev.Event]) -> None:
         for event in events:
@@ -307,18 +267,18 @@ class LeaseCalls:
 
     async def _wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renews: bool) -> None:
         """Wait until the lease has left the queue; ends at once when the client goes away."""
-        gone = asyncio.ensure_future(_until_gone(receive))
-        waited = asyncio.ensure_future(self._wait_and_renew(lease, wait_s, renews=renews))
-        try:
-            await asyncio.wait({gone, waited}, return_when=asyncio.FIRST_COMPLETED)
-            if not waited.done():
-                if renews:
-                    self.authority.went_away(lease.id)
-                raise ClientGone("The client went away while it waited.")
-            waited.result()
-        finally:
-            gone.cancel()
-            waited.cancel()
+        with self.authority.waiting_connection(lease.id if renews else None) as connection:
+            gone = asyncio.ensure_future(until_gone(receive))
+            waited = asyncio.ensure_future(self._wait_and_renew(lease, wait_s, renews=renews))
+            try:
+                await asyncio.wait({gone, waited}, return_when=asyncio.FIRST_COMPLETED)
+                if not waited.done():
+                    connection.is_broken = True
+                    raise ClientGone("The client went away while it waited.")
+                waited.result()
+            finally:
+                gone.cancel()
+                waited.cancel()
 
     async def _wait_and_renew(self, lease: QueuedLease, wait_s: float, *, renews: bool) -> None:
         driver = self.authority.driver
@@ -330,14 +290,17 @@ class LeaseCalls:
             if renews:
                 await driver.do(cmd.Renew((lease.id,)))
 
-    def _live(self) -> list[dict[str, Any]]:
+    async def _live(self, lease_ids: Iterable[str]) -> list[bytes]:
+        """These leases in short, those left out that are not written; others have their turn in between."""
         driver = self.authority.driver
-        now = driver.now()
-        return [
-            lease_view(driver.state, lease, now)
-            for lease in driver.state.leases.values()
-            if driver.is_written(lease.id)
-        ]
+        found: list[bytes] = []
+        for number, lease_id in enumerate(list(lease_ids)):
+            if number % LEASES_AT_ONCE == LEASES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            lease = driver.state.leases.get(lease_id)
+            if lease is not None and driver.is_written(lease_id):
+                found.append(encode(lease_view(driver.state, lease, driver.now(), is_brief=True)))
+        return found
 
     def _encode(self, lease: Lease, *, by_uuid: bool) -> bytes:
         driver = self.authority.driver
@@ -348,11 +311,6 @@ class LeaseCalls:
         if isinstance(ended, EndedLease):
             return encode(ended_view(self.authority.driver.state, ended))
         return self._encode(ended, by_uuid=False)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _wait_s(query: Mapping[str, str]) -> float:

@@ -14,18 +14,31 @@ from gpu_worker_pool.core.request import Wishes
 from gpu_worker_pool.core.state import PoolState
 
 MIG_PREFIX = "MIG-"
+MOST_EXPLAINED = 100
 
 
-def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> dict[str, Any]:
-    """The lease in JSON's terms. `by_uuid`: name the GPUs by UUID in `env` instead of by index."""
+def lease_view(
+    state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False, is_brief: bool = False
+) -> dict[str, Any]:
+    """The lease in JSON's terms. `by_uuid`: name the GPUs by UUID in `env` instead of by index. `is_brief`: as one of
+    many, so that what stands between a waiting one and each GPU is left out, and far back in the line also why.
+    """
     match lease:
+        case QueuedLease() if is_brief and state.queue.position(lease) > MOST_EXPLAINED:
+            position = state.queue.position(lease)
+            reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
+            return {
+                **_common(lease, "queued", reason=reason, requested_at=lease.requested_at),
+                "position": position,
+                "expires_in_s": _left_s(state, lease.id, now),
+            }
         case QueuedLease():
             explanation = explain(state, lease.id, now)
             return {
                 **_common(lease, "queued", reason=str(explanation), requested_at=lease.requested_at),
                 "position": explanation.position if explanation else None,
                 "expires_in_s": _left_s(state, lease.id, now),
-                "obstacles": _obstacles(explanation),
+                **({} if is_brief else {"obstacles": _obstacles(explanation)}),
             }
         case ActiveLease():
             return {

@@ -22,6 +22,7 @@ from gpu_worker_pool.core.eligibility import (
 from gpu_worker_pool.core.request import Wishes
 from gpu_worker_pool.core.slot import GpuSlot, memory_use
 from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.ledger.driver import Driver
 
 from .lease_view import verdict_view
 
@@ -42,10 +43,18 @@ _STATES: dict[type[Verdict], str] = {
 ORDINARY = Wishes()
 
 
-def gpu_views(state: PoolState, now: float) -> list[dict[str, Any]]:
-    """All GPUs, by node and index."""
-    slots = sorted(state.slots.values(), key=_place)
-    return [_gpu(state, slot, now) for slot in slots]
+def gpu_views(driver: Driver) -> list[dict[str, Any]]:
+    """All GPUs, by node and index. What is not written is not shown: such a GPU's state is unknown until it is."""
+    now, views = driver.now(), []
+    for slot in sorted(driver.state.slots.values(), key=_place):
+        view = _gpu(driver.state, slot, now)
+        if not driver.is_open:
+            view |= {"state": "unknown", "reason": f"its leases are not known: {driver.trouble}"}
+        elif not all(map(driver.is_written, slot.occupants)):
+            written = [lease_id for lease_id in slot.occupants if driver.is_written(lease_id)]
+            view |= {"state": "unknown", "reason": "what happens to it is being written down", "leases": written}
+        views.append(view)
+    return views
 
 
 def _gpu(state: PoolState, slot: GpuSlot, now: float) -> dict[str, Any]:

@@ -37,8 +37,30 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+def ask_over(
+    connection: http.client.HTTPConnection,
+    path: str,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    body: Any = None,
+) -> Answer:
+    """One call on a connection that is kept open."""
+    sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, body=sent, headers=dict(headers or {}))
+    return read_answer(connection)
+
+
+def read_answer(connection: http.client.HTTPConnection) -> Answer:
+    """The answer to what was sent over this connection."""
+    response = connection.getresponse()
+    return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
 class RunningServer:
-    """Started when entered, ended by its pid when left. It says by sd_notify when it is ready, so nobody polls."""
+    """Started when entered, ended by its pid when left. It says by sd_notify when it is ready, so nobody polls.
+
+    Its leases are kept in a folder of its own, and never where this machine's real ones are.
+    """
 
     def __init__(
         self, env: Mapping[str, str] | None = None, command: Sequence[str] = MODULE, cwd: Path | None = None
@@ -47,18 +69,31 @@ class RunningServer:
         self.command = [part.replace("{port}", str(self.port)) for part in command]
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-server-")
         self.cwd = cwd or Path(self.folder.name)
-        settings = {"HOST": "127.0.0.1", "PORT": str(self.port), "SIMULATED_GPUS": "4", "REFRESH_INTERVAL": "0.1"}
+        settings = {
+            "HOST": "127.0.0.1",
+            "PORT": str(self.port),
+            "SIMULATED_GPUS": "4",
+            "REFRESH_INTERVAL": "0.1",
+            "GPU_POOL_STATE_DIR": f"{self.folder.name}/state",
+        }
         kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH") if key in os.environ}
         self.env = {**kept, **settings, **(env or {}), "PYTHONPATH": str(ROOT)}
+        self.state_dir = Path(self.env["GPU_POOL_STATE_DIR"])
         self.log_path = Path(self.folder.name) / "log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        notify_path = f"{self.folder.name}/notify"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, self.log_path.open("wb") as log:
-            ready.bind(notify_path)
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start, or start again: on the same port, with the same state and the same log."""
+        notify_path = Path(self.folder.name) / "notify"
+        notify_path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, self.log_path.open("ab") as log:
+            ready.bind(str(notify_path))
             ready.settimeout(START_S)
-            env = {**self.env, "NOTIFY_SOCKET": notify_path}
+            env = {**self.env, "NOTIFY_SOCKET": str(notify_path)}
             self.process = subprocess.Popen(self.command, env=env, cwd=self.cwd, stderr=log, stdout=log)
             try:
                 assert ready.recv(1024) == b"READY=1"
@@ -66,14 +101,27 @@ class RunningServer:
                 self.process.kill()
                 self.process.wait()
                 raise AssertionError(f"the server did not start: {self.log()}") from None
-        return self
+
+    def kill(self) -> None:
+        """kill -9; nothing of it is left but its state."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+    def restart(self) -> None:
+        """kill -9 and start again."""
+        self.kill()
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
+        self.kill()
         self.folder.cleanup()
 
     def log(self) -> str:
@@ -83,12 +131,11 @@ class RunningServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def ask(self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
+    def ask(self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: Any = None) -> Answer:
+        """One call on a connection of its own. A body that is not bytes is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
         try:
-            connection.request(method, path, headers=dict(headers or {}))
-            response = connection.getresponse()
-            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+            return ask_over(connection, path, method, headers, body)
         finally:
             connection.close()
 

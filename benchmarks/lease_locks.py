@@ -1,0 +1,148 @@
+"""One GPU, or one lock, held by somebody: ours over HTTP, Redis and filelock, all with the same two calls."""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import json
+import os
+import socket
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+TIMEOUT_S = 60.0
+
+
+class Lock(Protocol):
+    def acquire(self) -> None:
+        """Wait until it is held."""
+        ...
+
+    def release(self) -> None: ...
+
+
+def is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def who_asks() -> dict[str, object]:
+    """All that a client sends about its process, so that its death frees the GPU."""
+    stat = Path("/proc/self/stat").read_text(encoding="utf-8")
+    return {
+        "worker_id": f"worker-{os.getpid()}",
+        "owner": "benchmark",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "pid_started": int(stat.rpartition(")")[2].split()[19]),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
+        "ttl_s": 30.0,
+        "wait_s": 25.0,
+    }
+
+
+def put(lease_id: str, body: bytes) -> bytes:
+    head = f"PUT /leases/{lease_id} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def delete(lease_id: str) -> bytes:
+    return f"DELETE /leases/{lease_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+def size_of_answer(received: bytes) -> int | None:
+    """How long the answer is that begins here; None while its head is not complete."""
+    end = received.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    length = received[:end].lower().split(b"content-length:")[1].split(b"\r\n")[0]
+    return end + 4 + int(length)
+
+
+class PoolLease:
+    """Over one keep-alive connection and a bare socket, which is about what redis-py does."""
+
+    def __init__(self, port: int, body: dict[str, object] | None = None) -> None:
+        self._body = json.dumps(who_asks() if body is None else body).encode()
+        self._ids = (f"{os.getpid()}-{id(self):x}-{number}" for number in count())
+        self._id = ""
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def acquire(self) -> None:
+        self._id = next(self._ids)
+        lease = self._call(put(self._id, self._body))
+        assert lease["state"] == "active", lease
+
+    def release(self) -> None:
+        lease = self._call(delete(self._id))
+        assert lease["state"] == "ended", lease
+
+    def _call(self, request: bytes) -> Any:
+        self._socket.sendall(request)
+        received, size = b"", None
+        while size is None or len(received) < size:
+            data = self._socket.recv(65536)
+            assert data, "the server closed the connection"
+            received += data
+            size = size or size_of_answer(received)
+        assert received.startswith(b"HTTP/1.1 20"), received
+        return json.loads(received[received.index(b"\r\n\r\n") :])
+
+
+class PoolLeaseByHttpClient:
+    """The same over http.client, for those who say that a bare socket is no HTTP client."""
+
+    def __init__(self, port: int) -> None:
+        self._body = json.dumps(who_asks()).encode()
+        self._ids = (f"{os.getpid()}-h{id(self):x}-{number}" for number in count())
+        self._id = ""
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+
+    def acquire(self) -> None:
+        self._id = next(self._ids)
+        lease = self._call("PUT", self._body)
+        assert lease["state"] == "active", lease
+
+    def release(self) -> None:
+        lease = self._call("DELETE", None)
+        assert lease["state"] == "ended", lease
+
+    def _call(self, method: str, body: bytes | None) -> Any:
+        self._connection.request(method, f"/leases/{self._id}", body)
+        response = self._connection.getresponse()
+        answer = response.read()
+        assert response.status in {200, 201}, answer
+        return json.loads(answer)
+
+
+class RedisLock:
+    """redis-py's own lock, over its persistent connection, with a time after which it ends by itself, as a lease does.
+
+    `sleep_s` is how often it tries again while somebody else holds it; 0.1 is its default.
+    """
+
+    def __init__(self, port: int, sleep_s: float = 0.1) -> None:
+        client = importlib.import_module("redis").Redis(host="127.0.0.1", port=port, socket_timeout=TIMEOUT_S)
+        self._lock = client.lock("gpu", timeout=30, sleep=sleep_s)
+
+    def acquire(self) -> None:
+        assert self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+class FileLock:
+    """filelock, with its default polling."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = importlib.import_module("filelock").FileLock(str(path))
+
+    def acquire(self) -> None:
+        self._lock.acquire(timeout=TIMEOUT_S)
+
+    def release(self) -> None:
+        self._lock.release()
