@@ -44,6 +44,15 @@ class Call:
         """What was sent."""
         return await read_body(self.receive, self.headers)
 
+    def number(self, name: str, default: int) -> int:
+        """A whole number among the query's parameters, whatever else is there."""
+        for known, value in parse_qsl(self._query.decode("latin-1")[:1000]):
+            if known == name:
+                if not (value.isascii() and value.isdigit() and len(value) < 10):
+                    raise Refused(422, f"{name}: {value[:40]!r} is no whole number of 0 or more.")
+                return int(value)
+        return default
+
     def query(self, *known: str) -> dict[str, str]:
         """The query's parameters, all of which must be known."""
         found: dict[str, str] = {}

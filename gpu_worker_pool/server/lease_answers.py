@@ -104,6 +104,7 @@ class Pool(BaseModel):
     queue: list[Lease]
     thresholds: Thresholds
     workers_per_gpu: int
+    queue_length: int
     ignored_processes: list[str]
     can_grant: bool
     trouble: str | None

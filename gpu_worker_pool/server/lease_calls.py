@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -205,12 +206,12 @@ class LeaseCalls:
         leases = await self._live(self.authority.driver.state.leases)
         return 200, b'{"node":%b,"leases":[%b]}' % (encode(self._node), b",".join(leases))
 
-    async def show_pool(self, _: Call) -> Reply:
-        """GET /pool: the node at a glance."""
+    async def show_pool(self, call: Call) -> Reply:
+        """GET /pool: the node at a glance. `queue` bounds how many of those who wait are shown."""
         driver, sampler = self.authority.driver, self.authority.sampler
         await driver.caught_up()
         state = driver.state
-        queue = await self._live(state.queue)
+        queue = await self._live(islice(state.queue, call.number("queue", len(state.queue))))
         leases = await self._live(id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
         thresholds = state.settings.thresholds
         rest = encode(
@@ -222,6 +223,7 @@ class LeaseCalls:
                     "utilization_percent": thresholds.utilization_percent,
                 },
                 "workers_per_gpu": state.settings.workers_per_gpu,
+                "queue_length": len(state.queue),
                 "ignored_processes": sorted(state.ignored_processes),
                 "can_grant": driver.trouble is None,
                 "trouble": driver.trouble,

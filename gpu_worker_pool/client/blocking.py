@@ -1,0 +1,220 @@
+"""The same client for programs without asyncio. An event loop in a thread of its own does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gpu_worker_pool.models import PoolStatus
+
+from .pool_client import Assignment, GPUWorkerPoolClient
+
+ResultT = TypeVar("ResultT")
+# How long the end of the program waits for GPUs to be given back.
+END_S = 10.0
+
+
+class GPUWorkerPool:
+    """Every method of GPUWorkerPoolClient, blocking. Safe to use from several threads at once.
+
+    After a fork it belongs to the parent: the child neither renews nor releases what its parent holds, and must make a
+    pool of its own.
+    """
+
+    def __init__(self, service_endpoint: str | None = None, **options: Any) -> None:
+        self._client = GPUWorkerPoolClient(service_endpoint, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<GPUWorkerPool around {self._client!r}>"
+
+    def start(self) -> None:
+        """Start; RuntimeError where it is started already."""
+        with self._lock:
+            if self._thread is not None:
+                raise RuntimeError("the pool is already started")
+            self._pid = os.getpid()
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_run, args=(loop,), name="gpu-worker-pool", daemon=True)
+            thread.start()
+            self._loop, self._thread = loop, thread
+        try:
+            self._wait(self._client.start())
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def stop(self) -> None:
+        """Give back all GPUs, and end. Stopping twice is harmless."""
+        if self._thread is None:
+            return
+        if os.getpid() != self._pid:
+            self._loop = self._thread = None  # a forked child has no such thread
+            return
+        try:
+            self._wait(self._client.stop())
+        finally:
+            self._end_thread()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:
+        """Wait for a GPU. Interrupted (Ctrl-C), it leaves nothing behind."""
+        return self._wait(self._client.request_gpu(timeout, **wishes), give_back=self._client.release_gpu)
+
+    def release_gpu(self, assignment: Assignment) -> None:
+        """Give a GPU back."""
+        self._wait(self._client.release_gpu(assignment))
+
+    @contextmanager
+    def gpu(self, timeout: float | None = None, **wishes: Any) -> Iterator[Assignment]:
+        """A GPU for the length of a `with` block; StaleAssignmentError at its end if it was lost."""
+        assignment = self.request_gpu(timeout, **wishes)
+        try:
+            yield assignment
+        except BaseException:
+            if not assignment.is_lost:
+                self.release_gpu(assignment)
+            raise
+        self.release_gpu(assignment)
+
+    def is_multi_endpoint_mode(self) -> bool:
+        """As the client's."""
+        return self._client.is_multi_endpoint_mode()
+
+    def get_pool_status(self) -> PoolStatus:
+        """As the client's."""
+        return self._ask(self._client.get_pool_status)
+
+    def get_detailed_metrics(self) -> dict[str, Any]:
+        """As the client's."""
+        return self._ask(self._client.get_detailed_metrics)
+
+    def get_endpoints_info(self) -> list[dict[str, Any]] | None:
+        """As the client's."""
+        return None if self._thread is None else self._ask(self._client.get_endpoints_info)
+
+    def get_error_recovery_status(self) -> dict[str, Any]:
+        """As the client's."""
+        return self._ask(self._client.get_error_recovery_status)
+
+    def print_error_recovery_summary(self) -> None:
+        """As the client's."""
+        self._ask(self._client.print_error_recovery_summary)
+
+    def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
+        """As the client's."""
+        return self._wait(self._client.trigger_endpoint_recovery(endpoint_id))
+
+    def queue_request_for_retry(self, request_func: Callable[[], ResultT]) -> ResultT:
+        """As the client's; the function blocks, and is called in a thread of its own."""
+
+        def in_a_thread() -> Awaitable[ResultT]:
+            return asyncio.to_thread(request_func)
+
+        return self._wait(self._client.queue_request_for_retry(in_a_thread))
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, function: Callable[[], ResultT]) -> ResultT:
+        async def ask() -> ResultT:
+            return function()
+
+        return self._wait(ask())
+
+    def _wait(
+        self,
+        work: Coroutine[Any, Any, ResultT],
+        give_back: Callable[[Any], Coroutine[Any, Any, None]] | None = None,
+    ) -> ResultT:
+        """Have it done in the loop's thread. Whoever is interrupted while he waits cancels it, and waits for its end;
+        what it got in that very moment is given back.
+        """
+        loop = self._loop
+        if loop is None or os.getpid() != self._pid:
+            work.close()
+            if loop is None:
+                raise RuntimeError("the pool is not started: use `with`, or call start() first")
+            raise RuntimeError("this pool belongs to the process that started it: make another one after a fork")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a hook must not call the pool: it runs in the thread that would have to answer")
+        future: Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done() or future.cancelled() or future.exception() is None:
+                self._take_back(future, give_back, loop)
+            raise
+
+    def _take_back(
+        self,
+        future: Future[ResultT],
+        give_back: Callable[[Any], Coroutine[Any, Any, None]] | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        future.cancel()
+        try:
+            got = future.result(END_S)
+        except (CancelledError, TimeoutError, Exception):  # noqa: BLE001 - whatever it was, it got nothing
+            return
+        if give_back is not None:
+            asyncio.run_coroutine_threadsafe(give_back(got), loop).result(END_S)
+
+    def _end_thread(self) -> None:
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(END_S)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+@contextmanager
+def gpu(
+    timeout: float | None = None,
+    *,
+    gpus: int = 1,
+    memory_mb: float | None = None,
+    model: str | None = None,
+    priority: int = 0,
+    **options: Any,
+) -> Iterator[Assignment]:
+    """A GPU for the length of a `with` block, for a program that needs no more than that.
+
+    What can be wished for is as in `request_gpu`; all else goes to the client (service_endpoint=..., token=...).
+    """
+    with (
+        GPUWorkerPool(**options) as pool,
+        pool.gpu(timeout, gpus=gpus, memory_mb=memory_mb, model=model, priority=priority) as assignment,
+    ):
+        yield assignment

@@ -1,0 +1,44 @@
+"""What happens in a client, as one frozen object, for whoever wants to hook in; and the same as log records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+logger = logging.getLogger("gpu_worker_pool.client")
+
+Kind = Literal["requested", "assigned", "timed_out", "failed", "released", "lost"]
+_LEVELS: dict[str, int] = {"timed_out": logging.WARNING, "failed": logging.WARNING, "lost": logging.ERROR}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvent:
+    """Something that happened to one worker's request or GPU. There are no secrets in it."""
+
+    kind: Kind
+    worker_id: str
+    lease_id: str
+    endpoint: str | None = None
+    gpu_id: int | str | None = None
+    detail: str | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.worker_id}: {self.kind}"]
+        if self.gpu_id is not None:
+            parts.append(f"GPU {self.gpu_id}")
+        if self.endpoint is not None:
+            parts.append(f"at {self.endpoint}")
+        if self.detail:
+            parts.append(f"({self.detail})")
+        return " ".join(parts)
+
+
+Hook = Callable[[ClientEvent], None]
+
+
+def log_event(event: ClientEvent) -> None:
+    """As a record with the worker, the GPU, the endpoint and the lease on it."""
+    fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}
+    logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={**fields, "event": event.kind})

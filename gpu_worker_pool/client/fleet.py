@@ -1,0 +1,292 @@
+"""All endpoints together: looks at them side by side, knows which are up, and orders them for a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.balancing import EndpointView, make_balancer
+from gpu_worker_pool.core.gpu import Reading
+from gpu_worker_pool.core.settings import PoolSettings, Thresholds
+from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.ledger.clock import boot_time
+
+from .endpoint import Endpoint, EndpointLimits
+from .gpu_view import GpuView, PoolView, parse_pool, parse_sizes, parse_summary
+from .heartbeat import Heartbeat
+from .leases import LeaseBook
+from .own_leases import OwnLeases
+from .server_leases import ServerLeases
+from .transport import Transport
+
+logger = logging.getLogger("gpu_worker_pool.client")
+
+# How long a start waits for the first endpoint to answer; the others are looked at beside it.
+FIRST_ANSWER_S = 0.75
+# Who waits at several endpoints is one who waits, so the first in each line are asked for by their ids.
+POOL_PATH = "/pool?queue=100"
+
+
+@dataclass(eq=False)
+class Member:
+    """An endpoint with what is known of its GPUs, and who hands them out."""
+
+    endpoint: Endpoint
+    server_leases: ServerLeases
+    heartbeat: Heartbeat
+    view: PoolView = field(default_factory=PoolView)
+    own_leases: OwnLeases | None = None
+    sizes_mb: dict[int, float] | None = None
+    # What this process was granted and gave back since the view was taken: uuid -> (worker, when).
+    taken: dict[str, tuple[str, float]] = field(default_factory=dict)
+    given_back: dict[str, tuple[str, float]] = field(default_factory=dict)
+    look_now: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def id(self) -> str:
+        """The endpoint's."""
+        return self.endpoint.id
+
+    @property
+    def book(self) -> LeaseBook:
+        """Who hands out its GPUs."""
+        if self.endpoint.kind == "statistics" and self.own_leases is not None:
+            return self.own_leases
+        return self.server_leases
+
+    def gpus(self) -> PoolView:
+        """Its GPUs, with this process's own changes at once."""
+        if self.endpoint.kind == "statistics" and self.own_leases is not None:
+            return _own_view(self.own_leases, self.view)
+        since = self.view.seen_at
+        taken = {uuid: worker for uuid, (worker, at) in self.taken.items() if at >= since}
+        given_back = {uuid: worker for uuid, (worker, at) in self.given_back.items() if at >= since}
+        return self.view.with_changes(taken, given_back)
+
+    def note_taken(self, uuid: str, worker_id: str) -> None:
+        """This process was granted a GPU."""
+        self.given_back.pop(uuid, None)
+        self.taken[uuid] = (worker_id, boot_time())
+
+    def note_given_back(self, uuid: str, worker_id: str) -> None:
+        """This process gave a GPU back, or lost it."""
+        self.taken.pop(uuid, None)
+        self.given_back[uuid] = (worker_id, boot_time())
+
+    def show(self, view: PoolView) -> None:
+        """What it shows now; own changes from before that are in it."""
+        self.view = view
+        self.taken = {uuid: note for uuid, note in self.taken.items() if note[1] >= view.seen_at}
+        self.given_back = {uuid: note for uuid, note in self.given_back.items() if note[1] >= view.seen_at}
+
+
+class Fleet:
+    """The endpoints of one client."""
+
+    def __init__(self, config: ClientConfig, transport: Transport, on_lost: Callable[[str, str], None]) -> None:
+        self._config = config
+        limits = EndpointLimits(
+            timeout_s=min(config.endpoint_timeout, config.request_timeout),
+            max_retries=config.endpoint_max_retries,
+            health_check_interval_s=config.endpoint_health_check_interval,
+        )
+        self.members: dict[str, Member] = {}
+        for endpoint_id, url in config.endpoints.items():
+            endpoint = Endpoint(endpoint_id, url, transport, limits=limits, token=config.tokens.get(endpoint_id))
+            book = ServerLeases(endpoint)
+            self.members[endpoint_id] = Member(endpoint, book, Heartbeat(book, on_lost))
+        self.balancer = make_balancer(config.strategy)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._change: asyncio.Future[None] | None = None
+        self._warned: set[str] = set()
+
+    async def start(self) -> None:
+        """Look at all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
+        firsts = [
+            asyncio.create_task(self._look(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
+        ]
+        waiting = set(firsts)
+        try:
+            async with asyncio.timeout(FIRST_ANSWER_S):
+                while waiting and not any(member.endpoint.is_healthy for member in self.members.values()):
+                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                # Those that answer as quickly as the first are worth a moment: a request can then choose among them.
+                if waiting:
+                    await asyncio.wait(waiting, timeout=0.1)
+        except TimeoutError:
+            pass
+        except BaseException:
+            for task in firsts:
+                task.cancel()
+            await asyncio.gather(*firsts, return_exceptions=True)
+            raise
+        for first, member in zip(firsts, self.members.values(), strict=True):
+            task = asyncio.create_task(self._keep_looking(member, first), name=f"gpu-watch-{member.id}")
+            self._tasks.append(task)
+        if not any(member.endpoint.is_healthy for member in self.members.values()):
+            logger.warning("no endpoint answers yet: %s", self.reasons())
+
+    async def stop(self) -> None:
+        """Stop looking, and let go of everything."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in self.members.values():
+            await member.heartbeat.close()
+            if member.own_leases is not None:
+                member.own_leases.close()
+
+    def order(self) -> list[Member]:
+        """The endpoints that are up, the one to try first at the front."""
+        views = []
+        for member in self.members.values():
+            gpus = member.gpus()
+            views.append(
+                EndpointView(
+                    member.id,
+                    member.endpoint.is_healthy,
+                    len(gpus.gpus),
+                    gpus.available,
+                    member.endpoint.recovered_at,
+                )
+            )
+        return [self.members[endpoint_id] for endpoint_id in self.balancer.order(views, boot_time())]
+
+    def reasons(self) -> dict[str, str]:
+        """Why each endpoint that is down is."""
+        return {
+            id_: member.endpoint.last_error or "it is down"
+            for id_, member in self.members.items()
+            if not member.endpoint.is_healthy
+        }
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done when an endpoint comes or goes."""
+        if self._change is None or self._change.done():
+            self._change = asyncio.get_running_loop().create_future()
+        return self._change
+
+    def note_failure(self, member: Member, error: EndpointError) -> None:
+        """A call failed; the next look tells whether the endpoint is down, and need not be waited for."""
+        logger.info("endpoint %s: %s", member.id, error.reason, extra={"endpoint": member.id})
+        member.look_now.set()
+
+    async def try_again(self, member: Member) -> bool:
+        """Look at an endpoint now, whatever its breaker says; whether it is up."""
+        member.endpoint.allow_probe_now()
+        await self._look(member)
+        return member.endpoint.is_healthy
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    async def _keep_looking(self, member: Member, first: asyncio.Task[None]) -> None:
+        try:
+            await first
+            while True:
+                await self._pause(member)
+                await self._look(member)
+        finally:
+            first.cancel()
+
+    async def _pause(self, member: Member) -> None:
+        endpoint = member.endpoint
+        interval_s = self._config.polling_interval
+        if not endpoint.is_healthy:
+            interval_s = min(max(endpoint.retry_in_s(), 0.05), self._config.endpoint_health_check_interval)
+        try:
+            async with asyncio.timeout(interval_s):
+                await member.look_now.wait()
+        except TimeoutError:
+            pass
+        member.look_now.clear()
+
+    async def _look(self, member: Member) -> None:
+        endpoint = member.endpoint
+        was_healthy = endpoint.is_healthy
+        try:
+            await self._look_once(member)
+        except EndpointError as error:
+            if was_healthy:
+                logger.warning("endpoint %s is down: %s", member.id, error.reason, extra={"endpoint": member.id})
+            endpoint.mark_down(error.reason)
+        else:
+            endpoint.mark_healthy()
+            if not was_healthy:
+                logger.info("endpoint %s is up (%s)", member.id, endpoint.kind, extra={"endpoint": member.id})
+        if was_healthy != endpoint.is_healthy and self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def _look_once(self, member: Member) -> None:
+        endpoint = member.endpoint
+        attempts = endpoint.attempts if endpoint.is_healthy else 1
+        try:
+            if endpoint.kind != "statistics":
+                reply = await endpoint.call("GET", POOL_PATH, attempts=attempts)
+                if reply.status == 200:
+                    member.show(parse_pool(reply.data, reply.sent_at))
+                    endpoint.kind = "leases"
+                    return
+                if reply.status not in {404, 405}:
+                    raise endpoint.error(reply.detail, status=reply.status)
+            reply = await endpoint.call("GET", "/gpu/summary", attempts=attempts)
+            if reply.status != 200:
+                raise endpoint.error(reply.detail, status=reply.status)
+            if member.sizes_mb is None:
+                member.sizes_mb = await self._sizes(endpoint)
+            readings = parse_summary(reply.data, member.id, reply.sent_at, member.sizes_mb)
+        except ValueError as error:
+            raise endpoint.error(str(error)) from None
+        self._decide_here(member, readings)
+        endpoint.kind = "statistics"
+
+    async def _sizes(self, endpoint: Endpoint) -> dict[int, float]:
+        """How large the GPUs are, for those who share one; a server that does not tell can still hand out whole ones."""
+        reply = await endpoint.call("GET", "/gpu/stats")
+        return parse_sizes(reply.data) if reply.status == 200 else {}
+
+    def _decide_here(self, member: Member, readings: list[Reading]) -> None:
+        if member.own_leases is None:
+            config = self._config
+            member.own_leases = OwnLeases(
+                PoolSettings(
+                    thresholds=Thresholds(config.memory_threshold, config.utilization_threshold),
+                    workers_per_gpu=config.workers_per_gpu,
+                    stale_after_s=max(15.0, 3 * config.polling_interval),
+                )
+            )
+        if member.id not in self._warned:
+            self._warned.add(member.id)
+            logger.warning(
+                "endpoint %s has statistics only, no leases: the workers of this process are coordinated, and nobody else's",
+                member.id,
+                extra={"endpoint": member.id},
+            )
+        member.own_leases.observe(readings)
+        member.view = PoolView(seen_at=boot_time())
+
+
+def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
+    state = own.state
+    gpus = []
+    for slot in sorted(state.slots.values(), key=lambda slot: slot.reading.gpu.index if slot.reading else -1):
+        reading = slot.reading
+        if reading is None:
+            continue
+        holders = [state.leases[lease_id].request.holder for lease_id in slot.occupants]
+        gpus.append(
+            GpuView(
+                reading.gpu.index,
+                slot.key.uuid,
+                reading.gpu.name,
+                own.is_free(slot.key),
+                reading.memory_percent,
+                reading.utilization_percent,
+                tuple(holder.worker_id or "somebody" for holder in holders),
+            )
+        )
+    queued = tuple(state.queue)
+    return PoolView(tuple(gpus), queued, len(queued), view.seen_at)

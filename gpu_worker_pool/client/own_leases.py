@@ -1,0 +1,108 @@
+"""Leases where the server has statistics only: this process decides by itself, with the same core and the same driver.
+
+Only the workers of this process are coordinated then, which is said once, in a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.eligibility import Eligible, judge
+from gpu_worker_pool.core.gpu import GpuKey, Reading
+from gpu_worker_pool.core.lease import ActiveLease, QueuedLease
+from gpu_worker_pool.core.request import MAX_TTL_S, Request, Wishes
+from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.ledger.clock import boot_time, wall_offset
+from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.memory import MemoryJournal
+from gpu_worker_pool.ledger.writer import InlineWriter
+
+from .leases import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
+
+# How often a lease is renewed that nobody but this process can lose.
+RENEW_S = 3600.0
+
+
+class OwnLeases:
+    """Hands out an endpoint's GPUs among the workers of this process."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        # Readings come too seldom here to wait for one before a GPU is handed on.
+        self._driver = Driver(replace(settings, awaits_reading_after_release=False), clock=boot_time)
+        journal = MemoryJournal(most_ended=1000)
+        self._driver.open(journal.load(0), InlineWriter(journal), boot_id="this process", wall_offset_s=wall_offset())
+        self._renewing = asyncio.ensure_future(self._keep_alive())
+
+    @property
+    def state(self) -> PoolState:
+        """What is known of the GPUs and who has them."""
+        return self._driver.state
+
+    def observe(self, readings: Sequence[Reading]) -> None:
+        """What the server measured."""
+        self._driver.note(cmd.Observe(tuple(readings)))
+
+    def is_free(self, key: GpuKey) -> bool:
+        """Whether an ordinary request would be given this GPU now."""
+        slot = self.state.slots.get(key)
+        return slot is not None and isinstance(judge(self.state, slot, Wishes(), boot_time()), Eligible)
+
+    def close(self) -> None:
+        """End; whoever waits is let go."""
+        self._renewing.cancel()
+        self._driver.close()
+
+    def needs_heartbeat(self) -> bool:
+        """They end with this process."""
+        return False
+
+    async def ask(self, lease_id: str, request: Request) -> Answer:
+        """Ask, or ask again."""
+        for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
+            if isinstance(event, ev.LeaseRefused):
+                return Refused(event.why)
+            if isinstance(event, ev.QueueFull):
+                return Refused(f"{event.limit} requests wait already")
+        return self._answer(lease_id)
+
+    async def wait(self, lease_id: str, wait_s: float) -> Answer:
+        """Wait until it is no longer queued, or the time is over."""
+        await self._driver.wait_while_queued(lease_id, wait_s)
+        return self._answer(lease_id)
+
+    async def renew(self, lease_ids: Sequence[str]) -> Renewal:
+        """They need no sign of life."""
+        return Renewal(boot_time(), frozenset(lease_ids), {})
+
+    async def release(self, lease_id: str) -> None:
+        """Give back; the next one is woken at once."""
+        await self._driver.do(cmd.Release(lease_id))
+
+    def _answer(self, lease_id: str) -> Answer:
+        lease = self.state.find(lease_id)
+        match lease:
+            case ActiveLease():
+                gpus = tuple(map(self._gpu, lease.gpus))
+                devices = ",".join(str(gpu.index) for gpu in gpus)
+                env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
+                return Granted(gpus, lease.fence, env, boot_time())
+            case QueuedLease():
+                position = self.state.queue.position(lease)
+                return Queued(position, f"position {position} among the workers of this process")
+        return Over("it was taken back")
+
+    def _gpu(self, key: GpuKey) -> LeasedGpu:
+        reading = self.state.slots[key].reading
+        assert reading is not None  # noqa: S101 - what was granted has been looked at
+        return LeasedGpu(reading.gpu.index, key.uuid, reading.gpu.name)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self.state.leases:
+                await self._driver.do(cmd.Renew(tuple(self.state.leases)))

@@ -1,0 +1,431 @@
+"""The user's client: one endpoint or many, with leases underneath."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.request import Request, Wishes
+from gpu_worker_pool.errors import EndpointError, PoolError, StaleAssignmentError, WorkerTimeoutError
+from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
+
+from .acquisition import Acquisition, Won
+from .events import ClientEvent, Hook, log_event
+from .fleet import Fleet
+from .heartbeat import Held
+from .leases import LeaseBook
+from .lost import Lost
+from .reports import Reports, Tally
+from .server_leases import this_process
+from .transport import Transport
+
+logger = logging.getLogger("gpu_worker_pool.client")
+
+Assignment = GPUAssignment | GlobalGPUAssignment
+ResultT = TypeVar("ResultT")
+# How long a stop waits for GPUs to be given back; servers that do not answer let them run out.
+STOP_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """An assignment of this client, and how to give it back."""
+
+    assignment: Assignment
+    won: Won
+    held: Held
+
+
+class GPUWorkerPoolClient:
+    """Requests GPUs and gives them back; `async with` starts and stops it.
+
+    What is not given here comes from the environment (see .env.example), and from defaults after that. `on_lost` is called
+    with an assignment that is lost, `on_event` with everything that happens; both in the event loop, so they must be
+    quick.
+    """
+
+    def __init__(  # noqa: PLR0917 - the documented signature
+        self,
+        service_endpoint: str | None = None,
+        service_endpoints: str | list[str] | tuple[str, ...] | None = None,
+        load_balancing_strategy: str | None = None,
+        memory_threshold: float | None = None,
+        utilization_threshold: float | None = None,
+        polling_interval: float | None = None,
+        worker_timeout: float = 300.0,
+        request_timeout: float = 30.0,
+        *,
+        endpoint_timeout: float | None = None,
+        endpoint_max_retries: int | None = None,
+        endpoint_health_check_interval: float | None = None,
+        token: str | Mapping[str, str] | None = None,
+        workers_per_gpu: int | None = None,
+        on_lost: Callable[[Assignment], None] | None = None,
+        on_event: Hook | None = None,
+    ) -> None:
+        self._config = ClientConfig.build(
+            service_endpoint=service_endpoint,
+            service_endpoints=service_endpoints,
+            load_balancing_strategy=load_balancing_strategy,
+            memory_threshold=memory_threshold,
+            utilization_threshold=utilization_threshold,
+            polling_interval=polling_interval,
+            worker_timeout=worker_timeout,
+            request_timeout=request_timeout,
+            endpoint_timeout=endpoint_timeout,
+            endpoint_max_retries=endpoint_max_retries,
+            endpoint_health_check_interval=endpoint_health_check_interval,
+            token=token,
+            workers_per_gpu=workers_per_gpu,
+            environ=os.environ,
+        )
+        self._on_lost = on_lost
+        self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
+        self._transport = Transport(ca_file=self._config.ca_file)
+        self._fleet: Fleet | None = None
+        self._tally = Tally()
+        self._kept: dict[str, _Kept] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._fleet is None else f"{len(self._kept)} GPUs assigned"
+        return f"<GPUWorkerPoolClient: {', '.join(self._config.endpoints)}; {state}>"
+
+    # --- its life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Look at all endpoints. An endpoint that is down is no error: it is tried again, beside the others."""
+        if self._fleet is not None:
+            raise RuntimeError("the client is already started")
+        self._pid = os.getpid()
+        await self._transport.open()
+        fleet = Fleet(self._config, self._transport, self._lose)
+        self._fleet = fleet
+        try:
+            await fleet.start()
+        except BaseException:
+            self._fleet = None
+            await fleet.stop()
+            await self._transport.close()
+            raise
+
+    async def stop(self) -> None:
+        """Give back all GPUs, and end everything. Stopping twice is harmless."""
+        fleet = self._fleet
+        if fleet is None:
+            return
+        if os.getpid() != self._pid:
+            self._fleet = None  # a forked child: the GPUs and the connections are its parent's
+            return
+        for kept in list(self._kept.values()):
+            self._give_back(kept)
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=STOP_S)
+            for task in self._leaving:
+                task.cancel()
+        self._fleet = None
+        await fleet.stop()
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # --- asking and giving back ------------------------------------------------------------------------------------
+
+    async def request_gpu(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - the documented signature
+        *,
+        gpus: int = 1,
+        memory_mb: float | None = None,
+        model: str | None = None,
+        priority: int = 0,
+    ) -> Assignment:
+        """Wait for GPUs, and be assigned them.
+
+        Several `gpus` are all on one server. With `memory_mb` a GPU is shared with others who said how much they need.
+        Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError
+        where no endpoint could ever serve it. Cancelled, it leaves nothing behind.
+        """
+        fleet = self._started()
+        timeout_s = self._config.worker_timeout if timeout is None else timeout
+        if not timeout_s >= 0:
+            raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
+        worker_id = f"worker-{os.getpid()}-{next(self._numbers)}"
+        request = Request(
+            self._wishes(gpus, memory_mb, model),
+            this_process(worker_id),
+            priority,
+            self._config.ttl_s,
+        )
+        lease_id = uuid.uuid4().hex
+        self._tally.requests += 1
+        self._tell(ClientEvent("requested", worker_id, lease_id))
+        try:
+            won = await self._acquire(fleet, lease_id, request, timeout_s)
+        except WorkerTimeoutError as error:
+            self._tally.failed += 1
+            self._tell(ClientEvent("timed_out", worker_id, lease_id, detail=error.reason))
+            raise
+        except PoolError as error:
+            self._tally.failed += 1
+            self._tell(ClientEvent("failed", worker_id, lease_id, detail=str(error)))
+            raise
+        return self._keep(won, worker_id, request.ttl_s)
+
+    async def release_gpu(self, assignment: Assignment) -> None:
+        """Give a GPU back. ValueError where it is not one of this client's or was given back before,
+        StaleAssignmentError where it is lost.
+        """
+        self._started()
+        kept = self._find(assignment)
+        if kept.held.lost.is_set():
+            self._drop(kept)
+            raise StaleAssignmentError(assignment, kept.held.lost.reason or "no sign of life got through in time")
+        leaving = self._give_back(kept)
+        # The caller need not wait for a server that does not answer: the lease runs out by itself.
+        await asyncio.wait([leaving], timeout=STOP_S)
+
+    # --- telling ---------------------------------------------------------------------------------------------------
+
+    def is_multi_endpoint_mode(self) -> bool:
+        """Whether GPUs have global ids, and status and metrics show endpoints."""
+        return self._config.is_multi
+
+    def get_pool_status(self) -> PoolStatus:
+        """The whole pool as its servers see it, with this client's own changes at once."""
+        return self._reports().status()
+
+    def get_detailed_metrics(self) -> dict[str, Any]:
+        """Everything that is counted, for monitoring."""
+        return self._reports().metrics()
+
+    def get_endpoints_info(self) -> list[dict[str, Any]] | None:
+        """Each endpoint; None where the client is not started or has a single one."""
+        if self._fleet is None or not self._config.is_multi:
+            return None
+        return self._reports().endpoints()
+
+    def get_error_recovery_status(self) -> dict[str, Any]:
+        """Which endpoints are up, which are not and why, and how their breakers stand."""
+        return self._reports().recovery()
+
+    def print_error_recovery_summary(self) -> None:
+        """The same for people, on standard output."""
+        print(self._reports().recovery_summary())  # noqa: T201 - that is what it is for
+
+    async def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
+        """Try an endpoint now, whatever its breaker says; whether it answered. False for an unknown id."""
+        fleet = self._started_multi()
+        member = fleet.members.get(endpoint_id)
+        return member is not None and await fleet.try_again(member)
+
+    async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Call this as soon as an endpoint is up, again where it failed because none was, for up to worker_timeout."""
+        fleet = self._started_multi()
+        try:
+            async with asyncio.timeout(self._config.worker_timeout):
+                while True:
+                    while not any(member.endpoint.is_healthy for member in fleet.members.values()):
+                        await fleet.changed()
+                    try:
+                        return await request_func()
+                    except EndpointError:
+                        await fleet.changed()
+        except TimeoutError:
+            raise WorkerTimeoutError(waited_s=self._config.worker_timeout, reason=str(fleet.reasons())) from None
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _started(self) -> Fleet:
+        if self._fleet is None:
+            raise RuntimeError("the client is not started: use `async with`, or call start() first")
+        if os.getpid() != self._pid:
+            raise RuntimeError("this client belongs to the process that started it: make another one after a fork")
+        return self._fleet
+
+    def _started_multi(self) -> Fleet:
+        fleet = self._started()
+        if not self._config.is_multi:
+            raise RuntimeError("this client has a single endpoint: give it service_endpoints for this")
+        return fleet
+
+    def _reports(self) -> Reports:
+        return Reports(self._config, self._started(), self._tally)
+
+    async def _acquire(self, fleet: Fleet, lease_id: str, request: Request, timeout_s: float) -> Won:
+        waiting = self._tally.waiting
+        acquisition = Acquisition(fleet, lease_id, request, self._leave, lambda: waiting.add(lease_id))
+        try:
+            return await acquisition.run(timeout_s)
+        finally:
+            waiting.discard(lease_id)
+            self._tally.done.append(lease_id)
+
+    def _wishes(self, gpus: int, memory_mb: float | None, model: str | None) -> Wishes:
+        """With the user's thresholds, if he set any; the server's own apply otherwise."""
+        config = self._config
+        return Wishes(
+            gpus,
+            memory_mb,
+            model,
+            config.asked_memory_threshold,
+            config.asked_utilization_threshold,
+        )
+
+    def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
+        lost = Lost()
+        held = Held(won.lease_id, ttl_s, lost)
+        assignment = self._assignment(won, worker_id, lost)
+        self._kept[won.lease_id] = _Kept(assignment, won, held)
+        if won.book.needs_heartbeat():
+            won.member.heartbeat.add(held, won.safe_since)
+        for gpu in won.grant.gpus:
+            won.member.note_taken(gpu.uuid, worker_id)
+        self._tally.granted += 1
+        self._tally.by_endpoint[won.member.id] = self._tally.by_endpoint.get(won.member.id, 0) + 1
+        self._tell(ClientEvent("assigned", worker_id, won.lease_id, won.member.id, assignment.gpu_id))
+        return assignment
+
+    def _assignment(self, won: Won, worker_id: str, lost: Lost) -> Assignment:
+        first, endpoint_id = won.grant.gpus[0], won.member.id
+        now = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
+        assignment: Assignment
+        if self._config.is_multi:
+            global_id = f"{endpoint_id}:{first.index}"
+            assignment = GlobalGPUAssignment(global_id, endpoint_id, first.index, worker_id, now)
+            assignment.gpu_ids = tuple(f"{endpoint_id}:{gpu.index}" for gpu in won.grant.gpus)
+        else:
+            assignment = GPUAssignment(
+                first.index,
+                worker_id,
+                now,
+                global_gpu_id=f"{endpoint_id}:{first.index}",
+                endpoint_id=endpoint_id,
+                local_gpu_id=first.index,
+            )
+            assignment.gpu_ids = tuple(gpu.index for gpu in won.grant.gpus)
+        assignment.lease_id = won.lease_id
+        assignment.fence = won.grant.fence
+        assignment.uuids = tuple(gpu.uuid for gpu in won.grant.gpus)
+        assignment.env = dict(won.grant.env)
+        assignment.lost = lost
+        return assignment
+
+    def _find(self, assignment: Assignment) -> _Kept:
+        lease_id = getattr(assignment, "lease_id", None)
+        kept = self._kept.get(lease_id) if isinstance(lease_id, str) else None
+        if kept is None:
+            if getattr(assignment, "is_lost", False):
+                raise StaleAssignmentError(assignment, getattr(assignment.lost, "reason", None))
+            raise ValueError(f"{assignment!r} is no assignment of this client, or was given back before")
+        return kept
+
+    def _give_back(self, kept: _Kept) -> asyncio.Task[None]:
+        self._drop(kept)
+        won, assignment = kept.won, kept.assignment
+        self._tell(ClientEvent("released", assignment.worker_id, won.lease_id, won.member.id, assignment.gpu_id))
+        return self._leave(won.book, won.lease_id)
+
+    def _drop(self, kept: _Kept) -> None:
+        self._kept.pop(kept.won.lease_id, None)
+        kept.won.member.heartbeat.drop(kept.won.lease_id)
+        kept.held.lost.settle()
+        for gpu in kept.won.grant.gpus:
+            kept.won.member.note_given_back(gpu.uuid, kept.assignment.worker_id)
+
+    def _leave(self, book: LeaseBook, lease_id: str) -> asyncio.Task[None]:
+        """Give a lease back in the background; the client waits for it before it ends."""
+        task = asyncio.get_running_loop().create_task(_release(book, lease_id), name="gpu-lease-release")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
+
+    def _lose(self, lease_id: str, reason: str) -> None:
+        kept = self._kept.pop(lease_id, None)
+        if kept is None:
+            return
+        member, assignment = kept.won.member, kept.assignment
+        for gpu in kept.won.grant.gpus:
+            member.note_given_back(gpu.uuid, assignment.worker_id)
+        self._tell(ClientEvent("lost", assignment.worker_id, lease_id, member.id, assignment.gpu_id, reason))
+        if self._on_lost is not None:
+            try:
+                self._on_lost(assignment)
+            except Exception:
+                logger.exception("on_lost failed")
+        # The server may have missed our signs of life only; then the next one in line need not wait for the TTL.
+        self._leave(kept.won.book, lease_id)
+
+    def _tell(self, event: ClientEvent) -> None:
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:
+                logger.exception("on_event failed")
+
+
+async def _release(book: LeaseBook, lease_id: str) -> None:
+    try:
+        await book.release(lease_id)
+    except EndpointError as error:
+        logger.warning("lease %s could not be given back and will run out: %s", lease_id, error.reason)
+
+
+@asynccontextmanager
+async def gpu_worker_pool_client(**options: Any) -> AsyncIterator[GPUWorkerPoolClient]:
+    """A client that is started, and stopped at the end."""
+    async with GPUWorkerPoolClient(**options) as client:
+        yield client
+
+
+class GPUContextManager:
+    """Assigned on entering, given back on leaving; yields the GPU's id. StaleAssignmentError at the end if it was lost.
+
+    `assignment` is what was assigned, while it is.
+    """
+
+    def __init__(self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Any) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._wishes = wishes
+        self.assignment: Assignment | None = None
+
+    async def __aenter__(self) -> int | str:
+        if self.assignment is not None:
+            raise RuntimeError("this context is entered already; make another one for another GPU")
+        self.assignment = await self._client.request_gpu(self._timeout, **self._wishes)
+        return self.assignment.gpu_id
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assignment, self.assignment = self.assignment, None
+        if assignment is None:
+            return
+        try:
+            await self._client.release_gpu(assignment)
+        except StaleAssignmentError:
+            if error is None:
+                raise
+        except (RuntimeError, ValueError):
+            # Stopped meanwhile, which gave everything back, or given back by hand: there is nothing left to do.
+            logger.debug("GPU %s was given back before", assignment.gpu_id)

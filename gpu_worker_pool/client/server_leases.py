@@ -1,0 +1,148 @@
+"""Leases from a server that has them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gpu_worker_pool.core.request import Holder, Request
+from gpu_worker_pool.gpus.processes import ProcessTable
+from gpu_worker_pool.ledger.clock import boot_id
+
+from .endpoint import Endpoint
+from .leases import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
+from .transport import Reply
+
+# Answers after which asking the same again leads nowhere.
+HOPELESS = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
+
+
+def this_process(worker_id: str) -> Holder:
+    """Who asks, with all by which a server on the same machine can see him live and die."""
+    return replace(_facts_of(os.getpid()), worker_id=worker_id)
+
+
+@lru_cache(maxsize=1)
+def _facts_of(pid: int) -> Holder:
+    """Read once a process: a forked child has another pid, so it does not take its parent's facts for its own."""
+    try:
+        owner = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        owner = None
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = None  # no /proc, so no facts to be seen by
+    return Holder(
+        owner=owner,
+        host=socket.gethostname(),
+        pid=pid,
+        pid_started=ProcessTable().started(pid),
+        boot_id=boot_id() if namespace else None,
+        pid_namespace=namespace,
+    )
+
+
+class ServerLeases:
+    """The lease calls of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def needs_heartbeat(self) -> bool:
+        """They end after their TTL."""
+        return True
+
+    async def ask(self, lease_id: str, request: Request) -> Answer:
+        """PUT /leases/{id}, without waiting."""
+        reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_form(request))
+        return self._answer(reply, is_quick=True)
+
+    async def wait(self, lease_id: str, wait_s: float) -> Answer:
+        """GET /leases/{id}, held back by the server."""
+        reply = await self._endpoint.call("GET", f"/leases/{lease_id}?wait_s={wait_s:g}", extra_s=wait_s)
+        if reply.status == 404:
+            return Over("the server does not know it any more")
+        return self._answer(reply, is_quick=False)
+
+    async def renew(self, lease_ids: Sequence[str]) -> Renewal:
+        """POST /leases/renew for all of them."""
+        reply = await self._endpoint.call("POST", "/leases/renew", body={"ids": list(lease_ids)}, is_vital=True)
+        if reply.status != 200 or not isinstance(reply.data, dict):
+            raise self._endpoint.error(reply.detail, status=reply.status)
+        renewed = frozenset(item["id"] for item in _items(reply.data.get("renewed")))
+        lost = {item["id"]: str(item.get("reason") or "unknown") for item in _items(reply.data.get("lost"))}
+        return Renewal(reply.sent_at, renewed, lost)
+
+    async def release(self, lease_id: str) -> None:
+        """DELETE /leases/{id}."""
+        reply = await self._endpoint.call(
+            "DELETE", f"/leases/{lease_id}", attempts=self._endpoint.attempts, is_vital=True
+        )
+        if reply.status not in {200, 404}:
+            raise self._endpoint.error(reply.detail, status=reply.status)
+
+    def _answer(self, reply: Reply, *, is_quick: bool) -> Answer:
+        if reply.status in HOPELESS:
+            return Refused(reply.detail)
+        if reply.status not in {200, 201, 202} or not isinstance(reply.data, dict):
+            raise self._endpoint.error(reply.detail, status=reply.status)
+        lease = reply.data
+        match lease.get("state"):
+            case "active":
+                gpus = tuple(map(_gpu, _items(lease.get("gpus"), "uuid")))
+                if not gpus or any(gpu.index < 0 for gpu in gpus):
+                    # A server that has just started may not have looked at its GPUs yet.
+                    raise self._endpoint.error("its answer grants no GPU that it can name")
+                env = lease.get("env")
+                return Granted(
+                    gpus,
+                    lease.get("fence"),
+                    {str(name): str(value) for name, value in env.items()} if isinstance(env, dict) else {},
+                    reply.sent_at if is_quick and reply.status == 201 else None,
+                )
+            case "queued":
+                position = lease.get("position")
+                return Queued(position if isinstance(position, int) else None, str(lease.get("reason") or ""))
+            case "draining" | "ended":
+                return Over(str(lease.get("end_reason") or lease.get("reason") or "ended"))
+        raise self._endpoint.error("its answer is no lease")
+
+
+def _form(request: Request) -> dict[str, Any]:
+    """What is sent; what is not set is left out, so that the server's own default is used."""
+    wishes, holder = request.wishes, request.holder
+    form = {
+        "gpus": wishes.gpus,
+        "memory_mb": wishes.memory_mb,
+        "model": wishes.model,
+        "memory_threshold_percent": wishes.memory_threshold_percent,
+        "utilization_threshold_percent": wishes.utilization_threshold_percent,
+        "priority": request.priority,
+        "ttl_s": request.ttl_s,
+        "worker_id": holder.worker_id,
+        "owner": holder.owner,
+        "host": holder.host,
+        "pid": holder.pid,
+        "pid_started": holder.pid_started,
+        "boot_id": holder.boot_id,
+        "pid_namespace": holder.pid_namespace,
+    }
+    return {name: value for name, value in form.items() if value is not None}
+
+
+def _items(found: Any, needed: str = "id") -> list[dict[str, Any]]:
+    if not isinstance(found, list):
+        return []
+    return [item for item in found if isinstance(item, dict) and isinstance(item.get(needed), str)]
+
+
+def _gpu(item: Mapping[str, Any]) -> LeasedGpu:
+    index = item.get("gpu_id")
+    return LeasedGpu(index if isinstance(index, int) else -1, item["uuid"], str(item.get("name") or ""))

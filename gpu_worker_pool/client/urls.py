@@ -1,0 +1,232 @@
+"""The URLs of endpoints, and the short names that the endpoints go by."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+
+MAX_URL = 2048
+MAX_SHOWN = 120
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+# Not at a comma in somebody's password: each half would look like a URL of its own, and be shown.
+_COMMA = re.compile(r",(?![^/]*@)")
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^/]*)(?P<path>.*)", re.IGNORECASE)
+_PLACE = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NOT_IN_URLS = re.compile(r"""[\s\\<>"{}|^`\x00-\x1f\x7f-\x9f]""")
+
+
+@dataclass(frozen=True)
+class EndpointUrl:
+    """Where an endpoint is. `url` has no slash at its end; `port` is the scheme's own where none was written."""
+
+    url: str
+    host: str
+    port: int
+    is_https: bool
+    path: str = ""
+
+    @property
+    def identity(self) -> tuple[bool, str, int, str]:
+        """Equal for two spellings of one place, with the scheme's own port and without."""
+        return self.is_https, self.host, self.port, self.path
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def parse_endpoints(value: str | Sequence[str]) -> list[EndpointUrl]:
+    """The endpoints in a text with commas, or in a list of such texts; each once, in their order.
+
+    A ValueError names the URL that is no good and what is wrong with it, or says that there is none at all.
+    """
+    endpoints = unique_endpoints(parse_endpoint(part) for part in split_endpoints(value))
+    if not endpoints:
+        raise ValueError("there is no endpoint in it; write at least one URL, such as http://localhost:8000")
+    return endpoints
+
+
+def split_endpoints(value: str | Sequence[str]) -> list[str]:
+    """The single URLs in a text with commas or a list of such texts, not looked at yet; empty ones are left out."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("it must be a text of URLs with commas between them, or a list of URLs")
+    return [part.strip() for text in texts for part in _COMMA.split(text) if part.strip()]
+
+
+def unique_endpoints(endpoints: Iterable[EndpointUrl]) -> list[EndpointUrl]:
+    """Each place once, as it was first written."""
+    first: dict[tuple[bool, str, int, str], EndpointUrl] = {}
+    for endpoint in endpoints:
+        first.setdefault(endpoint.identity, endpoint)
+    return list(first.values())
+
+
+def parse_endpoint(text: str) -> EndpointUrl:
+    """One URL; a ValueError says what is wrong with it, and shows nothing of it that may be a secret."""
+    fault = _fault_of(text)
+    if fault:
+        raise _bad(text, fault)
+    match = _URL.fullmatch(text)
+    if match is None:
+        is_half = re.match(r"https?:/", text, re.IGNORECASE)
+        raise _bad(
+            text, "write http:// with two slashes" if is_half else f"it has no scheme; write http://{_shown(text)}"
+        )
+    scheme = match["scheme"].lower()
+    if scheme not in DEFAULT_PORTS:
+        raise _bad(text, "only http:// and https:// are possible")
+    place = _PLACE.fullmatch(match["place"])
+    if place is None:
+        raise _bad(text, "the host is not readable; an IPv6 address stands in brackets, as in http://[::1]:8000")
+    port = _port(text, place["port"])
+    host = _host(text, place["host"].lower())
+    path = match["path"].rstrip("/")
+    written = f"[{host}]" if ":" in host else host
+    if port is not None:
+        written += f":{port}"
+    return EndpointUrl(
+        url=f"{scheme}://{written}{path}",
+        host=host,
+        port=DEFAULT_PORTS[scheme] if port is None else port,
+        is_https=scheme == "https",
+        path=path,
+    )
+
+
+def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:
+    """A name for each endpoint: its host where no other has the same, else host-port, else more of the URL.
+
+    There is no colon in a name, so `server1:2` can be taken apart; and no two are the same. The order is kept.
+    """
+    endpoints = list(endpoints)
+    names: dict[int, str] = {}
+    # The most telling name first, and whoever has a host for himself before those who need more than that.
+    for spell in _SPELLINGS:
+        left = {place: spell(endpoint) for place, endpoint in enumerate(endpoints) if place not in names}
+        wanted = Counter(left.values())
+        taken = set(names.values())
+        names |= {place: name for place, name in left.items() if wanted[name] == 1 and name not in taken}
+    for place, endpoint in enumerate(endpoints):
+        if place not in names:
+            names[place] = _numbered(_by_scheme(endpoint), set(names.values()))
+    return {names[place]: endpoint for place, endpoint in enumerate(endpoints)}
+
+
+# --- the parts of a URL --------------------------------------------------------------------------------------------
+
+
+def _fault_of(text: str) -> str | None:
+    """What is wrong with the text as a whole."""
+    if len(text) > MAX_URL:
+        return f"it is longer than {MAX_URL} characters"
+    if "@" in text:
+        return (
+            "it has a user name or password, or an @; a secret in a URL ends up in logs, "
+            "give the token by GPU_POOL_TOKEN or token= instead"
+        )
+    if "?" in text or "#" in text:
+        return "it has a query (?) or a fragment (#); leave that out"
+    if "," in text:
+        return "it has a comma; give one URL here"
+    if _NOT_IN_URLS.search(text):
+        return "it has blanks or other characters that cannot stand in a URL; several URLs need commas between them"
+    return None
+
+
+def _port(text: str, digits: str | None) -> int | None:
+    if not digits:
+        return None
+    if not re.fullmatch(r"[0-9]{1,5}", digits) or not 1 <= int(digits) <= 65535:
+        raise _bad(text, "the port must be a whole number from 1 to 65535; an IPv6 address stands in brackets")
+    return int(digits)
+
+
+def _host(text: str, host: str) -> str:
+    if not host:
+        raise _bad(text, "the host is missing")
+    if host.startswith("["):
+        return _address_6(text, host[1:-1])
+    if host.removesuffix(".").rpartition(".")[2].isdecimal():
+        return _address_4(text, host)
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in _ascii_labels(host)):
+        raise _bad(text, "the host is no valid name; letters, digits, hyphens and dots between them are possible")
+    return host
+
+
+def _ascii_labels(host: str) -> list[str]:
+    """The name as it is looked up. Only to judge it: the resolver's rules for other scripts may be newer."""
+    name = host.removesuffix(".")
+    try:
+        return (name if name.isascii() else name.encode("idna").decode("ascii")).split(".")
+    except UnicodeError:
+        return [""]
+
+
+def _address_4(text: str, host: str) -> str:
+    try:
+        return str(IPv4Address(host))
+    except ValueError:
+        raise _bad(text, "the host ends in a number but is no IPv4 address, such as 192.168.0.7") from None
+
+
+def _address_6(text: str, host: str) -> str:
+    if "%" in host:
+        raise _bad(text, "an IPv6 address with a zone (%) is not possible; use another address or a name")
+    try:
+        return IPv6Address(host).compressed
+    except ValueError:
+        raise _bad(text, "what stands in brackets is no IPv6 address") from None
+
+
+def _bad(text: str, fault: str) -> ValueError:
+    return ValueError(f"{_shown(text)!r} is no endpoint URL: {fault}")
+
+
+def _shown(text: str) -> str:
+    """The URL for an error message, without whatever may be a secret: user and password, query, a port in letters."""
+    has_secret_end = re.search(r"[?#]", text) is not None
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text)
+    start = scheme[0] if scheme else ""
+    if "@" in text:
+        after = text.rpartition("@")[2]
+        return start + ("***" if has_secret_end else f"***@{after}")[:MAX_SHOWN]
+    rest = re.split(r"[?#]", text.removeprefix(start))[0]
+    # A password that had an @ may have been cut off before it.
+    rest = re.sub(r"^([^/\[:]*):(?![0-9a-f:.]*(/|$)).*", r"\1:***", rest)
+    shown = start + rest + ("?***" if has_secret_end else "")
+    return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "..."
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def _by_host(endpoint: EndpointUrl) -> str:
+    return endpoint.host.replace(":", "-")
+
+
+def _by_port(endpoint: EndpointUrl) -> str:
+    return f"{_by_host(endpoint)}-{endpoint.port}"
+
+
+def _by_path(endpoint: EndpointUrl) -> str:
+    path = re.sub(r"[^\w.-]+", "-", endpoint.path).strip("-")
+    return f"{_by_port(endpoint)}-{path}" if path else _by_port(endpoint)
+
+
+def _by_scheme(endpoint: EndpointUrl) -> str:
+    return f"{_by_path(endpoint)}-{'https' if endpoint.is_https else 'http'}"
+
+
+_SPELLINGS: tuple[Callable[[EndpointUrl], str], ...] = (_by_host, _by_port, _by_path, _by_scheme)
+
+
+def _numbered(name: str, taken: set[str]) -> str:
+    number = 2
+    while f"{name}-{number}" in taken:
+        number += 1
+    return f"{name}-{number}"

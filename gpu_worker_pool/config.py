@@ -1,0 +1,313 @@
+"""What a client is told: by its constructor, else by the environment, else the defaults.
+
+A bad value is treated by where it comes from. In the constructor it is a ValueError, because the programmer is there
+to see it. In the environment it is logged as an error and the default is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_worker_pool.core.balancing import STRATEGIES
+from gpu_worker_pool.core.checks import check_number, check_whole
+from gpu_worker_pool.core.request import DEFAULT_TTL_S, MAX_TTL_S
+from gpu_worker_pool.core.settings import DEFAULT_THRESHOLDS
+
+# Imported where it is used: the package `client` imports this module, whichever of the two somebody imports first.
+if TYPE_CHECKING:
+    from gpu_worker_pool.client.urls import EndpointUrl
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ENDPOINT = "http://localhost:8000"
+DEFAULT_STRATEGY = "availability"
+PLURAL_VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS")
+SINGULAR_VARIABLE = "GPU_SERVICE_ENDPOINT"
+STRATEGY_VARIABLE = "GPU_LOAD_BALANCING_STRATEGY"
+TOKEN_VARIABLE = "GPU_POOL_TOKEN"  # noqa: S105 - a name
+CA_FILE_VARIABLE = "GPU_POOL_CA_FILE"
+
+# What can stand in an Authorization header; the server takes no other.
+_TOKEN = re.compile(r"[!-~]{1,1024}")
+
+
+class _Number(NamedTuple):
+    """A number that may be set: by this parameter, by this variable, within these bounds."""
+
+    parameter: str
+    variable: str | None
+    default: float
+    low: float
+    high: float
+    is_whole: bool = False
+
+    def check(self, name: str, value: object) -> float:
+        """The value, unless it is out of bounds: then a ValueError."""
+        if self.is_whole:
+            check_whole(name, value, int(self.low), int(self.high))
+        else:
+            check_number(name, value, self.low, self.high)
+        assert isinstance(value, int | float)  # noqa: S101 - by the check; for mypy
+        return value if self.is_whole else float(value)
+
+    def read(self, text: str) -> float:
+        """As check, from a text."""
+        try:
+            value: object = int(text) if self.is_whole else float(text)
+        except ValueError:
+            value = text
+        return self.check(self.variable or self.parameter, value)
+
+
+_MEMORY = _Number("memory_threshold", "GPU_MEMORY_THRESHOLD_PERCENT", DEFAULT_THRESHOLDS.memory_percent, 0, 100)
+_UTILIZATION = _Number(
+    "utilization_threshold", "GPU_UTILIZATION_THRESHOLD_PERCENT", DEFAULT_THRESHOLDS.utilization_percent, 0, 100
+)
+_POLLING = _Number("polling_interval", "GPU_POLLING_INTERVAL", 5.0, 0.05, 3600)
+_WORKER_TIMEOUT = _Number("worker_timeout", None, 300.0, 0, 1e9)
+_REQUEST_TIMEOUT = _Number("request_timeout", None, 30.0, 0.01, 3600)
+_ENDPOINT_TIMEOUT = _Number("endpoint_timeout", "GPU_ENDPOINT_TIMEOUT", 10.0, 0.01, 3600)
+_MAX_RETRIES = _Number("endpoint_max_retries", "GPU_ENDPOINT_MAX_RETRIES", 3, 0, 100, is_whole=True)
+_HEALTH_CHECK = _Number("endpoint_health_check_interval", "GPU_ENDPOINT_HEALTH_CHECK_INTERVAL", 30.0, 0.05, 86_400)
+_WORKERS_PER_GPU = _Number("workers_per_gpu", "GPU_POOL_WORKERS_PER_GPU", 1, 1, 1024, is_whole=True)
+_TTL = _Number("ttl_s", "GPU_POOL_TTL", DEFAULT_TTL_S, 0.1, MAX_TTL_S)
+
+
+class _Endpoints(NamedTuple):
+    by_id: dict[str, EndpointUrl]
+    is_multi: bool
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """All settings of a client, checked; make it with `build`.
+
+    `endpoints` and `tokens` are by endpoint id; an endpoint without a token is not in `tokens`. Times are in seconds.
+    A threshold that was asked for is None where the user set none: then a server's own applies.
+    """
+
+    endpoints: Mapping[str, EndpointUrl]
+    is_multi: bool
+    strategy: str = DEFAULT_STRATEGY
+    asked_memory_threshold: float | None = None
+    asked_utilization_threshold: float | None = None
+    polling_interval: float = _POLLING.default
+    worker_timeout: float = _WORKER_TIMEOUT.default
+    request_timeout: float = _REQUEST_TIMEOUT.default
+    endpoint_timeout: float = _ENDPOINT_TIMEOUT.default
+    endpoint_max_retries: int = int(_MAX_RETRIES.default)
+    endpoint_health_check_interval: float = _HEALTH_CHECK.default
+    workers_per_gpu: int = int(_WORKERS_PER_GPU.default)
+    ttl_s: float = _TTL.default
+    ca_file: str | None = None
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def memory_threshold(self) -> float:
+        """In percent: the user's, else the default."""
+        return _MEMORY.default if self.asked_memory_threshold is None else self.asked_memory_threshold
+
+    @property
+    def memory_threshold_is_set(self) -> bool:
+        """Whether the user set it."""
+        return self.asked_memory_threshold is not None
+
+    @property
+    def utilization_threshold(self) -> float:
+        """In percent: the user's, else the default."""
+        return _UTILIZATION.default if self.asked_utilization_threshold is None else self.asked_utilization_threshold
+
+    @property
+    def utilization_threshold_is_set(self) -> bool:
+        """Whether the user set it."""
+        return self.asked_utilization_threshold is not None
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        service_endpoint: str | None = None,
+        service_endpoints: str | Sequence[str] | None = None,
+        load_balancing_strategy: str | None = None,
+        memory_threshold: float | None = None,
+        utilization_threshold: float | None = None,
+        polling_interval: float | None = None,
+        worker_timeout: float | None = None,
+        request_timeout: float | None = None,
+        endpoint_timeout: float | None = None,
+        endpoint_max_retries: int | None = None,
+        endpoint_health_check_interval: float | None = None,
+        token: str | Mapping[str, str] | None = None,
+        workers_per_gpu: int | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> ClientConfig:
+        """From the values a constructor was given, None being none; they win over the environment.
+
+        A ValueError names the parameter, its value (never that of a token) and what is possible.
+        """
+        environ = os.environ if environ is None else environ
+
+        def number(setting: _Number, given: object) -> float:
+            chosen = _chosen(setting, given, environ)
+            return setting.default if chosen is None else chosen
+
+        endpoints = _endpoints(service_endpoint, service_endpoints, environ)
+        return cls(
+            endpoints=endpoints.by_id,
+            is_multi=endpoints.is_multi,
+            strategy=_strategy(load_balancing_strategy, environ),
+            asked_memory_threshold=_chosen(_MEMORY, memory_threshold, environ),
+            asked_utilization_threshold=_chosen(_UTILIZATION, utilization_threshold, environ),
+            polling_interval=number(_POLLING, polling_interval),
+            worker_timeout=number(_WORKER_TIMEOUT, worker_timeout),
+            request_timeout=number(_REQUEST_TIMEOUT, request_timeout),
+            endpoint_timeout=number(_ENDPOINT_TIMEOUT, endpoint_timeout),
+            endpoint_max_retries=int(number(_MAX_RETRIES, endpoint_max_retries)),
+            endpoint_health_check_interval=number(_HEALTH_CHECK, endpoint_health_check_interval),
+            workers_per_gpu=int(number(_WORKERS_PER_GPU, workers_per_gpu)),
+            ttl_s=number(_TTL, None),
+            ca_file=_text(environ, CA_FILE_VARIABLE),
+            tokens=_tokens(token, endpoints.by_id, environ),
+        )
+
+
+def _text(environ: Mapping[str, str], variable: str) -> str | None:
+    """What a variable says; a blank one says nothing."""
+    return environ.get(variable, "").strip() or None
+
+
+# --- numbers and the strategy --------------------------------------------------------------------------------------
+
+
+def _chosen(setting: _Number, given: object, environ: Mapping[str, str]) -> float | None:
+    """The user's own value; None if there is none, or none that is any good."""
+    if given is not None:
+        return setting.check(setting.parameter, given)
+    text = _text(environ, setting.variable) if setting.variable else None
+    if text is None:
+        return None
+    try:
+        return setting.read(text)
+    except ValueError as error:
+        logger.error("%s; using the default %g", error, setting.default)  # noqa: TRY400
+        return None
+
+
+def _strategy(given: object, environ: Mapping[str, str]) -> str:
+    possible = f"possible are {', '.join(STRATEGIES)}"
+    if given is not None:
+        if given not in STRATEGIES:
+            raise ValueError(f"load_balancing_strategy is {given!r}; {possible}")
+        return str(given)
+    text = _text(environ, STRATEGY_VARIABLE)
+    if text is None or text.lower() in STRATEGIES:
+        return (text or DEFAULT_STRATEGY).lower()
+    logger.error("%s is %r; %s; using the default %r", STRATEGY_VARIABLE, text, possible, DEFAULT_STRATEGY)
+    return DEFAULT_STRATEGY
+
+
+# --- endpoints -----------------------------------------------------------------------------------------------------
+
+
+def _endpoints(single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]) -> _Endpoints:
+    from gpu_worker_pool.client.urls import assign_ids, parse_endpoints  # noqa: PLC0415 - see above
+
+    if several is None and single is None:
+        return _endpoints_from(environ)
+    name, given = ("service_endpoint", single) if several is None else ("service_endpoints", several)
+    try:
+        urls = parse_endpoints(given or "")
+        if several is None and len(urls) > 1:
+            raise ValueError("there are several URLs in it; give them as service_endpoints")  # noqa: TRY301
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return _Endpoints(assign_ids(urls), is_multi=several is not None)
+
+
+def _endpoints_from(environ: Mapping[str, str]) -> _Endpoints:
+    """The first variable that has anything in it decides. What is no good in it is logged and left out."""
+    from gpu_worker_pool.client.urls import assign_ids, parse_endpoint, split_endpoints, unique_endpoints  # noqa: PLC0415 - see above
+
+    variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
+    found = ((variable, split_endpoints(environ.get(variable, ""))) for variable in variables)
+    variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", [DEFAULT_ENDPOINT]))
+    if variable == SINGULAR_VARIABLE and len(texts) > 1:
+        logger.error(
+            "%s has several URLs, which belong into %s; using the default %s",
+            SINGULAR_VARIABLE,
+            PLURAL_VARIABLES[0],
+            DEFAULT_ENDPOINT,
+        )
+        texts = [DEFAULT_ENDPOINT]
+    urls, bad = [], 0
+    for text in texts:
+        try:
+            urls.append(parse_endpoint(text))
+        except ValueError as error:
+            bad += 1
+            logger.error("%s: %s; it is left out", variable, error)  # noqa: TRY400
+    if not urls:
+        logger.error("%s has no endpoint that can be used; using the default %s", variable, DEFAULT_ENDPOINT)
+        urls = [parse_endpoint(DEFAULT_ENDPOINT)]
+        bad -= 1  # it stands for one of them
+    urls = unique_endpoints(urls)
+    # One that is left out counts: a slip of the pen must not turn the ids of all GPUs from texts into numbers.
+    return _Endpoints(assign_ids(urls), is_multi=len(urls) + bad > 1)
+
+
+# --- tokens --------------------------------------------------------------------------------------------------------
+
+
+def _tokens(given: object, endpoints: Mapping[str, EndpointUrl], environ: Mapping[str, str]) -> dict[str, str]:
+    """By endpoint id. What the constructor was given stands alone: the environment's token is then sent to nobody."""
+    if isinstance(given, Mapping):
+        return _tokens_by_endpoint(given, endpoints)
+    if given is not None:
+        return dict.fromkeys(endpoints, _checked_token("token", given))
+    text = _text(environ, TOKEN_VARIABLE)
+    if text is None:
+        return {}
+    try:
+        return dict.fromkeys(endpoints, _checked_token(TOKEN_VARIABLE, text))
+    except ValueError as error:
+        logger.error("%s; no token is used", error)  # noqa: TRY400
+        return {}
+
+
+def _tokens_by_endpoint(given: Mapping[str, object], endpoints: Mapping[str, EndpointUrl]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for position, (key, value) in enumerate(given.items(), start=1):
+        # An entry is told by its position only: where somebody wrote {token: URL}, the key is the secret.
+        endpoint_id = _find_endpoint(key, endpoints)
+        if endpoint_id is None:
+            possible = ", ".join(f"{known_id} ({endpoint.url})" for known_id, endpoint in endpoints.items())
+            raise ValueError(f"token: entry {position} is for no endpoint that there is; possible are {possible}")
+        token = _checked_token(f"token: entry {position}", value)
+        if tokens.setdefault(endpoint_id, token) != token:
+            raise ValueError(f"token: {endpoint_id} has two different ones; give it one, by its id or by its URL")
+    return tokens
+
+
+def _find_endpoint(key: object, endpoints: Mapping[str, EndpointUrl]) -> str | None:
+    from gpu_worker_pool.client.urls import parse_endpoint  # noqa: PLC0415 - see above
+
+    if not isinstance(key, str):
+        return None
+    if key in endpoints:
+        return key
+    try:
+        identity = parse_endpoint(key.strip()).identity
+    except ValueError:
+        return None
+    return next((known_id for known_id, endpoint in endpoints.items() if endpoint.identity == identity), None)
+
+
+def _checked_token(name: str, token: object) -> str:
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token.strip()):
+        raise ValueError(f"{name} is not usable (its value is not shown); 1 to 1024 printable ASCII characters are")
+    return token.strip()

@@ -1,0 +1,98 @@
+"""Everything that can go wrong for a user of the pool. Each error says what happened, who must act, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WAIT_LONGER = "wait longer (worker_timeout, or timeout= of the request) or ask for less"
+START_SERVERS = "check that the GPU servers are running and that the endpoint URLs are right"
+
+
+class PoolError(Exception):
+    """The root of all errors of the pool."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By hand, because most errors here are made from facts and not from their message, which is all that
+        # Exception keeps; and a worker process hands its errors to its parent by pickle.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class WorkerTimeoutError(PoolError, TimeoutError):
+    """No GPU was granted in the time given. `reason` says why not: who holds them, or what is over a threshold."""
+
+    def __init__(self, message: str | None = None, *, waited_s: float | None = None, reason: str | None = None) -> None:
+        self.waited_s = waited_s
+        self.reason = reason
+        super().__init__(message or f"no GPU was granted {_within(waited_s)}{_because(reason)}; {WAIT_LONGER}")
+
+
+class StaleAssignmentError(PoolError):
+    """The assignment is no longer its holder's: the GPU may be somebody else's by now."""
+
+    def __init__(self, assignment: object = None, reason: str | None = None) -> None:
+        self.assignment = assignment
+        self.reason = reason
+        gpu_id = getattr(assignment, "gpu_id", None)
+        what = "the assignment" if gpu_id is None else f"the assignment of GPU {gpu_id}"
+        super().__init__(f"{what} is no longer valid{_because(reason)}; stop using the GPU and request one again")
+
+
+class ServiceUnavailableError(PoolError):
+    """No endpoint can be used at present. `reasons` says why, for each endpoint by its id."""
+
+    def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
+        self.reasons = dict(reasons or {})
+        super().__init__(f"no GPU server is available{_because(_listed(self.reasons))}; {START_SERVERS}")
+
+
+class NoEndpointAnsweredError(ServiceUnavailableError, WorkerTimeoutError):
+    """The time was over, and no endpoint could be reached in it: waiting longer will not help."""
+
+    def __init__(self, reasons: Mapping[str, str] | None = None, *, waited_s: float | None = None) -> None:
+        self.reasons = dict(reasons or {})
+        listed = _listed(self.reasons)
+        message = f"no GPU server answered {_within(waited_s)}{_because(listed)}; {START_SERVERS}"
+        WorkerTimeoutError.__init__(self, message, waited_s=waited_s, reason=listed)
+
+
+class RequestRefusedError(PoolError, ValueError):
+    """No endpoint could ever serve the request, or none lets this caller in. `reasons` are by endpoint id."""
+
+    def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
+        self.reasons = dict(reasons or {})
+        advice = "it was not queued: change the request or the token, as asking again will not help"
+        super().__init__(f"the request was refused{_because(_listed(self.reasons))}; {advice}")
+
+
+class EndpointError(PoolError):
+    """One endpoint failed one call. `status` is that of its HTTP answer, None if there was none."""
+
+    def __init__(self, endpoint_id: str, reason: str, *, status: int | None = None, is_temporary: bool) -> None:
+        self.endpoint_id = endpoint_id
+        self.reason = reason
+        self.status = status
+        self.is_temporary = is_temporary
+        answer = "" if status is None else f" (HTTP {status})"
+        advice = "it may pass, try again" if is_temporary else "trying again will not help, mend the cause first"
+        super().__init__(f"endpoint {endpoint_id}: {reason}{answer}; {advice}")
+
+
+def _rebuild(kind: type[PoolError], args: tuple[Any, ...], facts: dict[str, Any]) -> PoolError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+def _within(waited_s: float | None) -> str:
+    return "in time" if waited_s is None else f"within {waited_s:g} s"
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason.rstrip('. ')}" if reason else ""
+
+
+def _listed(reasons: Mapping[str, str]) -> str | None:
+    said = (f"{endpoint_id}: {reason.rstrip('. ')}" for endpoint_id, reason in reasons.items())
+    return "; ".join(said) or None

@@ -1,0 +1,346 @@
+"""What the client hands to its user: GPUs, assignments, and the state of the pool. A reading that is unknown is None."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Protocol, Self
+
+MAX_GPUS = 4096
+MAX_MEMORY_MB = 1e12
+MAX_TEXT = 256
+
+GpuId = int | str
+"""The index on a single endpoint, or the global id (`server1:2`) with several."""
+
+
+class Loss(Protocol):
+    """Set once the GPU is no longer the holder's. Can be awaited."""
+
+    def is_set(self) -> bool:
+        """Whether it is lost."""
+
+    async def wait(self) -> str:
+        """Wait for the loss; returns its reason."""
+
+    def __await__(self) -> Generator[Any, None, str]: ...
+
+
+class LeaseFacts:
+    """What the client adds to an assignment: the lease behind it. Not part of what makes two assignments equal.
+
+    `lost` is set when the GPU is no longer the holder's. It stays in this process: an assignment that is sent to
+    another one by pickle remembers there whether it was lost already, but hears no more.
+    """
+
+    # Defaults on the class and not fields: so an assignment prints and compares as the documents show it.
+    lease_id: str | None = None
+    fence: int | None = None
+    gpu_ids: tuple[GpuId, ...] = ()
+    uuids: tuple[str, ...] = ()
+    env: Mapping[str, str] = MappingProxyType({})
+    lost: Loss | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the GPU must not be used any more."""
+        return self.lost is not None and self.lost.is_set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An event belongs to its event loop, and a mapping may be a read-only view: neither can be pickled.
+        lost = _AlreadyLost(getattr(self.lost, "reason", None)) if self.is_lost else None
+        return {**self.__dict__, "lost": lost, "env": dict(self.env)}
+
+    def __copy__(self) -> Self:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        # A copy speaks of the same lease, so it must hear of its loss too.
+        return self.__copy__()
+
+
+@dataclass
+class _AlreadyLost:
+    reason: str | None
+
+    def is_set(self) -> bool:
+        return True
+
+    async def wait(self) -> str:
+        return self.reason or "lost"
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return self.wait().__await__()
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GPUInfo:
+    """One GPU as it was last read."""
+
+    gpu_id: int
+    name: str
+    memory_usage_percent: float | None
+    utilization_percent: float | None
+
+    def __post_init__(self) -> None:
+        _check_count("gpu_id", self.gpu_id)
+        _check_text("name", self.name)
+        _check_number("memory_usage_percent", self.memory_usage_percent, 100)
+        _check_number("utilization_percent", self.utilization_percent, 100)
+
+    @classmethod
+    def from_json(cls, data: object) -> GPUInfo:
+        """From an item of `gpus_summary`; a ValueError names what is wrong with it."""
+        found = _mapping("the GPU", data)
+        return cls(*(_required(found, name) for name in cls.__dataclass_fields__))
+
+
+@dataclass
+class GPUStats:
+    """All GPUs of one endpoint, as `/gpu/summary` shows them."""
+
+    gpu_count: int
+    total_memory_mb: float | None
+    total_used_memory_mb: float | None
+    total_memory_usage_percent: float | None
+    average_utilization_percent: float | None
+    gpus_summary: list[GPUInfo]
+    timestamp: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("gpu_count", self.gpu_count)
+        _check_number("total_memory_mb", self.total_memory_mb, MAX_MEMORY_MB)
+        _check_number("total_used_memory_mb", self.total_used_memory_mb, MAX_MEMORY_MB)
+        _check_number("total_memory_usage_percent", self.total_memory_usage_percent, 100)
+        _check_number("average_utilization_percent", self.average_utilization_percent, 100)
+        if self.timestamp is not None:
+            _check_text("timestamp", self.timestamp)
+        if self.gpu_count != len(self.gpus_summary):
+            raise ValueError(f"gpu_count is {self.gpu_count}, but gpus_summary has {len(self.gpus_summary)} GPUs")
+        if len({gpu.gpu_id for gpu in self.gpus_summary}) != len(self.gpus_summary):
+            raise ValueError("gpus_summary has the same gpu_id twice")
+
+    @classmethod
+    def from_json(cls, data: object) -> GPUStats:
+        """From the body of `/gpu/summary`; a ValueError names what is wrong with it.
+
+        The GPUs must be there. Totals and time may be left out: nothing is decided by them.
+        """
+        found = _mapping("the summary", data)
+        items = _required(found, "gpus_summary")
+        if not isinstance(items, list):
+            raise ValueError(f"gpus_summary is {_show(items)}; it must be a list")  # noqa: TRY004 - it is data
+        if len(items) > MAX_GPUS:
+            raise ValueError(f"gpus_summary has {len(items)} GPUs; at most {MAX_GPUS} are possible")
+        return cls(
+            gpu_count=_required(found, "gpu_count"),
+            total_memory_mb=found.get("total_memory_mb"),
+            total_used_memory_mb=found.get("total_used_memory_mb"),
+            total_memory_usage_percent=found.get("total_memory_usage_percent"),
+            average_utilization_percent=found.get("average_utilization_percent"),
+            gpus_summary=[_gpu_at(position, item) for position, item in enumerate(items)],
+            timestamp=found.get("timestamp"),
+        )
+
+
+@dataclass
+class GlobalGPUInfo:
+    """One GPU among those of several endpoints."""
+
+    global_gpu_id: str
+    endpoint_id: str
+    local_gpu_id: int
+    name: str
+    memory_usage_percent: float | None
+    utilization_percent: float | None
+    is_available: bool
+
+    def __post_init__(self) -> None:
+        _check_global_id(self.global_gpu_id, self.endpoint_id, self.local_gpu_id)
+        _check_text("name", self.name)
+        _check_number("memory_usage_percent", self.memory_usage_percent, 100)
+        _check_number("utilization_percent", self.utilization_percent, 100)
+
+
+# --- workers and their assignments ---------------------------------------------------------------------------------
+
+
+@dataclass
+class WorkerInfo:
+    """A worker that has a GPU or waits for one."""
+
+    worker_id: str
+    enqueued_at: datetime | None = None
+    assigned_at: datetime | None = field(default=None, kw_only=True)
+    owner: str | None = field(default=None, kw_only=True)
+    host: str | None = field(default=None, kw_only=True)
+    pid: int | None = field(default=None, kw_only=True)
+    lease_id: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_id("worker_id", self.worker_id)
+
+
+# Hashed by what they are compared by, so that they can stand in sets and as keys; do not change those fields then.
+@dataclass(unsafe_hash=True)
+class GPUAssignment(LeaseFacts):
+    """A GPU that is a worker's, on a single endpoint."""
+
+    gpu_id: int
+    worker_id: str
+    assigned_at: datetime
+    global_gpu_id: str | None = field(default=None, kw_only=True, compare=False, repr=False)
+    endpoint_id: str | None = field(default=None, kw_only=True, compare=False, repr=False)
+    local_gpu_id: int | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_count("gpu_id", self.gpu_id)
+        _check_id("worker_id", self.worker_id)
+
+
+@dataclass(unsafe_hash=True)
+class GlobalGPUAssignment(LeaseFacts):
+    """A GPU that is a worker's, on one of several endpoints."""
+
+    global_gpu_id: str
+    endpoint_id: str
+    local_gpu_id: int
+    worker_id: str
+    assigned_at: datetime
+
+    def __post_init__(self) -> None:
+        _check_global_id(self.global_gpu_id, self.endpoint_id, self.local_gpu_id)
+        _check_id("worker_id", self.worker_id)
+
+    @property
+    def gpu_id(self) -> str:
+        """The global id, so that code for one endpoint works with several."""
+        return self.global_gpu_id
+
+
+# --- the pool ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class EndpointInfo:
+    """One endpoint. `last_seen` and `response_time_ms` are None until it first answered."""
+
+    endpoint_id: str
+    url: str
+    is_healthy: bool
+    last_seen: datetime | None
+    total_gpus: int
+    available_gpus: int
+    response_time_ms: float | None
+
+    def __post_init__(self) -> None:
+        _check_id("endpoint_id", self.endpoint_id)
+        _check_part("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
+        _check_number("response_time_ms", self.response_time_ms, 1e9)
+
+
+@dataclass
+class PoolStatus:
+    """The pool at a glance."""
+
+    total_gpus: int
+    available_gpus: int
+    active_workers: int
+    blocked_workers: int
+    gpu_assignments: dict[GpuId, list[WorkerInfo]]
+
+    def __post_init__(self) -> None:
+        _check_part("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
+        _check_count("active_workers", self.active_workers)
+        _check_count("blocked_workers", self.blocked_workers)
+
+
+@dataclass
+class MultiEndpointPoolStatus(PoolStatus):
+    """The pool over several endpoints. `endpoint_details` are the `endpoints` as dicts unless others are given."""
+
+    total_endpoints: int
+    healthy_endpoints: int
+    endpoint_details: list[dict[str, Any]] = field(default_factory=list)
+    endpoints: list[EndpointInfo] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_part("healthy_endpoints", self.healthy_endpoints, "total_endpoints", self.total_endpoints)
+        self.endpoint_details = self.endpoint_details or [asdict(endpoint) for endpoint in self.endpoints]
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def _show(value: object) -> str:
+    """What was found, in short: a foreign server may send anything."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no number of thousands of digits
+        return "a very long number"
+
+
+def _mapping(what: str, data: object) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{what} is {_show(data)}; it must be an object")  # noqa: TRY004 - it is data, not a call
+    return data
+
+
+def _required(data: Mapping[str, Any], name: str) -> Any:
+    if name not in data:
+        raise ValueError(f"{name} is missing")
+    return data[name]
+
+
+def _gpu_at(position: int, item: object) -> GPUInfo:
+    try:
+        return GPUInfo.from_json(item)
+    except ValueError as error:
+        raise ValueError(f"gpus_summary[{position}]: {error}") from None
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {_show(value)}; it must be a whole number, 0 or more")
+
+
+def _check_part(name: str, part: int, whole_name: str, whole: int) -> None:
+    _check_count(name, part)
+    _check_count(whole_name, whole)
+    if part > whole:
+        raise ValueError(f"{name} is {part}, which is more than {whole_name}, {whole}")
+
+
+def _check_number(name: str, value: object, high: float) -> None:
+    """None, for unknown, or a number from 0 on; neither NaN nor an infinite one compares as that."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
+        raise ValueError(f"{name} is {_show(value)}; it must be a number from 0 to {high:g}, or nothing where unknown")
+
+
+def _check_text(name: str, value: object) -> None:
+    """Texts from servers stand in logs and on terminals, so none may steer them."""
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+        raise ValueError(f"{name} is {_show(value)}; it must be a text of at most {MAX_TEXT} printable characters")
+
+
+def _check_id(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is {_show(value)}; it must be a text that is not empty")
+
+
+def _check_global_id(global_gpu_id: str, endpoint_id: str, local_gpu_id: int) -> None:
+    _check_id("endpoint_id", endpoint_id)
+    _check_count("local_gpu_id", local_gpu_id)
+    if global_gpu_id != f"{endpoint_id}:{local_gpu_id}":
+        raise ValueError(f"global_gpu_id is {_show(global_gpu_id)}; it must be {endpoint_id}:{local_gpu_id}")
