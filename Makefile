@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test soak lint format bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ demo: ## See the pool at work on this machine
 test: $(READY) ## Run all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --cov --cov-report=term
 
+# SOAK_MINUTES (10), SOAK_SEED and SOAK_RUN_S are read from the environment or the command line.
+soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10) and check what happened
+	$(BIN)/python -m tests.e2e.soak
+
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,6 +50,7 @@ format: $(READY) ## Format the code and fix what can be fixed
 bench: $(READY) ## Measure; prints what it measured
 	$(BIN)/python benchmarks/decisions.py
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/leases.py
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

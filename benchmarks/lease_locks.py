@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import importlib
 import json
@@ -133,6 +134,21 @@ class RedisLock:
 
     def release(self) -> None:
         self._lock.release()
+
+
+class RedisAsyncioLock:
+    """The same lock of redis-py by its asyncio client, which is what a program with an event loop would use."""
+
+    def __init__(self, port: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        client = importlib.import_module("redis.asyncio").Redis(host="127.0.0.1", port=port)
+        self._lock = client.lock("gpu-asyncio", timeout=30)
+
+    def acquire(self) -> None:
+        assert self._loop.run_until_complete(self._lock.acquire())
+
+    def release(self) -> None:
+        self._loop.run_until_complete(self._lock.release())
 
 
 class FileLock:

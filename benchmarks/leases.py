@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lease_crowd import cycles_per_s
-from lease_locks import FileLock, Lock, PoolLease, PoolLeaseByHttpClient, RedisLock, is_installed
+from lease_locks import FileLock, Lock, PoolLease, PoolLeaseByHttpClient, RedisAsyncioLock, RedisLock, is_installed
 from lease_servers import bare_server, has_redis_server, pool_server, redis_server
 from lease_waiters import MakeLock, hand_overs, kills
 
@@ -96,7 +96,9 @@ def one_client(report: Report, peers: Peers, effort: Effort, folder: Path) -> No
         # In this order, so that those that are compared follow each other.
         locks: dict[str, Lock] = {}
         if peers.has_redis:
-            locks["Redis lock"] = RedisLock(stack.enter_context(redis_server(folder / "redis", is_durable=False)))
+            redis = stack.enter_context(redis_server(folder / "redis", is_durable=False))
+            locks["Redis lock"] = RedisLock(redis)
+            locks["Redis lock, by its asyncio client"] = RedisAsyncioLock(redis)
         locks["ours, normal"] = PoolLease(normal)
         locks["two calls of a bare ASGI handler (the floor of HTTP here)"] = PoolLease(bare)
         if peers.has_redis:
