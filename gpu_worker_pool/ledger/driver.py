@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Timers do not count the time that a machine sleeps, so none is set for longer than this.
 LONGEST_NAP_S = 1.0
+# Nobody who runs is this late for an alarm; a process that was stopped, or a machine that slept, is.
+STOOD_STILL_S = 4.0
 # How soon to try again to write what could not be written.
 TRY_AGAIN_S = 0.5
 
@@ -78,6 +80,7 @@ class Driver:
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
+        self._last_step_at = inf
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
         self.is_closed = False
@@ -192,7 +195,8 @@ class Driver:
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], Batch | None]:
         now = self._clock()
-        events = step(self.state, command, now)
+        events = self._wake_up(now)
+        events += step(self.state, command, now)
         while dead := self._dead_among(events):
             # Whoever died while he waited must not keep the GPU from the next one until somebody notices.
             for lease_id in dead:
@@ -202,6 +206,17 @@ class Driver:
             listener(events)
         self._set_alarm(now)
         return events, batch
+
+    def _wake_up(self, now: float) -> list[ev.Event]:
+        """While there are leases the alarm rings every second. If it has not for longer, this process stood still, and
+        whoever gave signs of life meanwhile was not heard: as after a restart, every lease has its full TTL again.
+        """
+        stood_still_s, self._last_step_at = now - self._last_step_at, now
+        state = self.state
+        if stood_still_s < STOOD_STILL_S or not state.leases or state.boot_id is None:
+            return []
+        logger.warning("stood still for %.1f s; every lease has its full TTL again", stood_still_s)
+        return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
         dead = []

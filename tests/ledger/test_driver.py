@@ -268,6 +268,24 @@ async def test_a_lease_runs_out_by_itself() -> None:
     driver.close()
 
 
+async def test_after_standing_still_nobody_has_lost_his_place_or_his_gpu() -> None:
+    clock = Clock()
+    driver = await opened(clock=clock)
+    for name in ("holder", "waiter"):
+        await driver.do(ask(name, ttl_s=30.0))
+    clock.now += 1000.0  # stopped, or the machine slept: nobody could be heard
+    events = await driver.do(cmd.Renew(("waiter",)))
+    assert kinds(events) == ["PoolOpened"]
+    assert isinstance(await driver.find("holder"), ActiveLease)
+    assert isinstance(await driver.find("waiter"), QueuedLease)
+    # From here on time counts again: whoever is silent for his TTL is gone.
+    for _ in range(31):
+        clock.now += 1.0
+        await driver.do(cmd.Renew(("waiter",)))
+    assert not isinstance(await driver.find("holder"), ActiveLease)
+    assert isinstance(await driver.find("waiter"), QueuedLease)
+
+
 async def test_a_history_that_has_grown_long_is_compacted() -> None:
     journal = MemoryJournal()
     driver = Driver(PoolSettings(), clock=Clock())

@@ -1,0 +1,52 @@
+"""The nemesis for as long as you like: `make soak SOAK_MINUTES=60`, or `python -m tests.e2e.soak`.
+
+SOAK_MINUTES (10), SOAK_SEED (the first one; drawn where it is not set), SOAK_RUN_S (how long the faults of one run last, 120).
+Each run has the next seed. It stops at the first violation, keeps that run's histories, and says where they are.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from . import checker, faked_time, nemesis
+from .worker import now
+
+
+def main() -> int:
+    minutes = float(os.environ.get("SOAK_MINUTES", "10"))
+    seed = int(os.environ.get("SOAK_SEED") or random.SystemRandom().randrange(1_000_000))
+    run_s = float(os.environ.get("SOAK_RUN_S", "120"))
+    ends_at = now() + minutes * 60
+    total: Counter[str] = Counter()
+    if faked_time.library() is None:
+        tell("libfaketime is not installed: the wall clock does not jump")
+    while now() < ends_at:
+        folder = Path(tempfile.mkdtemp(prefix="gpu-soak-"))
+        plan = nemesis.Plan(seed, chaos_s=max(min(run_s, ends_at - now()), 20.0), calm_s=15.0)
+        began = now()
+        history, counts = nemesis.run(plan, folder)
+        found = checker.check(history)
+        total.update(counts)
+        tell(f"seed {seed}: {now() - began:.0f} s, {counts['grants']} grants, {len(found)} violations")
+        if found:
+            tell(f"the histories are in {folder}; SOAK_SEED={seed} repeats the faults", *map(str, found[:50]))
+            return 1
+        nemesis.forget(folder)
+        seed += 1
+    tell("what was done and seen, all runs together:", *(f"  {name}: {total[name]}" for name in sorted(total)))
+    return 0
+
+
+def tell(*lines: str) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""The server is killed at every boundary of its journal, with a client in the middle of a call, and started again.
+
+What was acknowledged is there. What was not is there as a whole or not at all. Asking again with the same id gives one
+lease, never a second GPU. Fences go on growing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.core.events import DurableEvent, ProcessCounted, ProcessIgnored
+from gpu_worker_pool.ledger.failpoints import FAILPOINTS
+from gpu_worker_pool.ledger.sqlite import SqliteJournal
+from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT
+from tests.server.running import MODULE, ROOT, RunningServer, free_port
+
+from . import next_version
+from .worker import NoAnswer, call
+
+APPENDING = ("before_append", "in_append", "after_append")
+COMPACTING = ("in_compaction", "after_compaction")
+MIGRATING = ("in_migration", "after_migration")
+TIMEOUT_S = 20.0
+
+
+class Died(Exception):  # noqa: N818 - it is what was ordered
+    """The server is gone; `call` is what was not answered."""
+
+
+class Client:
+    """One who remembers what was acknowledged, and checks that against a server that has come up again."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.acknowledged: dict[str, dict[str, Any]] = {}
+        self.pending: tuple[str, str] | None = None
+        self.fences: dict[str, int] = {}
+        self.died_in: list[str] = []
+        self.was_written: list[bool] = []
+        self.number = 0
+
+    def call(self, method: str, lease: str, *, wait_s: float = 0.0) -> dict[str, Any]:
+        """The answer, noted as acknowledged."""
+        self.pending = (method, lease)
+        path = f"/leases/{lease}" + (f"?wait_s={wait_s}" if method == "GET" else "")
+        try:
+            status, answer = call(self.port, method, path, {"ttl_s": 60.0} if method == "PUT" else None, TIMEOUT_S)
+        except NoAnswer as error:
+            self.died_in.append(method)
+            raise Died from error
+        assert status in {200, 201, 202}, answer
+        self.pending = None
+        if answer["state"] == "active":
+            self.fences.setdefault(lease, answer["fence"])
+        self.acknowledged[lease] = answer
+        return answer
+
+    def work(self) -> None:
+        """A holder, a waiter, and the hand-over, each step over before the next one."""
+        self.number += 1
+        holder, waiter = f"holder{self.number}", f"waiter{self.number}"
+        assert self.call("PUT", holder)["state"] == "active"
+        assert self.call("PUT", waiter)["state"] == "queued"
+        self.end(holder)
+        assert self.call("GET", waiter, wait_s=10)["state"] == "active"
+        self.end(waiter)
+
+    def end(self, lease: str) -> None:
+        """Give back, and wait until the GPU is free of it."""
+        self.call("DELETE", lease)
+        while self.call("GET", lease)["state"] != "ended":
+            pass
+
+    def verify(self) -> None:
+        """After a restart."""
+        pending, self.pending = self.pending, None
+        for lease, before in self.acknowledged.items():
+            if pending is None or lease != pending[1]:
+                assert_kept(before, self.look(lease))
+        if pending is not None:
+            self.verify_pending(*pending)
+        active = [lease["id"] for lease in self.leases() if lease["state"] == "active"]
+        assert len(active) <= 1, f"one GPU, and these have it: {active}"
+        fences = list(self.fences.values())
+        assert fences == sorted(set(fences)), f"these do not grow: {fences}"
+
+    def verify_pending(self, method: str, lease: str) -> None:
+        found, before = self.look(lease), self.acknowledged.get(lease)
+        if method == "PUT" and before is None:
+            self.was_written.append(found is not None)
+            again = self.call("PUT", lease)
+            assert found is None or (again["fence"] or found["fence"] is None), "a retry took a grant away"
+            assert found is None or not found["fence"] or again["fence"] == found["fence"], (
+                "a retry took a second grant"
+            )
+        elif method == "DELETE":
+            assert found is not None
+            assert found["state"] in {"active", "ended", "draining"}
+            assert self.call("DELETE", lease)["state"] == "ended"
+        elif before is not None:
+            assert_kept(before, found)
+
+    def clear(self) -> None:
+        """End what is left."""
+        for lease in self.leases():
+            if lease["state"] in {"active", "queued"}:
+                self.end(lease["id"])
+
+    def look(self, lease: str) -> dict[str, Any] | None:
+        status, answer = call(self.port, "GET", f"/leases/{lease}", None, TIMEOUT_S)
+        assert status in {200, 404}
+        return answer if status == 200 else None
+
+    def leases(self) -> list[dict[str, Any]]:
+        status, answer = call(self.port, "GET", "/leases", None, TIMEOUT_S)
+        assert status == 200
+        leases: list[dict[str, Any]] = answer["leases"]
+        return leases
+
+
+def assert_kept(before: dict[str, Any], after: dict[str, Any] | None) -> None:
+    assert after is not None, f"forgotten: {before}"
+    possible = {"queued": {"queued", "active"}, "active": {"active"}, "draining": {"draining", "ended"}}
+    assert after["state"] in possible.get(before["state"], {"draining", "ended"}), (before, after)
+    if before["fence"] is not None:
+        same = ("fence", "end_reason", "requested_at", "granted_at")
+        assert [after[key] for key in same] == [before[key] for key in same]
+        assert [gpu["uuid"] for gpu in after["gpus"]] == [gpu["uuid"] for gpu in before["gpus"]]
+
+
+def settings(folder: Path, failpoint: str | None = None) -> dict[str, str]:
+    env = {
+        "SIMULATED_GPUS": "1",
+        "GPU_POOL_NODE": "box",
+        "GPU_POOL_STATE_DIR": str(folder),
+        # The first look and those after a release are all there are: what is written depends on the client alone.
+        "REFRESH_INTERVAL": "60",
+    }
+    return {**env, "GPU_POOL_FAILPOINT": failpoint} if failpoint else env
+
+
+def work_until_killed(client: Client, folder: Path, failpoint: str, checks: Callable[[], None]) -> None:
+    """Start armed, check what the one before left, and work until the end comes."""
+    with RunningServer(settings(folder, failpoint)) as server:
+        client.port = server.port
+        with pytest.raises(Died):  # noqa: PT012 - anywhere in there
+            checks()
+            for _ in range(20):
+                client.work()
+        assert server.process is not None
+        assert server.process.wait(TIMEOUT_S) == -signal.SIGKILL
+
+
+def killed_at_start(folder: Path, failpoint: str, command: tuple[str, ...] = MODULE) -> None:
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH") if key in os.environ}
+    env = {
+        **kept,
+        **settings(folder, failpoint),
+        "HOST": "127.0.0.1",
+        "PORT": str(free_port()),
+        "PYTHONPATH": str(ROOT),
+    }
+    ended = subprocess.run(command, env=env, cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended
+
+
+def test_every_failpoint_is_tried_here() -> None:
+    assert {*APPENDING, *COMPACTING, *MIGRATING} == set(FAILPOINTS)
+
+
+@pytest.mark.parametrize("failpoint", APPENDING)
+def test_killed_while_appending(failpoint: str, tmp_path: Path) -> None:
+    client = Client()
+    killed_at_start(tmp_path, failpoint)
+
+    # By the third start on, what is left by the one before takes some of the appends.
+    for number, times in enumerate((2, 3, 4, 6, 7)):
+
+        def check_the_one_before(number: int = number) -> None:
+            if number:
+                client.verify()
+                client.clear()
+
+        work_until_killed(client, tmp_path, f"{failpoint}:{times}", check_the_one_before)
+
+    with RunningServer(settings(tmp_path)) as server:
+        client.port = server.port
+        client.verify()
+        client.clear()
+        client.work()
+        client.verify()
+    assert {"PUT", "DELETE"} <= set(client.died_in), client.died_in
+    # The very first call met the boundary for sure; later ones may have met what was written besides.
+    assert client.was_written[0] == (failpoint == "after_append")
+
+
+@pytest.mark.parametrize("failpoint", COMPACTING)
+def test_killed_while_compacting(failpoint: str, tmp_path: Path) -> None:
+    """A compaction comes after a commit, so the call that caused it may have been answered or not."""
+    fill_journal(tmp_path, SHORTEST_TO_COMPACT - 2)
+    client = Client()
+
+    work_until_killed(client, tmp_path, failpoint, lambda: None)
+
+    with RunningServer(settings(tmp_path)) as server:
+        client.port = server.port
+        client.verify()
+        client.clear()
+        client.work()
+        client.verify()
+    with closing(sqlite3.connect(tmp_path / "simulated-box.sqlite3")) as connection:
+        (events,) = connection.execute("SELECT count(*) FROM event").fetchone()
+    assert events < 100, "what was begun was not done again"
+
+
+@pytest.mark.parametrize("failpoint", COMPACTING)
+def test_killed_while_compacting_what_nobody_holds_any_more(failpoint: str, tmp_path: Path) -> None:
+    """Nothing but the compacted history tells the last fence then."""
+    client = Client()
+    with RunningServer(settings(tmp_path)) as server:
+        client.port = server.port
+        client.work()
+    fill_journal(tmp_path, SHORTEST_TO_COMPACT + 1)
+
+    killed_at_start(tmp_path, failpoint)
+
+    with RunningServer(settings(tmp_path)) as server:
+        client.port = server.port
+        client.work()
+        client.verify()
+
+
+def fill_journal(folder: Path, number: int) -> None:
+    """With what leads nowhere."""
+    with closing(SqliteJournal(folder / "simulated-box.sqlite3")) as journal:
+        events: list[DurableEvent] = [
+            ProcessIgnored(0.0, "x") if even % 2 else ProcessCounted(0.0, "x") for even in range(1, number + 1)
+        ]
+        journal.append(events, ())
+
+
+@pytest.mark.parametrize("failpoint", MIGRATING)
+def test_killed_while_the_first_journal_is_made(failpoint: str, tmp_path: Path) -> None:
+    killed_at_start(tmp_path, failpoint)
+
+    with RunningServer(settings(tmp_path)) as server:
+        client = Client()
+        client.port = server.port
+        client.work()
+
+
+@pytest.mark.parametrize("failpoint", MIGRATING)
+def test_killed_while_an_old_journal_is_migrated(failpoint: str, tmp_path: Path) -> None:
+    client = Client()
+    with RunningServer(settings(tmp_path)) as server:
+        client.port = server.port
+        client.work()
+        client.call("PUT", "holder")
+        client.call("PUT", "waiter")
+
+    killed_at_start(tmp_path, failpoint, next_version.COMMAND)
+
+    with RunningServer(settings(tmp_path), command=next_version.COMMAND) as server:
+        client.port = server.port
+        client.verify()
+        client.clear()
+        client.work()
+        client.verify()

@@ -1,0 +1,50 @@
+"""The pool keeps its promise while server, workers, network, disk and wall clock fail (see nemesis.py and checker.py).
+
+NEMESIS_SEED repeats a schedule of faults, NEMESIS_KEEP keeps the histories of a run in that folder. `make soak` runs for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from . import checker, nemesis
+from .worker import now
+
+LIMIT_S = 60.0
+
+
+def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:
+    seed = int(os.environ.get("NEMESIS_SEED", random.SystemRandom().randrange(10_000)))
+    folder = Path(os.environ.get("NEMESIS_KEEP", tmp_path)) / f"nemesis-{seed}"
+    began = now()
+
+    history, counts = nemesis.run(nemesis.Plan(seed), folder)
+
+    found = checker.check(history)
+    told = f"NEMESIS_SEED={seed}, histories in {folder}, {dict(counts)}"
+    assert not found, "\n".join([told, *map(str, found)])
+    # A run in which little happened proves little.
+    done = {
+        "killed",
+        "worker_stopped",
+        "server_killed",
+        "failpoint_set",
+        "server_stopped",
+        "disk_filled",
+        "network_cut",
+    }
+    assert all(counts[name] for name in done), told
+    assert counts["grants"] >= 20, told
+    assert all(any(uuid in lease.uuids for lease in calm_tenures(history)) for uuid in gpus(history)), told
+    assert now() - began < LIMIT_S, told
+
+
+def gpus(history: checker.History) -> set[str]:
+    return {uuid for lease in history.tenures for uuid in lease.uuids}
+
+
+def calm_tenures(history: checker.History) -> list[checker.Lease]:
+    (calm_at,) = [line["at"] for line in history.lines if line["what"] == "calm"]
+    return [lease for lease in history.tenures if lease.took_at is not None and lease.took_at > calm_at]

@@ -1,0 +1,75 @@
+"""However many processes ask for however many GPUs at once, no GPU is ever held twice.
+
+The witness is independent of the pool: each holder takes an exclusive lock on a file named after the GPU, at once or not at
+all. Nobody is killed or stopped here, so a lock that cannot be had is a GPU that two were given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from . import checker
+from .crowd import serving, work
+from .worker import Orders
+
+
+@pytest.mark.parametrize("gpus", [1, 4, 8])
+def test_no_gpu_is_held_twice(gpus: int, tmp_path: Path) -> None:
+    with serving(gpus) as server:
+        for crowd, rounds in ((2, 5), (10, 3), (50, 1)):
+            folder = tmp_path / str(crowd)
+            folder.mkdir()
+            orders = Orders("w", server.port, str(folder), longest_hold_s=0.01, crowd=crowd, rounds=rounds, seed=crowd)
+
+            history = work(orders)
+
+            assert not [line for line in history.lines if line["what"] == "witness_busy"]
+            assert checker.check(history) == []
+            assert sum(line["what"] == "witness" for line in history.lines) == crowd * rounds
+            assert len({lease.fence for lease in history.tenures}) == crowd * rounds
+
+
+def test_nobody_is_on_a_gpu_beside_one_who_has_several(tmp_path: Path) -> None:
+    with serving(4) as server:
+        orders = Orders("w", server.port, str(tmp_path), longest_hold_s=0.01, gpus=3, crowd=10, rounds=2)
+
+        history = work(orders)
+
+    assert not [line for line in history.lines if line["what"] == "witness_busy"]
+    assert checker.check(history) == []
+    assert sum(line["what"] == "witness" for line in history.lines) == 10 * 2 * 3
+
+
+def test_the_witness_can_testify(tmp_path: Path) -> None:
+    """With two workers a GPU allowed, two hold one GPU, and both the witness and the checker say so."""
+    with serving(1, GPU_POOL_WORKERS_PER_GPU="2") as server:
+        orders = Orders("w", server.port, str(tmp_path), shortest_hold_s=0.5, longest_hold_s=0.6, crowd=2, rounds=1)
+
+        history = work(orders)
+
+    assert [line for line in history.lines if line["what"] == "witness_busy"]
+    assert {"overlap", "witness"} <= {violation.kind for violation in checker.check(history)}
+
+
+def test_sharers_share(tmp_path: Path) -> None:
+    with serving(1) as server:
+        orders = Orders("w", server.port, str(tmp_path), shortest_hold_s=0.3, longest_hold_s=0.4, crowd=6, rounds=1)
+
+        history = work(replace(orders, memory_mb=20_000.0))
+
+    assert checker.check(history) == []
+    overlapping = [
+        lease
+        for lease in history.tenures
+        if sum(_meet(lease, other) for other in history.tenures) > 1  # itself is one
+    ]
+    assert overlapping
+
+
+def _meet(one: checker.Lease, other: checker.Lease) -> bool:
+    assert one.took_at is not None
+    assert other.took_at is not None
+    return one.took_at < other.ended_at and other.took_at < one.ended_at
