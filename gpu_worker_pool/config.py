@@ -11,16 +11,20 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpu_worker_pool.core.balancing import STRATEGIES
 from gpu_worker_pool.core.checks import check_number, check_whole
 from gpu_worker_pool.core.request import DEFAULT_TTL_S, MAX_TTL_S
 from gpu_worker_pool.core.settings import DEFAULT_THRESHOLDS
-
-# Imported where it is used: the package `client` imports this module, whichever of the two somebody imports first.
-if TYPE_CHECKING:
-    from gpu_worker_pool.client.urls import EndpointUrl
+from gpu_worker_pool.urls import (
+    EndpointUrl,
+    assign_ids,
+    parse_endpoint,
+    parse_endpoints,
+    split_endpoints,
+    unique_endpoints,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -113,19 +117,9 @@ class ClientConfig:
         return _MEMORY.default if self.asked_memory_threshold is None else self.asked_memory_threshold
 
     @property
-    def memory_threshold_is_set(self) -> bool:
-        """Whether the user set it."""
-        return self.asked_memory_threshold is not None
-
-    @property
     def utilization_threshold(self) -> float:
         """In percent: the user's, else the default."""
         return _UTILIZATION.default if self.asked_utilization_threshold is None else self.asked_utilization_threshold
-
-    @property
-    def utilization_threshold_is_set(self) -> bool:
-        """Whether the user set it."""
-        return self.asked_utilization_threshold is not None
 
     @classmethod
     def build(
@@ -215,13 +209,14 @@ def _strategy(given: object, environ: Mapping[str, str]) -> str:
 
 
 def _endpoints(single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]) -> _Endpoints:
-    from gpu_worker_pool.client.urls import assign_ids, parse_endpoints  # noqa: PLC0415 - see above
-
-    if several is None and single is None:
+    if several is not None:
+        name, given = "service_endpoints", several
+    elif single is not None:
+        name, given = "service_endpoint", [single]
+    else:
         return _endpoints_from(environ)
-    name, given = ("service_endpoint", single) if several is None else ("service_endpoints", several)
     try:
-        urls = parse_endpoints(given or "")
+        urls = parse_endpoints(given)
         if several is None and len(urls) > 1:
             raise ValueError("there are several URLs in it; give them as service_endpoints")  # noqa: TRY301
     except ValueError as error:
@@ -231,8 +226,6 @@ def _endpoints(single: str | None, several: str | Sequence[str] | None, environ:
 
 def _endpoints_from(environ: Mapping[str, str]) -> _Endpoints:
     """The first variable that has anything in it decides. What is no good in it is logged and left out."""
-    from gpu_worker_pool.client.urls import assign_ids, parse_endpoint, split_endpoints, unique_endpoints  # noqa: PLC0415 - see above
-
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     found = ((variable, split_endpoints(environ.get(variable, ""))) for variable in variables)
     variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", [DEFAULT_ENDPOINT]))
@@ -294,8 +287,6 @@ def _tokens_by_endpoint(given: Mapping[str, object], endpoints: Mapping[str, End
 
 
 def _find_endpoint(key: object, endpoints: Mapping[str, EndpointUrl]) -> str | None:
-    from gpu_worker_pool.client.urls import parse_endpoint  # noqa: PLC0415 - see above
-
     if not isinstance(key, str):
         return None
     if key in endpoints:

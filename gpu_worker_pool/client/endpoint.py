@@ -14,9 +14,9 @@ from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.core.breaker import BreakerStats, CircuitBreaker
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.ledger.clock import boot_time
+from gpu_worker_pool.urls import EndpointUrl
 
 from .transport import CallFailed, Reply, Transport
-from .urls import EndpointUrl
 
 RETRY = Backoff(first_s=0.1, max_s=2.0)
 FAILURES_TO_OPEN = 3

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker_pool.models import (
+    EndpointInfo,
+    GlobalGPUAssignment,
+    GlobalGPUInfo,
+    GPUAssignment,
+    GPUInfo,
+    GPUStats,
+    LeaseFacts,
+    MultiEndpointPoolStatus,
+    PoolStatus,
+    WorkerInfo,
+)
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+# As SERVER.md shows it.
+SUMMARY: dict[str, Any] = {
+    "gpu_count": 2,
+    "total_memory_mb": 20480,
+    "total_used_memory_mb": 4096,
+    "total_memory_usage_percent": 20.0,
+    "average_utilization_percent": 17.5,
+    "gpus_summary": [
+        {"gpu_id": 0, "name": "NVIDIA GeForce RTX 3080", "memory_usage_percent": 20.0, "utilization_percent": 15},
+        {"gpu_id": 1, "name": "NVIDIA GeForce RTX 3080", "memory_usage_percent": 20.0, "utilization_percent": 20},
+    ],
+    "timestamp": "2025-07-23T10:30:00.123456",
+}
+GPU: dict[str, Any] = SUMMARY["gpus_summary"][0]
+
+
+@dataclass
+class FakeLoss:
+    """Cannot be pickled, as an event that belongs to a loop cannot."""
+
+    has_happened: bool = False
+    reason: str | None = None
+
+    def is_set(self) -> bool:
+        return self.has_happened
+
+    async def wait(self) -> str:
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, str]:
+        raise NotImplementedError
+
+    def __reduce__(self) -> str:
+        raise TypeError("an event stays in its process")
+
+
+# --- as the documents show them ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (GPUInfo, "gpu_id name memory_usage_percent utilization_percent"),
+        (GPUAssignment, "gpu_id worker_id assigned_at"),
+        (GlobalGPUAssignment, "global_gpu_id endpoint_id local_gpu_id worker_id assigned_at"),
+        (PoolStatus, "total_gpus available_gpus active_workers blocked_workers gpu_assignments"),
+        (
+            MultiEndpointPoolStatus,
+            (
+                "total_gpus available_gpus active_workers blocked_workers gpu_assignments "
+                "total_endpoints healthy_endpoints endpoint_details endpoints"
+            ),
+        ),
+        (EndpointInfo, "endpoint_id url is_healthy last_seen total_gpus available_gpus response_time_ms"),
+        (
+            GlobalGPUInfo,
+            "global_gpu_id endpoint_id local_gpu_id name memory_usage_percent utilization_percent is_available",
+        ),
+        (WorkerInfo, "worker_id enqueued_at"),
+        (GPUStats, " ".join(SUMMARY)),
+    ],
+)
+def test_positional_fields_are_those_of_the_documents_in_their_order(kind: type[Any], names: str) -> None:
+    assert [field.name for field in fields(kind) if not field.kw_only] == names.split()
+
+
+def test_an_assignment_prints_as_the_documents_show_it() -> None:
+    assignment = GPUAssignment(2, "worker-1", NOW, endpoint_id="server1")
+    assignment.lease_id = "abc"
+
+    assert repr(assignment) == f"GPUAssignment(gpu_id=2, worker_id='worker-1', assigned_at={NOW!r})"
+
+
+def test_a_single_endpoint_assignment_has_the_global_names_beside_it() -> None:
+    assignment = GPUAssignment(2, "w", NOW, global_gpu_id="server1:2", endpoint_id="server1", local_gpu_id=2)
+
+    assert (assignment.gpu_id, assignment.global_gpu_id) == (2, "server1:2")
+    assert (assignment.endpoint_id, assignment.local_gpu_id) == ("server1", 2)
+
+
+def test_the_gpu_id_of_a_global_assignment_is_its_global_id_and_cannot_be_set() -> None:
+    assignment = GlobalGPUAssignment("server1:2", "server1", 2, "w", NOW)
+
+    assert assignment.gpu_id == "server1:2"
+    with pytest.raises(AttributeError):
+        assignment.gpu_id = "server1:3"  # type: ignore[misc]
+
+
+def test_the_status_of_either_document_can_be_made() -> None:
+    endpoint = EndpointInfo("server1", "http://server1:8000", True, NOW, 8, 5, 1.5)
+    of_readme = MultiEndpointPoolStatus(8, 5, 3, 0, {}, 1, 1, [{"endpoint_id": "server1"}])
+    of_design = MultiEndpointPoolStatus(
+        total_endpoints=1,
+        healthy_endpoints=1,
+        total_gpus=8,
+        available_gpus=5,
+        active_workers=3,
+        blocked_workers=0,
+        endpoints=[endpoint],
+        gpu_assignments={"server1:0": [WorkerInfo("w")]},
+    )
+
+    assert isinstance(of_readme, PoolStatus)
+    assert of_readme.endpoint_details == [{"endpoint_id": "server1"}]
+    assert of_design.endpoint_details == [asdict(endpoint)]
+
+
+# --- what the client adds ------------------------------------------------------------------------------------------
+
+
+def assignments() -> list[GPUAssignment | GlobalGPUAssignment]:
+    return [GPUAssignment(2, "w", NOW), GlobalGPUAssignment("server1:2", "server1", 2, "w", NOW)]
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_without_a_lease_there_are_no_facts(assignment: LeaseFacts) -> None:
+    assert (assignment.lease_id, assignment.fence, assignment.lost) == (None, None, None)
+    assert (assignment.gpu_ids, assignment.uuids, dict(assignment.env)) == ((), (), {})
+    assert not assignment.is_lost
+
+
+def test_facts_of_one_assignment_are_not_those_of_another() -> None:
+    one, other = GPUAssignment(1, "w", NOW), GPUAssignment(2, "w", NOW)
+    one.lease_id = "abc"
+    one.lost = FakeLoss(has_happened=True)
+
+    assert one.is_lost
+    assert (other.lease_id, other.is_lost) == (None, False)
+    with pytest.raises(TypeError):
+        one.env["CUDA_VISIBLE_DEVICES"] = "2"  # type: ignore[index]
+
+
+def test_assignments_are_equal_by_the_documented_fields() -> None:
+    one = GPUAssignment(1, "w", NOW, endpoint_id="server1")
+    other = GPUAssignment(1, "w", NOW)
+    one.lease_id = "abc"
+
+    assert one == other
+    assert {one: "known"}[other] == "known"
+    assert one != GPUAssignment(2, "w", NOW)
+    assert asdict(GlobalGPUAssignment("s:1", "s", 1, "w", NOW)).keys() == {
+        "global_gpu_id",
+        "endpoint_id",
+        "local_gpu_id",
+        "worker_id",
+        "assigned_at",
+    }
+
+
+@pytest.mark.parametrize("assignment", assignments())
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_another_process_learns_whether_it_was_lost_already(assignment: LeaseFacts, is_lost: bool) -> None:
+    assignment.lease_id = "abc"
+    assignment.env = MappingProxyType({"CUDA_VISIBLE_DEVICES": "2"})
+    assignment.lost = FakeLoss(is_lost, reason="revoked")
+
+    there = pickle.loads(pickle.dumps(assignment))  # noqa: S301 - our own
+
+    assert there == assignment
+    assert (there.lease_id, there.env) == ("abc", {"CUDA_VISIBLE_DEVICES": "2"})
+    assert there.is_lost is is_lost
+    if is_lost:
+        assert (await there.lost, there.lost.reason) == ("revoked", "revoked")
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
+def test_a_copy_hears_of_the_loss(copier: Any) -> None:
+    assignment = GPUAssignment(1, "w", NOW)
+    loss = assignment.lost = FakeLoss()
+    copied = copier(assignment)
+    loss.has_happened = True
+
+    assert copied is not assignment
+    assert copied.is_lost
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: GPUInfo(-1, "x", 0.0, 0.0), "gpu_id is -1"),
+        (lambda: GPUInfo(0, "x", 100.1, 0.0), "memory_usage_percent is 100.1; it must be a number from 0 to 100"),
+        (lambda: GPUInfo(0, "x", 0.0, -0.1), "utilization_percent is -0.1"),
+        (lambda: GlobalGPUInfo("s:0", "s", 0, "x", 101.0, 0.0, True), "memory_usage_percent is 101"),
+        (lambda: GlobalGPUInfo("s:0", "s", 0, "x", 1.0, math.nan, True), "utilization_percent is nan"),
+        (lambda: GlobalGPUInfo("s-0", "s", 0, "x", 1.0, 1.0, True), "global_gpu_id is 's-0'; it must be s:0"),
+        (lambda: GPUAssignment(-1, "w", NOW), "gpu_id is -1"),
+        (lambda: GPUAssignment(0, "", NOW), "worker_id is ''"),
+        (lambda: GlobalGPUAssignment("s:1", "s", 2, "w", NOW), "global_gpu_id is 's:1'; it must be s:2"),
+        (lambda: GlobalGPUAssignment("s:1", "s", 1, "", NOW), "worker_id is ''"),
+        (lambda: WorkerInfo(""), "worker_id is ''"),
+        (lambda: PoolStatus(-1, 0, 0, 0, {}), "total_gpus is -1"),
+        (lambda: PoolStatus(1, 2, 0, 0, {}), "available_gpus is 2, which is more than total_gpus, 1"),
+        (lambda: PoolStatus(1, 1, -1, 0, {}), "active_workers is -1"),
+        (lambda: PoolStatus(1, 1, 0, -1, {}), "blocked_workers is -1"),
+        (lambda: MultiEndpointPoolStatus(1, 1, -1, 0, {}, 1, 1), "active_workers is -1"),
+        (lambda: MultiEndpointPoolStatus(1, 1, 0, 0, {}, 1, 2), "healthy_endpoints is 2, which is more"),
+        (lambda: EndpointInfo("s", "http://s", True, None, 1, 2, None), "available_gpus is 2"),
+        (lambda: EndpointInfo("", "http://s", True, None, 1, 1, None), "endpoint_id is ''"),
+        (lambda: EndpointInfo("s", "http://s", True, None, 1, 1, math.inf), "response_time_ms is inf"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+        make()
+
+
+# --- from JSON -----------------------------------------------------------------------------------------------------
+
+
+def test_the_documented_summary_is_read() -> None:
+    stats = GPUStats.from_json(SUMMARY)
+
+    assert asdict(stats) == SUMMARY
+
+
+def test_unknown_stays_unknown_and_more_is_ignored() -> None:
+    body = {
+        "gpu_count": 1,
+        "gpus_summary": [{**GPU, "memory_usage_percent": None, "utilization_percent": None, "uuid": "GPU-1"}],
+        "total_memory_mb": None,
+        "source": "nvml",
+    }
+    stats = GPUStats.from_json(body)
+
+    assert stats.gpus_summary == [GPUInfo(0, GPU["name"], None, None)]
+    assert (stats.total_memory_mb, stats.average_utilization_percent, stats.timestamp) == (None, None, None)
+
+
+def test_a_box_without_gpus_is_read() -> None:
+    assert GPUStats.from_json({"gpu_count": 0, "gpus_summary": []}).gpus_summary == []
+
+
+NO_INDEXES: list[object] = [None, -1, 1.0, "0", True, [], 10**5000]
+NO_NAMES: list[object] = [None, 7, "x" * 257, "red\x1b[31m", "line\nbreak", "\ud800"]
+NO_PERCENTAGES: list[object] = [-1, 100.5, math.nan, math.inf, -math.inf, "20", True, [], {}, 10**5000]
+BAD_GPUS = [
+    *(("gpu_id", value) for value in NO_INDEXES),
+    *(("name", value) for value in NO_NAMES),
+    *(("memory_usage_percent", value) for value in NO_PERCENTAGES),
+    *(("utilization_percent", value) for value in NO_PERCENTAGES),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_GPUS, ids=lambda value: str(type(value)))
+def test_a_gpu_with_garbage_is_refused_by_place_and_name(name: str, value: object) -> None:
+    body = {**SUMMARY, "gpus_summary": [GPU, {**GPU, "gpu_id": 1, name: value}]}
+    with pytest.raises(ValueError, match=rf"^gpus_summary\[1\]: {name} is .*; it must be ") as caught:
+        GPUStats.from_json(body)
+
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("name", list(GPU))
+def test_a_gpu_without_a_field_is_refused(name: str) -> None:
+    gpu = {key: value for key, value in GPU.items() if key != name}
+    with pytest.raises(ValueError, match=rf"^{name} is missing$"):
+        GPUInfo.from_json(gpu)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpu_count": 3}, "gpu_count is 3, but gpus_summary has 2 GPUs"),
+        ({"gpu_count": None}, "gpu_count is None"),
+        ({"gpu_count": True}, "gpu_count is True"),
+        ({"gpus_summary": None}, "gpus_summary is None; it must be a list"),
+        ({"gpus_summary": {"0": GPU}}, "it must be a list"),
+        ({"gpus_summary": [GPU, GPU]}, "gpus_summary has the same gpu_id twice"),
+        ({"gpus_summary": [GPU, 7]}, "gpus_summary.1.: the GPU is 7; it must be an object"),
+        ({"gpus_summary": [GPU] * 4097}, "gpus_summary has 4097 GPUs; at most 4096"),
+        ({"total_memory_mb": math.nan}, "total_memory_mb is nan"),
+        ({"total_used_memory_mb": -1}, "total_used_memory_mb is -1"),
+        ({"total_memory_usage_percent": 101}, "total_memory_usage_percent is 101"),
+        ({"average_utilization_percent": "17"}, "average_utilization_percent is '17'"),
+        ({"timestamp": 7}, "timestamp is 7"),
+    ],
+)
+def test_a_summary_with_garbage_is_refused_by_name(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        GPUStats.from_json({**SUMMARY, **change})
+
+
+@pytest.mark.parametrize("name", ["gpu_count", "gpus_summary"])
+def test_a_summary_without_its_gpus_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is missing$"):
+        GPUStats.from_json({key: value for key, value in SUMMARY.items() if key != name})
+
+
+def test_the_largest_box_is_read() -> None:
+    gpus = [{**GPU, "gpu_id": number} for number in range(4096)]
+
+    assert GPUStats.from_json({"gpu_count": 4096, "gpus_summary": gpus}).gpu_count == 4096
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*SUMMARY, *GPU]), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_any_json_is_read_or_refused_with_a_value_error(body: object) -> None:
+    try:
+        stats = GPUStats.from_json(body)
+    except ValueError:
+        return
+    assert json.dumps(asdict(stats), allow_nan=False)
+
+
+@given(st.sampled_from(list(SUMMARY)), json_values)
+def test_a_summary_with_one_thing_changed_is_read_or_refused(name: str, value: object) -> None:
+    try:
+        stats = GPUStats.from_json({**SUMMARY, name: value})
+    except ValueError:
+        return
+    assert json.dumps(asdict(stats), allow_nan=False)
