@@ -22,6 +22,7 @@ import uvicorn
 
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.logs import configure_logging
+from gpu_worker_pool.server.protocol import BoundedProtocol
 from gpu_worker_pool.server.settings import ServerSettings, get_bool_env, get_float_env, get_int_env
 
 __all__ = ["app", "get_bool_env", "get_float_env", "get_int_env", "main"]
@@ -68,6 +69,7 @@ def main() -> int:
         timeout_graceful_shutdown=GRACE_S,
         # Whether a call was passed on is for us to judge, by the headers that this would take as true.
         proxy_headers=False,
+        http=BoundedProtocol,
     )
     host, port = listener.getsockname()[:2]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)

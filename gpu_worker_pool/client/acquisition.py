@@ -134,6 +134,8 @@ class Acquisition:
         if change is not None:
             waiting.add(change)
         done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._fleet.is_stopping:
+            raise RuntimeError("the client was stopped while this request waited")
         won: Won | None = None
         for task in [task for task in self._tasks if task in done]:
             member, book = self._tasks.pop(task)

@@ -154,7 +154,7 @@ class Endpoint:
         except CallFailed as failed:
             if permit is not None:
                 self._breaker.failed(permit, self._clock(), jitter=random.random())  # noqa: S311 - no secret
-            raise self._error(str(failed)) from None
+            raise self._error(str(failed), is_temporary=failed.is_temporary) from None
         except BaseException:
             if permit is not None:
                 self._breaker.cancelled(permit)

@@ -101,6 +101,7 @@ class Fleet:
         self.balancer = make_balancer(config.strategy)
         self._tasks: list[asyncio.Task[None]] = []
         self._change: asyncio.Future[None] | None = None
+        self.is_stopping = False
         self._warned: set[str] = set()
 
     async def start(self) -> None:
@@ -128,6 +129,12 @@ class Fleet:
             self._tasks.append(task)
         if not any(member.endpoint.is_healthy for member in self.members.values()):
             logger.warning("no endpoint answers yet: %s", self.reasons())
+
+    def say_that_it_stops(self) -> None:
+        """Whoever waits for an endpoint need not any more."""
+        self.is_stopping = True
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
 
     async def stop(self) -> None:
         """Stop looking, and let go of everything."""

@@ -16,7 +16,13 @@ from typing import Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.request import Request, Wishes
-from gpu_worker_pool.errors import EndpointError, PoolError, StaleAssignmentError, WorkerTimeoutError
+from gpu_worker_pool.errors import (
+    EndpointError,
+    PoolError,
+    ServiceUnavailableError,
+    StaleAssignmentError,
+    WorkerTimeoutError,
+)
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
 from .acquisition import Acquisition, Won
@@ -96,6 +102,7 @@ class GPUWorkerPoolClient:
         self._tally = Tally()
         self._kept: dict[str, _Kept] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._acquiring: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
         self._pid = os.getpid()
 
@@ -129,15 +136,20 @@ class GPUWorkerPoolClient:
         if os.getpid() != self._pid:
             self._fleet = None  # a forked child: the GPUs and the connections are its parent's
             return
+        self._fleet = None
+        fleet.say_that_it_stops()
         for kept in list(self._kept.values()):
             self._give_back(kept)
-        if self._leaving:
-            await asyncio.wait(self._leaving, timeout=STOP_S)
-            for task in self._leaving:
+        try:
+            if self._acquiring:
+                await asyncio.wait(self._acquiring, timeout=STOP_S)
+            if self._leaving:
+                await asyncio.wait(self._leaving, timeout=STOP_S)
+        finally:
+            for task in list(self._leaving):
                 task.cancel()
-        self._fleet = None
-        await fleet.stop()
-        await self._transport.close()
+            await fleet.stop()
+            await self._transport.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -245,11 +257,13 @@ class GPUWorkerPoolClient:
             async with asyncio.timeout(self._config.worker_timeout):
                 while True:
                     while not any(member.endpoint.is_healthy for member in fleet.members.values()):
-                        await fleet.changed()
+                        await asyncio.shield(fleet.changed())
+                        self._started()
                     try:
                         return await request_func()
-                    except EndpointError:
-                        await fleet.changed()
+                    except (EndpointError, ServiceUnavailableError):
+                        await asyncio.shield(fleet.changed())
+                        self._started()
         except TimeoutError:
             raise WorkerTimeoutError(waited_s=self._config.worker_timeout, reason=str(fleet.reasons())) from None
 
@@ -274,11 +288,15 @@ class GPUWorkerPoolClient:
     async def _acquire(self, fleet: Fleet, lease_id: str, request: Request, timeout_s: float) -> Won:
         waiting = self._tally.waiting
         acquisition = Acquisition(fleet, lease_id, request, self._leave, lambda: waiting.add(lease_id))
+        over = asyncio.get_running_loop().create_future()
+        self._acquiring.add(over)
         try:
             return await acquisition.run(timeout_s)
         finally:
             waiting.discard(lease_id)
             self._tally.done.append(lease_id)
+            self._acquiring.discard(over)
+            over.set_result(None)
 
     def _wishes(self, gpus: int, memory_mb: float | None, model: str | None) -> Wishes:
         """With the user's thresholds, if he set any; the server's own apply otherwise."""

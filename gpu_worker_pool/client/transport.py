@@ -20,7 +20,11 @@ KEPT_CONNECTIONS = 256
 
 
 class CallFailed(Exception):  # noqa: N818 - what happened to a call
-    """There was no usable answer; the message says why."""
+    """There was no usable answer; the message says why, and whether to try again at once makes sense."""
+
+    def __init__(self, reason: str, *, is_temporary: bool = True) -> None:
+        super().__init__(reason)
+        self.is_temporary = is_temporary
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ class Transport:
                     text = await _read(response)
                     status = response.status
         except TimeoutError:
-            raise CallFailed(f"no answer within {timeout_s:g} s") from None
+            # That was long enough: whoever wants to know it again has to wait for his turn.
+            raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
         if 300 <= status < 400:

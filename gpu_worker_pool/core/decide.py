@@ -30,7 +30,8 @@ def _open(state: PoolState, command: cmd.Open, now: float) -> list[ev.Event]:
         return [opened]
     # The machine was started anew: no process of before is alive, and none still holds memory on a GPU.
     ended: list[ev.Event] = []
-    for lease in state.leases.values():
+    # In an order that does not depend on how the history was told, so that the same ones are remembered.
+    for _, lease in sorted(state.leases.items()):
         if isinstance(lease, DrainingLease):
             ended += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus]
         elif lease.request.holder.is_local:

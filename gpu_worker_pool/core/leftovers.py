@@ -28,10 +28,15 @@ def take_back(state: PoolState, now: float) -> Grant | None:
 
 
 def _may_take(state: PoolState, place: Place, key: GpuKey, process: ProcessId, now: float) -> bool:
-    wishes = state.queued(place[2]).request.wishes
+    waiter = state.queued(place[2]).request
+    wishes, owner = waiter.wishes, waiter.holder.owner
     slot = state.slots[key]
     if wishes.gpus != 1 or any(
-        not occupant.is_draining or occupant.process != process for occupant in slot.occupants.values()
+        not occupant.is_draining
+        or occupant.process != process
+        # A pid is easily claimed; what somebody else left is not had by claiming his.
+        or state.leases[lease_id].request.holder.owner != owner
+        for lease_id, occupant in slot.occupants.items()
     ):
         return False
     cleared = _without_own(slot)

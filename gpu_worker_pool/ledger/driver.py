@@ -19,6 +19,7 @@ from gpu_worker_pool.core.decide import decide
 from gpu_worker_pool.core.evolve import replay
 from gpu_worker_pool.core.gpu import ProcessId
 from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.moving import ended_at, event_at
 from gpu_worker_pool.core.pool import step
 from gpu_worker_pool.core.settings import PoolSettings
 from gpu_worker_pool.core.state import PoolState
@@ -93,12 +94,16 @@ class Driver:
         """The time on the pool's clock."""
         return self._clock()
 
-    def open(self, history: History, writer: Writer, *, boot_id: str, wall_offset_s: float) -> None:
-        """Take charge of a pool with this history. From here on every lease has its full TTL."""
-        ended = {lease.id: lease for lease in history.ended}
+    def open(
+        self, history: History, writer: Writer, *, boot_id: str, wall_offset_s: float, node: str | None = None
+    ) -> None:
+        """Take charge of a pool with this history. From here on every lease has its full TTL. `node` is the name of the
+        one box that this is about, which may have had another one when the history was written.
+        """
+        ended = {lease.id: lease if node is None else ended_at(node, lease) for lease in history.ended}
         state = PoolState(settings=self.state.settings, ended=ended)
         try:
-            replay(state, history.events)
+            replay(state, history.events if node is None else [event_at(node, event) for event in history.events])
         except (KeyError, AssertionError, ValueError) as error:
             raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
         self.state = state

@@ -47,7 +47,36 @@ class JournalLock:
             self._descriptor = None
 
 
-_held: weakref.WeakSet[JournalLock] = weakref.WeakSet()
+class FileLock:
+    """A lock on the journal's own file, whatever name it was opened by: a link to it is the same journal, and a lock file
+    that somebody deleted locks nobody out. It must be let go only after SQLite has closed the file, because closing any
+    descriptor of a file drops what SQLite has locked in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._let_go()
+            raise JournalInUse(
+                f"{path} is in use by another process, under this or another name; stop it, or give this server another "
+                "GPU_POOL_STATE_DIR",
+                None,
+            ) from None
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let go; again is harmless."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+_held: weakref.WeakSet[JournalLock | FileLock] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:

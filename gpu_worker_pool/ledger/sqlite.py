@@ -22,7 +22,8 @@ from .codec import decode_ended, decode_event, encode_ended, encode_event
 from .failpoints import reach
 from .faults import describe, is_of_surroundings, told_in_words
 from .journal import History, JournalDamaged, JournalError
-from .lock import JournalLock
+from .lock import FileLock, JournalLock
+from .mark import Mark
 from .migrations import Migration, back_up, create_private, known_migrations, migrate, version_of
 from .queries import load_queries
 
@@ -58,7 +59,13 @@ class SqliteJournal:
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         self._crc = 0
+        self._position = 0
         self._since_compaction = 0
+        self._mark = Mark(self._path, is_durable=durability == "full")
+        self._log_path = Path(f"{self._path}-wal")
+        # The log as we left it: which file, and how long. None where we have not written to it yet.
+        self._log: tuple[int, int] | None = None
+        self._file_lock: FileLock | None = None
         with told_in_words(self._path):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock: JournalLock | None = JournalLock(self._path)
@@ -96,6 +103,7 @@ class SqliteJournal:
             reach("in_append")
         self._crc = crc
         self._since_compaction += len(rows)
+        self._note_written(len(rows))
         reach("after_append")
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
@@ -106,6 +114,7 @@ class SqliteJournal:
             connection.execute(self._sql["prune_ended"], (self._most_ended,))
         self._crc = crc
         self._since_compaction = 0
+        self._note_written(len(rows))
         reach("after_compaction")
         self._fold_log()
 
@@ -149,6 +158,14 @@ class SqliteJournal:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
+    def _note_written(self, count: int) -> None:
+        """Remember how far it goes, and what its log looks like: both must still be so when it is used again."""
+        self._position += count
+        self._log = _identity(self._log_path)
+        with suppress(OSError):
+            # Where the disk is full the mark stays behind, which does no harm.
+            self._mark.write(self._position)
+
     def _writable(self) -> sqlite3.Connection:
         """The connection, if what it writes to will be found again: SQLite would go on writing to a deleted file."""
         self._must_not_be_closed()
@@ -158,6 +175,12 @@ class SqliteJournal:
             inode = None
         if inode != self._inode:
             raise JournalDamaged(f"the journal {self._path} was deleted, moved or replaced while it was in use")
+        if self._log is not None:
+            found = _identity(self._log_path)
+            if found is None or found[0] != self._log[0] or found[1] < self._log[1]:
+                raise JournalDamaged(
+                    f"the log of the journal, {self._log_path}, was deleted or cut while it was in use"
+                )
         if self._connection is None:
             self._open()
         assert self._connection is not None  # noqa: S101 - _open has set it
@@ -181,6 +204,7 @@ class SqliteJournal:
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA busy_timeout = 0")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._log = _identity(self._log_path)
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
     # Reading
@@ -205,6 +229,7 @@ class SqliteJournal:
             aside.set_aside(self._path)
         if found := aside.found_aside(self._path):
             raise JournalDamaged(aside.advice(self._path, found))
+        self._mark.remove()  # of a journal that somebody has taken away
         self._put_in_place(self._build(()))
 
     def _build(self, events: Sequence[DurableEvent]) -> Path:
@@ -229,6 +254,8 @@ class SqliteJournal:
         aside.sync_folder(self._path.parent)
 
     def _open(self) -> None:
+        if self._file_lock is None:
+            self._file_lock = FileLock(self._path)
         with self._damage_set_aside():
             connection = self._connection = _connect(self._path)
             self._inode = self._path.stat().st_ino
@@ -247,6 +274,13 @@ class SqliteJournal:
             last = connection.execute(self._sql["last_crc"]).fetchone()
             self._crc = last[0] if last else 0
             (self._since_compaction,) = connection.execute(self._sql["count_since_compaction"]).fetchone()
+            (self._position,) = connection.execute(self._sql["last_position"]).fetchone()
+            missing = self._mark.missing_after(self._position)
+            if missing:
+                raise ValueError(f"its last {missing} events, which were written, are missing")
+        self._log = None
+        with suppress(OSError):
+            self._mark.write(self._position)
 
     def _check_version(self, version: int) -> None:
         known = self._migrations[-1].version
@@ -279,12 +313,25 @@ class SqliteJournal:
         # Closed before there is a new one: it also deletes the log, by its name.
         aside.set_aside(self._path)
         self._disconnect()
+        self._mark.remove()
         Path(f"{self._path}-shm").unlink(missing_ok=True)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._mark.close()
+        if self._file_lock is not None:
+            self._file_lock.release()
+            self._file_lock = None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -144,6 +144,7 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
         Machine.here(),
         sampler,
         lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
+        node=node,
         max_waiting=settings.gpu_pool_max_waiting,
         simulated=made_up,
     )

@@ -70,9 +70,11 @@ class Authority:
         sampler: Sampler,
         open_journal: Callable[[], Journal],
         *,
+        node: str,
         max_waiting: int,
         simulated: Occupied | None = None,
     ) -> None:
+        self._node = node
         self.machine = machine
         self.sampler = sampler
         self.driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
@@ -169,6 +171,7 @@ class Authority:
                 WriterThread(journal, asyncio.get_running_loop()),
                 boot_id=boot_id(),
                 wall_offset_s=wall_offset(),
+                node=self._node,
             )
         except JournalError:
             journal.close()

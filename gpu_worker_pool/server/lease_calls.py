@@ -112,7 +112,9 @@ class LeaseCalls:
                 most = self.authority.max_waiting
                 detail = f"{most} connections wait for a lease already, and no more can; ask without wait_s, or later."
                 return problem(503, detail, RETRY_AFTER)
-        detail = f"Nothing can be granted or ended now: {error}. Ask again with the same id; that is harmless."
+        detail = f"Nothing can be granted or ended now: {str(error).rstrip('.')}."
+        if self.authority.driver.is_open:
+            detail += " Ask again with the same id; that is harmless."
         return problem(503, detail, RETRY_AFTER)
 
     # --- the calls -------------------------------------------------------------------------------------------------
@@ -138,7 +140,9 @@ class LeaseCalls:
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and self.authority.has_room_to_wait:
             await self._wait(lease, form.wait_s, call.receive, renews=True)
             lease = await self._known(lease_id)
-        status = 200 if not is_new else 202 if isinstance(lease, QueuedLease) else 201
+        status = 200
+        if is_new and not isinstance(lease, DrainingLease | EndedLease):
+            status = 202 if isinstance(lease, QueuedLease) else 201
         return status, self._encode(lease, by_uuid=by_uuid)
 
     async def show(self, call: Call, lease_id: str) -> Reply:
@@ -202,6 +206,8 @@ class LeaseCalls:
 
     async def list_leases(self, _: Call) -> Reply:
         """GET /leases: all live leases."""
+        if not self.authority.driver.is_open:
+            raise NotWritten(self.authority.trouble)
         await self.authority.driver.caught_up()
         leases = await self._live(self.authority.driver.state.leases)
         return 200, b'{"node":%b,"leases":[%b]}' % (encode(self._node), b",".join(leases))

@@ -165,6 +165,8 @@ class Model:
             return False
         if any(x.state != "draining" or x.how != "released" or x.request.holder.process != process for x in others):
             return False
+        if any(x.request.holder.owner != waiter.request.holder.owner for x in others):
+            return False
         if any(ahead.order < waiter.order and self.would_do(key, ahead.request.wishes) for ahead in self.queue()):
             return False
         # As if they had gone, and their processes with them.

@@ -1124,3 +1124,14 @@ def test_of_two_leases_of_a_program_on_one_gpu_the_second_to_drain_is_still_its_
     box.look(reading(used_mb=16_000, processes=(process(1, 16_000),)))
     box.ask("c", pid=1)
     assert box.gpus_of("c") == (key(),)
+
+
+def test_what_somebody_else_left_is_not_had_by_claiming_his_pid() -> None:
+    box = Box(reading())
+    box.ask("first", pid=1, owner="ada")
+    box.look(reading(used_mb=70_000, processes=(process(1, 70_000),)))
+    box.release("first")
+    box.pass_time(0.1)
+    box.look(reading(used_mb=70_000, processes=(process(1, 70_000),)))
+    box.ask("second", pid=1, owner="eve")
+    assert box.stage("second") == "queued"

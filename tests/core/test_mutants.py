@@ -79,8 +79,8 @@ MUTANTS = (
         # The index keeps to it as well.
         also=(
             "capacity",
-            "percent < settings.thresholds.memory_percent",
-            "percent <= settings.thresholds.memory_percent",
+            "found.percent < limits.memory_percent",
+            "found.percent <= limits.memory_percent",
         ),
     ),
     Mutant(
@@ -90,8 +90,8 @@ MUTANTS = (
         "if utilization > thresholds.utilization_percent and not (",
         also=(
             "capacity",
-            "and reading.utilization_percent < settings.thresholds.utilization_percent",
-            "and reading.utilization_percent <= settings.thresholds.utilization_percent",
+            "and found.load_percent < limits.utilization_percent",
+            "and found.load_percent <= limits.utilization_percent",
         ),
     ),
     Mutant(
@@ -104,16 +104,16 @@ MUTANTS = (
     Mutant(
         "a GPU with a fault is not granted",
         "capacity",
-        "if reading is None or reading.fault is not None:",
-        "if reading is None:",
+        "is_measured = reading.fault is None and load_percent is not None",
+        "is_measured = load_percent is not None",
         # The index and the judge both keep to it.
         also=("eligibility", "if reading.fault is not None:", "if False:"),
     ),
     Mutant(
         "a GPU out of service is not granted",
         "capacity",
-        "if slot.key not in excluded and _is_measured(slot)",
-        "if _is_measured(slot)",
+        "if not is_measured or load_percent is None or slot.key in excluded:",
+        "if not is_measured or load_percent is None:",
         # The index and the judge both keep to it.
         also=("eligibility", "if excluded_because is not None:", "if False:"),
     ),
@@ -194,8 +194,8 @@ MUTANTS = (
     Mutant(
         "only what the own process has left does not count",
         "leftovers",
-        "not occupant.is_draining or occupant.process != process",
-        "not occupant.is_draining",
+        "        or occupant.process != process\n",
+        "",
     ),
     Mutant(
         "a reading from before the end tells nothing",

@@ -54,7 +54,7 @@ def test_the_folder_and_the_files_are_for_the_owner_only(tmp_path: Path) -> None
         assert mode(path.parent) == 0o700
         names = {file.name: mode(file) for file in path.parent.iterdir()}
     base = "journal.sqlite"
-    assert names == dict.fromkeys([base, f"{base}-wal", f"{base}-shm", f"{base}.lock"], 0o600)
+    assert names == dict.fromkeys([base, f"{base}-wal", f"{base}-shm", f"{base}.lock", f"{base}.mark"], 0o600)
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("full", 2), ("normal", 1)])
@@ -119,7 +119,7 @@ def test_the_oldest_ended_leases_are_pruned_by_compaction(path: Path) -> None:
 
 def test_every_named_query_is_one_statement_that_fits_the_tables(path: Path) -> None:
     SqliteJournal(path).close()
-    assert len(load_queries()) == 9
+    assert len(load_queries()) == 10
     with closing(sqlite3.connect(path)) as connection:
         for sql in load_queries().values():
             connection.execute(f"EXPLAIN {sql}", [None] * sql.count("?"))
@@ -186,7 +186,7 @@ def test_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
         SqliteJournal(path)
     assert not isinstance(caught.value, JournalDamaged)
     assert path.read_bytes() == before
-    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock", f"{path.name}.mark"}
 
 
 def test_an_older_version_is_migrated_and_a_copy_kept(path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_older_version_is_migrated_and_a_copy_kept(path: Path) -> None:
 def test_a_current_file_is_not_copied(path: Path) -> None:
     SqliteJournal(path).close()
     SqliteJournal(path).close()
-    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock", f"{path.name}.mark"}
 
 
 def test_a_migration_that_fails_changes_nothing(path: Path) -> None:

@@ -39,3 +39,7 @@ SELECT body, crc FROM (
 -- By position and not by counting, which would walk through all of them; a replaced one leaves a gap, so a few less
 -- than asked for may stay.
 DELETE FROM ended_lease WHERE position <= (SELECT max(position) FROM ended_lease) - ?;
+
+-- name: last_position
+-- How far the journal goes, compacted events included; positions are never used twice.
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0);

@@ -1,0 +1,68 @@
+"""HTTP as uvicorn speaks it, with bounds on what comes before a request is known: the time and the size of its head."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# A head that takes longer, or is larger, is no head of anybody who wants something.
+HEAD_S = 15.0
+MAX_HEAD_BYTES = 64 * 1024
+TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes a connection that does not come to the end of a head. Between requests uvicorn closes idle ones by itself,
+    and bodies are bounded by whoever reads them.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._is_in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody is there; from now on his time runs."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """He is gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what belongs to a head that is not complete."""
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """Another head begins."""
+        super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A part of it. An error here is answered with 400."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError(TOO_LARGE)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._stop_timer()
+        self._is_in_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

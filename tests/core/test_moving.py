@@ -1,0 +1,53 @@
+"""A box that is renamed has the same GPUs."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.condense import condense
+from gpu_worker_pool.core.evolve import replay
+from gpu_worker_pool.core.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.moving import ended_at, event_at
+from gpu_worker_pool.core.state import PoolState
+
+from .build import Box, key, process, reading
+
+
+def lived_in() -> Box:
+    box = Box(*(reading(index) for index in range(4)))
+    for name in ("held", "left", "gone"):
+        box.ask(name, pid=len(name))
+    box.look(*(reading(index, used_mb=16_000, processes=(process(4, 16_000),)) for index in range(4)))
+    box.release("left")
+    box.release("gone")
+    box.ask("waits", gpus=4)
+    return box
+
+
+def test_leases_and_fences_go_with_the_box() -> None:
+    box = lived_in()
+    for history in ([event for event in box.log if isinstance(event, ev.DurableEvent)], condense(box.state)):
+        moved = replay(PoolState(), [event_at("renamed", event) for event in history])
+        lease = moved.leases["held"]
+        assert isinstance(lease, ActiveLease)
+        assert [gpu.node for gpu in lease.gpus] == ["renamed"]
+        assert {gpu.uuid for gpu in lease.gpus} == {gpu.uuid for gpu in box.gpus_of("held")}
+        assert moved.fences == {"renamed": box.state.fences["box"]}
+        assert {slot.node for slot in moved.slots} == {"renamed"}
+        assert list(moved.queue) == ["waits"]
+
+
+def test_what_an_operator_took_out_of_service_stays_so() -> None:
+    moved = replay(PoolState(), [event_at("renamed", ev.GpuExcluded(1.0, key(2), "bad fan"))])
+    assert moved.excluded == {key(2)._replace(node="renamed"): "bad fan"}
+
+
+def test_an_ended_lease_is_remembered_where_the_box_is_now() -> None:
+    box = lived_in()
+    draining = box.state.leases["gone"]
+    assert isinstance(draining, DrainingLease)
+    assert {gpu.node for gpu in ended_at("renamed", draining.ended).gpus} == {"renamed"}
+
+
+def test_under_the_same_name_nothing_changes() -> None:
+    box = lived_in()
+    assert [event_at("box", event) for event in condense(box.state)] == condense(box.state)
