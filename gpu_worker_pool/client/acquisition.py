@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from gpu_worker_pool.core.lease import EndReason
@@ -31,7 +32,11 @@ WAIT_S = 25.0
 # How soon an endpoint is asked again that could not answer.
 ASK_AGAIN_S = 1.0
 # How long whoever gives up waits for his requests to be taken back; what takes longer is finished in the background.
-LEAVE_S = 3.0
+LEAVE_S = 0.5
+
+
+# Gives a lease back in the background, once what is still under way for it has come to its end.
+Leave = Callable[[LeaseBook, str, "asyncio.Task[Answer] | None"], "asyncio.Task[None]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Acquisition:
         fleet: Fleet,
         lease_id: str,
         request: Request,
-        leave: Callable[[LeaseBook, str], asyncio.Task[None]],
+        leave: Leave,
         on_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._fleet = fleet
@@ -66,6 +71,7 @@ class Acquisition:
         self._granted_at: set[str] = set()
         # The same id everywhere, but where it has ended and another one must take its place.
         self._ids: dict[str, str] = {}
+        self._numbers = count(1)
         self._waiting_at: dict[str, Queued] = {}
         self._refused: dict[str, str] = {}
         self._ask_again_at: dict[str, float] = {}
@@ -76,13 +82,23 @@ class Acquisition:
         """
         began = boot_time()
         won: Won | None = None
+        limit = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with limit:
                 won = await self._race()
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise self._too_late(boot_time() - began) from None
         finally:
-            await self._leave_the_others(won)
+            must_wait = self._leave_the_others(won)
+            if must_wait:
+                try:
+                    await asyncio.wait(must_wait, timeout=LEAVE_S)
+                except BaseException:
+                    if won is not None:
+                        self._leave(won.book, won.lease_id, None)  # nobody will hear of it
+                    raise
         return won
 
     async def _race(self) -> Won:
@@ -171,8 +187,10 @@ class Acquisition:
         if reason == EndReason.REVOKED:
             self._refused[member.id] = "an operator took the request out of the queue"
             return
-        logger.info("lease %s ended at %s (%s); asking anew", self._id_at(member), member.id, reason)
-        self._ids[member.id] = f"{self._lease_id}-{len(self._ids) + 1}"
+        ended_id = self._id_at(member)
+        fields = {"lease_id": ended_id, "endpoint": member.id}
+        logger.info("lease %s ended at %s (%s); asking anew", ended_id, member.id, reason, extra=fields)
+        self._ids[member.id] = f"{self._lease_id}-{next(self._numbers)}"
         self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, member: Member, book: LeaseBook, grant: Granted) -> Won | None:
@@ -194,29 +212,35 @@ class Acquisition:
         self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
         self._fleet.note_failure(member, error)
 
-    async def _leave_the_others(self, won: Won | None) -> None:
-        """Take back what was asked for and is not kept. A second grant is given back before anybody sees the first."""
-        self._granted_at |= {
-            member.id
-            for task, (member, _) in self._tasks.items()
-            if task.done() and not task.cancelled() and task.exception() is None and isinstance(task.result(), Granted)
-        }
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+    def _leave_the_others(self, won: Won | None) -> list[asyncio.Task[None]]:
+        """Take back what was asked for and is not kept; returns what to wait for. Nothing is waited for here, so that
+        nothing can come in between.
+
+        A second grant is given back before anybody sees the first. Where one was only in the queue, the winner need not
+        wait; who gives up waits for all, for a while.
+        """
+        under_way = {member.id: task for task, (member, _) in self._tasks.items()}
+        for id_, task in under_way.items():
+            if task.done() and not task.cancelled() and task.exception() is None and isinstance(task.result(), Granted):
+                self._granted_at.add(id_)
+            if id_ in self._waiting_at:
+                task.cancel()  # a poll; a request is let arrive, or it would come in after it was taken back
         leaving = {
-            member.id: self._leave(book, self._id_at(member))
+            member.id: self._leave(book, self._id_at(member), under_way.get(member.id))
             for member, book in self._asked.values()
-            if won is None or member is not won.member
+            if won is None or not self._is_won_at(won, member)
         }
-        # Who wins does not wait for those where he was only in the queue; who gives up waits for all, for a while.
-        must_wait = [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
-        if must_wait:
-            await asyncio.wait(must_wait, timeout=LEAVE_S)
+        return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
+
+    def _is_won_at(self, won: Won, member: Member) -> bool:
+        """Whether this is where it was won: one server may go by several names, and one id there is one lease."""
+        if member is won.member:
+            return True
+        server_id = member.view.server_id
+        return server_id is not None and server_id == won.member.view.server_id and self._id_at(member) == won.lease_id
 
     def _too_late(self, waited_s: float) -> WorkerTimeoutError | ServiceUnavailableError:
-        if not self._waiting_at and not any(m.endpoint.is_healthy for m in self._fleet.members.values()):
+        if not any(member.endpoint.is_healthy for member in self._fleet.members.values()):
             return NoEndpointAnsweredError(self._fleet.reasons(), waited_s=round(waited_s, 3))
         reasons = [f"{id_}: {queued.reason}" for id_, queued in self._waiting_at.items()]
         reasons += [f"{id_}: {reason}" for id_, reason in self._refused.items()]

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from gpu_worker_pool.models import PoolStatus
 
@@ -28,7 +29,8 @@ class GPUWorkerPool:
     """
 
     def __init__(self, service_endpoint: str | None = None, **options: Any) -> None:
-        self._client = GPUWorkerPoolClient(service_endpoint, **options)
+        self._make_client = partial(GPUWorkerPoolClient, service_endpoint, **options)
+        self._client = self._make_client()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -58,7 +60,10 @@ class GPUWorkerPool:
         if self._thread is None:
             return
         if os.getpid() != self._pid:
-            self._loop = self._thread = None  # a forked child has no such thread
+            # A forked child has no such thread, and what the client holds is its parent's.
+            self._loop = self._thread = None
+            self._lock = threading.Lock()
+            self._client = self._make_client()
             return
         try:
             self._wait(self._client.stop())
@@ -89,10 +94,11 @@ class GPUWorkerPool:
         try:
             yield assignment
         except BaseException:
-            if not assignment.is_lost:
+            if not assignment.is_lost and os.getpid() == self._pid:
                 self.release_gpu(assignment)
             raise
-        self.release_gpu(assignment)
+        if os.getpid() == self._pid:  # in a forked child it is still its parent's
+            self.release_gpu(assignment)
 
     def is_multi_endpoint_mode(self) -> bool:
         """As the client's."""
@@ -155,23 +161,24 @@ class GPUWorkerPool:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a hook must not call the pool: it runs in the thread that would have to answer")
-        future: Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
+        job = _Job(work)
+        loop.call_soon_threadsafe(job.start)
         try:
-            return future.result()
+            return job.future.result()
         except BaseException:
-            if not future.done() or future.cancelled() or future.exception() is None:
-                self._take_back(future, give_back, loop)
+            if not job.has_failed:
+                self._take_back(job, give_back, loop)
             raise
 
     def _take_back(
         self,
-        future: Future[ResultT],
+        job: _Job[ResultT],
         give_back: Callable[[Any], Coroutine[Any, Any, None]] | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        future.cancel()
+        loop.call_soon_threadsafe(job.cancel)
         try:
-            got = future.result(END_S)
+            got = job.future.result(END_S)
         except (CancelledError, TimeoutError, Exception):  # noqa: BLE001 - whatever it was, it got nothing
             return
         if give_back is not None:
@@ -184,6 +191,37 @@ class GPUWorkerPool:
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(END_S)
+
+
+class _Job(Generic[ResultT]):
+    """Something that is done in the loop's thread. Its future says how it really ended: unlike one that is cancelled
+    itself, which would forget what was got in that very moment.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, ResultT]) -> None:
+        self.future: Future[ResultT] = Future()
+        self._work = work
+        self._task: asyncio.Task[ResultT] | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.future.done() and self.future.exception() is not None
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._work)
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _done(self, task: asyncio.Task[ResultT]) -> None:
+        if task.cancelled():
+            self.future.set_exception(CancelledError())
+        elif (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -61,6 +61,7 @@ class Endpoint:
         self._clock = clock
         self._times_s: deque[float] = deque(maxlen=50)
         self._was_healthy = False
+        self._last_failure: str | None = None
         longest_s = max(limits.health_check_interval_s, 0.5)
         self._breaker = CircuitBreaker(
             failure_threshold=FAILURES_TO_OPEN,
@@ -138,10 +139,7 @@ class Endpoint:
     ) -> Reply:
         permit = self._breaker.try_acquire(self._clock())
         if permit is None and not is_vital:
-            raise self._error(
-                f"{self.last_error or 'it kept failing'} (not called again for {self.retry_in_s():.1f} s)",
-                is_temporary=False,
-            )
+            raise self._error(self._last_failure or "it kept failing", is_temporary=False)
         self.calls += 1
         try:
             reply = await self._transport.call(
@@ -154,6 +152,7 @@ class Endpoint:
         except CallFailed as failed:
             if permit is not None:
                 self._breaker.failed(permit, self._clock(), jitter=random.random())  # noqa: S311 - no secret
+            self._last_failure = str(failed)
             raise self._error(str(failed), is_temporary=failed.is_temporary) from None
         except BaseException:
             if permit is not None:
@@ -167,6 +166,7 @@ class Endpoint:
             else:
                 self._breaker.succeeded(permit, self._clock())
         if reply.status >= 500:
+            self._last_failure = reply.detail
             raise self._error(reply.detail, status=reply.status)
         if extra_s == 0:
             self._times_s.append(reply.took_s)

@@ -15,7 +15,7 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.ledger.clock import boot_time
 
 from .endpoint import Endpoint, EndpointLimits
-from .gpu_view import GpuView, PoolView, parse_pool, parse_sizes, parse_summary
+from .gpu_view import Change, GpuView, PoolView, parse_pool, parse_sizes, parse_summary
 from .heartbeat import Heartbeat
 from .leases import LeaseBook
 from .own_leases import OwnLeases
@@ -40,9 +40,9 @@ class Member:
     view: PoolView = field(default_factory=PoolView)
     own_leases: OwnLeases | None = None
     sizes_mb: dict[int, float] | None = None
-    # What this process was granted and gave back since the view was taken: uuid -> (worker, when).
-    taken: dict[str, tuple[str, float]] = field(default_factory=dict)
-    given_back: dict[str, tuple[str, float]] = field(default_factory=dict)
+    # What this process was granted and gave back since the view was taken, and when.
+    taken: dict[Change, float] = field(default_factory=dict)
+    given_back: dict[Change, float] = field(default_factory=dict)
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -61,26 +61,22 @@ class Member:
         """Its GPUs, with this process's own changes at once."""
         if self.endpoint.kind == "statistics" and self.own_leases is not None:
             return _own_view(self.own_leases, self.view)
-        since = self.view.seen_at
-        taken = {uuid: worker for uuid, (worker, at) in self.taken.items() if at >= since}
-        given_back = {uuid: worker for uuid, (worker, at) in self.given_back.items() if at >= since}
-        return self.view.with_changes(taken, given_back)
+        return self.view.with_changes(self.taken, self.given_back)
 
     def note_taken(self, uuid: str, worker_id: str) -> None:
         """This process was granted a GPU."""
-        self.given_back.pop(uuid, None)
-        self.taken[uuid] = (worker_id, boot_time())
+        self.taken[uuid, worker_id] = boot_time()
 
     def note_given_back(self, uuid: str, worker_id: str) -> None:
         """This process gave a GPU back, or lost it."""
-        self.taken.pop(uuid, None)
-        self.given_back[uuid] = (worker_id, boot_time())
+        self.taken.pop((uuid, worker_id), None)
+        self.given_back[uuid, worker_id] = boot_time()
 
     def show(self, view: PoolView) -> None:
         """What it shows now; own changes from before that are in it."""
         self.view = view
-        self.taken = {uuid: note for uuid, note in self.taken.items() if note[1] >= view.seen_at}
-        self.given_back = {uuid: note for uuid, note in self.given_back.items() if note[1] >= view.seen_at}
+        self.taken = {change: at for change, at in self.taken.items() if at >= view.seen_at}
+        self.given_back = {change: at for change, at in self.given_back.items() if at >= view.seen_at}
 
 
 class Fleet:
@@ -220,6 +216,8 @@ class Fleet:
             if was_healthy:
                 logger.warning("endpoint %s is down: %s", member.id, error.reason, extra={"endpoint": member.id})
             endpoint.mark_down(error.reason)
+            if member.own_leases is not None:
+                member.own_leases.stop_granting(f"its server does not answer: {error.reason}")
         else:
             endpoint.mark_healthy()
             if not was_healthy:
@@ -252,8 +250,11 @@ class Fleet:
 
     async def _sizes(self, endpoint: Endpoint) -> dict[int, float]:
         """How large the GPUs are, for those who share one; a server that does not tell can still hand out whole ones."""
-        reply = await endpoint.call("GET", "/gpu/stats")
-        return parse_sizes(reply.data) if reply.status == 200 else {}
+        try:
+            reply = await endpoint.call("GET", "/gpu/stats")
+            return parse_sizes(reply.data) if reply.status == 200 else {}
+        except (EndpointError, ValueError):
+            return {}
 
     def _decide_here(self, member: Member, readings: list[Reading]) -> None:
         if member.own_leases is None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
 
 MOST_GPUS = 4096
+MOST = 1e15
+
+
+# A GPU's UUID, and the worker who was granted it or gave it back.
+Change = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +33,28 @@ class GpuView:
 @dataclass(frozen=True, slots=True)
 class PoolView:
     """All GPUs of an endpoint, and who waits there: the first of them by the ids of their leases, and how many in all.
-    `seen_at` is when it was asked.
+    `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by.
     """
 
     gpus: tuple[GpuView, ...] = ()
     queued: tuple[str, ...] = ()
     queue_length: int = 0
     seen_at: float = -math.inf
+    server_id: str | None = None
 
     @property
     def available(self) -> int:
         """How many GPUs are free."""
         return sum(gpu.is_free for gpu in self.gpus)
 
-    def with_changes(self, taken: Mapping[str, str], given_back: Mapping[str, str]) -> PoolView:
-        """With what this process has been granted (uuid: worker) and given back since then."""
+    def with_changes(self, taken: Collection[Change], given_back: Collection[Change]) -> PoolView:
+        """With what this process has been granted and given back since then."""
         gpus = []
         for gpu in self.gpus:
-            workers = gpu.workers
-            is_free = gpu.is_free
-            if (gone := given_back.get(gpu.uuid)) in workers:
-                workers = tuple(worker for worker in workers if worker != gone)
-                is_free = is_free or not workers
-            if (worker := taken.get(gpu.uuid)) is not None and worker not in workers:
-                workers, is_free = (*workers, worker), False
+            gone = {worker for uuid, worker in given_back if uuid == gpu.uuid and worker in gpu.workers}
+            came = [worker for uuid, worker in taken if uuid == gpu.uuid and worker not in gpu.workers]
+            workers = (*(worker for worker in gpu.workers if worker not in gone), *came)
+            is_free = not came and (gpu.is_free or (bool(gone) and not workers))
             gpus.append(replace(gpu, workers=workers, is_free=is_free))
         return replace(self, gpus=tuple(gpus))
 
@@ -62,7 +65,7 @@ def parse_pool(data: Any, seen_at: float) -> PoolView:
     workers: dict[str, list[str]] = {}
     for lease in _list(data, "leases"):
         if isinstance(lease, dict) and lease.get("state") == "active":
-            for gpu in lease.get("gpus") or ():
+            for gpu in _gpus(lease, "gpus"):
                 workers.setdefault(str(gpu.get("uuid")), []).append(_worker(lease))
     queue = [str(lease.get("id")) for lease in _list(data, "queue") if isinstance(lease, dict)]
     length = data.get("queue_length")
@@ -81,8 +84,9 @@ def parse_pool(data: Any, seen_at: float) -> PoolView:
                 tuple(workers.get(uuid, ())),
             )
         )
-    length = length if isinstance(length, int) and length >= len(queue) else len(queue)
-    return PoolView(tuple(gpus), tuple(queue), length, seen_at)
+    length = length if isinstance(length, int) and len(queue) <= length < 2**31 else len(queue)
+    server_id = data.get("server_id")
+    return PoolView(tuple(gpus), tuple(queue), length, seen_at, server_id if isinstance(server_id, str) else None)
 
 
 def parse_summary(data: Any, node: str, at: float, totals_mb: Mapping[int, float]) -> list[Reading]:
@@ -140,14 +144,16 @@ def _list(data: Any, key: str) -> list[Any]:
 
 def _index(item: Mapping[str, Any]) -> int:
     index = item.get("gpu_id")
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**31:
         raise ValueError(f"gpu_id is {index!r}, which is no index of a GPU")
     return index
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if not abs(value) < MOST:
+        raise ValueError("it shows a number that nothing can measure")
     return float(value)
 
 

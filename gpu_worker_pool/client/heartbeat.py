@@ -77,7 +77,8 @@ class Heartbeat:
             if not self._held:
                 return
             try:
-                async with asyncio.timeout(beat_s):
+                # No longer than until something is to be given up.
+                async with asyncio.timeout(self._until_next(beat_s)):
                     await self._beat()
                 nap_s = min(held.ttl_s for held in self._held.values()) / BEATS_PER_TTL if self._held else beat_s
             except (EndpointError, TimeoutError):

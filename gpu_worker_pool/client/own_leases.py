@@ -47,6 +47,11 @@ class OwnLeases:
         """What the server measured."""
         self._driver.note(cmd.Observe(tuple(readings)))
 
+    def stop_granting(self, reason: str) -> None:
+        """What was measured is no longer known to be so; until it is, nobody is given anything."""
+        readings = [slot.reading for slot in self.state.slots.values() if slot.reading is not None]
+        self.observe([replace(reading, at=boot_time(), fault=reason) for reading in readings])
+
     def is_free(self, key: GpuKey) -> bool:
         """Whether an ordinary request would be given this GPU now."""
         slot = self.state.slots.get(key)

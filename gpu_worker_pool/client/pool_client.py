@@ -18,6 +18,7 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.request import Request, Wishes
 from gpu_worker_pool.errors import (
     EndpointError,
+    NoEndpointAnsweredError,
     PoolError,
     ServiceUnavailableError,
     StaleAssignmentError,
@@ -29,7 +30,7 @@ from .acquisition import Acquisition, Won
 from .events import ClientEvent, Hook, log_event
 from .fleet import Fleet
 from .heartbeat import Held
-from .leases import LeaseBook
+from .leases import Answer, LeaseBook
 from .lost import Lost
 from .reports import Reports, Tally
 from .server_leases import this_process
@@ -104,6 +105,8 @@ class GPUWorkerPoolClient:
         self._leaving: set[asyncio.Task[None]] = set()
         self._acquiring: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
+        # Two clients may be in processes of one number, in two containers, say.
+        self._name = uuid.uuid4().hex[:6]
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -181,7 +184,7 @@ class GPUWorkerPoolClient:
         timeout_s = self._config.worker_timeout if timeout is None else timeout
         if not timeout_s >= 0:
             raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
-        worker_id = f"worker-{os.getpid()}-{next(self._numbers)}"
+        worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
         request = Request(
             self._wishes(gpus, memory_mb, model),
             this_process(worker_id),
@@ -210,8 +213,11 @@ class GPUWorkerPoolClient:
         self._started()
         kept = self._find(assignment)
         if kept.held.lost.is_set():
-            self._drop(kept)
-            raise StaleAssignmentError(assignment, kept.held.lost.reason or "no sign of life got through in time")
+            # Seen here first: the clock says so, and no timer has had its turn yet.
+            kept.held.lost.set("no sign of life got through in time")
+            kept.won.member.heartbeat.drop(kept.won.lease_id)
+            self._lose(kept.won.lease_id, kept.held.lost.reason or "")
+            raise StaleAssignmentError(assignment, kept.held.lost.reason)
         leaving = self._give_back(kept)
         # The caller need not wait for a server that does not answer: the lease runs out by itself.
         await asyncio.wait([leaving], timeout=STOP_S)
@@ -253,8 +259,9 @@ class GPUWorkerPoolClient:
     async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Call this as soon as an endpoint is up, again where it failed because none was, for up to worker_timeout."""
         fleet = self._started_multi()
+        limit = asyncio.timeout(self._config.worker_timeout)
         try:
-            async with asyncio.timeout(self._config.worker_timeout):
+            async with limit:
                 while True:
                     while not any(member.endpoint.is_healthy for member in fleet.members.values()):
                         await asyncio.shield(fleet.changed())
@@ -265,7 +272,9 @@ class GPUWorkerPoolClient:
                         await asyncio.shield(fleet.changed())
                         self._started()
         except TimeoutError:
-            raise WorkerTimeoutError(waited_s=self._config.worker_timeout, reason=str(fleet.reasons())) from None
+            if not limit.expired():
+                raise  # its own
+            raise NoEndpointAnsweredError(fleet.reasons(), waited_s=self._config.worker_timeout) from None
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -370,9 +379,11 @@ class GPUWorkerPoolClient:
         for gpu in kept.won.grant.gpus:
             kept.won.member.note_given_back(gpu.uuid, kept.assignment.worker_id)
 
-    def _leave(self, book: LeaseBook, lease_id: str) -> asyncio.Task[None]:
+    def _leave(
+        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None = None
+    ) -> asyncio.Task[None]:
         """Give a lease back in the background; the client waits for it before it ends."""
-        task = asyncio.get_running_loop().create_task(_release(book, lease_id), name="gpu-lease-release")
+        task = asyncio.get_running_loop().create_task(_release(book, lease_id, under_way), name="gpu-lease-release")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         return task
@@ -401,11 +412,19 @@ class GPUWorkerPoolClient:
                 logger.exception("on_event failed")
 
 
-async def _release(book: LeaseBook, lease_id: str) -> None:
+async def _release(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None) -> None:
+    if under_way is not None:
+        try:
+            await asyncio.wait([under_way])
+        finally:
+            under_way.cancel()
+        if not under_way.cancelled():
+            under_way.exception()  # how it ended is of no interest any more
     try:
         await book.release(lease_id)
     except EndpointError as error:
-        logger.warning("lease %s could not be given back and will run out: %s", lease_id, error.reason)
+        fields = {"lease_id": lease_id, "endpoint": error.endpoint_id}
+        logger.warning("lease %s could not be given back and will run out: %s", lease_id, error.reason, extra=fields)
 
 
 @asynccontextmanager

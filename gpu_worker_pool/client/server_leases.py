@@ -103,7 +103,7 @@ class ServerLeases:
                 env = lease.get("env")
                 return Granted(
                     gpus,
-                    lease.get("fence"),
+                    _whole(lease.get("fence")),
                     {str(name): str(value) for name, value in env.items()} if isinstance(env, dict) else {},
                     reply.sent_at if is_quick and reply.status == 201 else None,
                 )
@@ -144,5 +144,10 @@ def _items(found: Any, needed: str = "id") -> list[dict[str, Any]]:
 
 
 def _gpu(item: Mapping[str, Any]) -> LeasedGpu:
-    index = item.get("gpu_id")
-    return LeasedGpu(index if isinstance(index, int) else -1, item["uuid"], str(item.get("name") or ""))
+    index = _whole(item.get("gpu_id"))
+    return LeasedGpu(-1 if index is None else index, item["uuid"], str(item.get("name") or ""))
+
+
+def _whole(value: Any) -> int | None:
+    """A number that a server may have counted up to; None for everything else it may say."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None

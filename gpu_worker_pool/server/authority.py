@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,8 @@ class Authority:
         max_waiting: int,
         simulated: Occupied | None = None,
     ) -> None:
+        # Tells this server from all others, whatever names it goes by, until it is started anew.
+        self.id = secrets.token_hex(8)
         self._node = node
         self.machine = machine
         self.sampler = sampler

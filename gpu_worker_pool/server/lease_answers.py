@@ -105,6 +105,7 @@ class Pool(BaseModel):
     thresholds: Thresholds
     workers_per_gpu: int
     queue_length: int
+    server_id: str
     ignored_processes: list[str]
     can_grant: bool
     trouble: str | None

@@ -230,6 +230,7 @@ class LeaseCalls:
                 },
                 "workers_per_gpu": state.settings.workers_per_gpu,
                 "queue_length": len(state.queue),
+                "server_id": self.authority.id,
                 "ignored_processes": sorted(state.ignored_processes),
                 "can_grant": driver.trouble is None,
                 "trouble": driver.trouble,

@@ -1,0 +1,314 @@
+"""A GPU that is no longer ours: it is said early, once, and before anybody could go on using it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool import GPUContextManager, StaleAssignmentError
+from gpu_worker_pool.ledger.clock import boot_time
+from tests.server.leasing import eventually, get
+from tests.server.running import ROOT, RunningServer
+
+from .fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
+from .foreign_servers import ForeignServer, ScriptedLeases, Seen
+from .wire import Wire
+
+TTL_S = 1.5
+BEAT_S = TTL_S / 3
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[list[RunningServer]]:
+    with running(1, SIMULATED_GPUS="50", GPU_POOL_DURABILITY="normal") as servers:
+        yield servers
+
+
+@pytest.fixture
+def server(one: list[RunningServer], monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    monkeypatch.setenv("GPU_POOL_TTL", str(TTL_S))
+    yield one[0]
+    as_at_first(one)
+
+
+@pytest.fixture
+def wire(server: RunningServer) -> Iterator[Wire]:
+    with Wire(server.port) as line:
+        yield line
+
+
+def lost_now(assignment: Any) -> bool:
+    return bool(assignment.is_lost)
+
+
+async def renewed(wire: Wire) -> None:
+    """Wait until the next heartbeat has gone through."""
+    before = wire.calls["POST /leases/renew"]
+    await soon(lambda: wire.calls["POST /leases/renew"] > before, "a heartbeat")
+
+
+# --- when --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cut", "frozen"])
+async def test_it_is_lost_one_heartbeat_before_the_server_would_end_it(
+    server: RunningServer, wire: Wire, how: str
+) -> None:
+    told: list[Any] = []
+    async with client_of(wire, on_lost=told.append) as client:
+        assignment = await client.request_gpu(timeout=5)
+        assert assignment.lost is not None
+        lease_id = assignment.lease_id or ""
+        await renewed(wire)
+        heard_at = boot_time()
+        if how == "cut":
+            wire.cut()
+        else:
+            wire.is_frozen = True
+        assert not lost_now(assignment)
+
+        reason = await asyncio.wait_for(assignment.lost.wait(), TTL_S)
+        after_s = boot_time() - heard_at
+        assert TTL_S - BEAT_S - 0.25 < after_s < TTL_S - BEAT_S + 0.15
+        assert lease_id in lease_ids(server), "the server has not ended it yet"
+        assert "sign of life" in reason
+        assert assignment.is_lost
+        assert told == [assignment]
+
+        with pytest.raises(StaleAssignmentError) as raised:
+            await client.release_gpu(assignment)
+        assert raised.value.assignment is assignment
+        assert assignment.is_lost
+        wire.mend()
+    assert told == [assignment]
+    await nothing_left(server)
+
+
+async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_not_from_its_answer(
+    server: RunningServer, wire: Wire
+) -> None:
+    """An answer that takes as long as a heartbeat says that the lease was alive then, and not that it is now."""
+    async with client_of(wire, endpoint_timeout=5) as client:
+        assignment = await client.request_gpu(timeout=5)
+        await renewed(wire)
+        wire.delayed_methods = (b"POST",)
+        wire.delay_s = BEAT_S * 0.8  # until it arrives; sent it was at the beginning of that
+        before = wire.calls["POST /leases/renew"]
+        await soon(lambda: wire.calls["POST /leases/renew"] > before, "a heartbeat was sent")
+        sent_at = boot_time()
+        ends_at = assignment.lost.ends_at  # type: ignore[union-attr]
+        await soon(lambda: assignment.lost.ends_at != ends_at, "it was answered")  # type: ignore[union-attr]
+        assert boot_time() - sent_at > BEAT_S * 0.5
+        assert assignment.lost.ends_at - sent_at == pytest.approx(TTL_S - BEAT_S, abs=0.1)  # type: ignore[union-attr]
+
+
+async def test_a_heartbeat_that_hangs_after_one_that_failed_does_not_delay_the_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First the connection is refused, and then nobody answers any more."""
+    monkeypatch.setenv("GPU_POOL_TTL", "3")
+    beats: list[float] = []
+
+    async def renew(seen: Seen) -> tuple[int, Any]:
+        beats.append(boot_time())
+        if len(beats) > 1:
+            await asyncio.Event().wait()
+        return 500, {"detail": "no"}
+
+    with ForeignServer(ScriptedLeases(renew=renew).behaviour()) as foreign:
+        async with client_of(foreign, endpoint_timeout=5) as client:
+            assignment = await client.request_gpu(timeout=5)
+            since = boot_time()
+            assert assignment.lost is not None
+            await asyncio.wait_for(assignment.lost.wait(), 5)
+            assert boot_time() - since < 2.0 + 0.2, "the event is set when the clock says so"
+
+
+async def test_a_heartbeat_survives_a_restart_within_the_ttl(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_POOL_TTL", "6")
+    async with client_of(server) as client:
+        assignment = await client.request_gpu(timeout=5)
+        ends_at = assignment.lost.ends_at  # type: ignore[union-attr]
+        await asyncio.to_thread(server.restart)
+        await soon(lambda: assignment.lost.ends_at > ends_at, "a heartbeat went through", 4)  # type: ignore[union-attr]
+        assert not assignment.is_lost
+        assert get(server, assignment.lease_id or "")["state"] == "active"
+        await client.release_gpu(assignment)
+    await nothing_left(server)
+
+
+async def test_a_server_that_is_stopped_for_a_moment_costs_nobody_his_gpu(server: RunningServer) -> None:
+    async with client_of(server) as client:
+        assignment = await client.request_gpu(timeout=5)
+        lost = asyncio.ensure_future(assignment.lost.wait())  # type: ignore[union-attr]
+        with stopped(server):
+            await asyncio.wait([lost], timeout=BEAT_S)
+        await asyncio.wait([lost], timeout=TTL_S - BEAT_S)
+        assert not lost.done()
+        lost.cancel()
+        await client.release_gpu(assignment)
+
+
+async def test_one_call_renews_all_leases_of_an_endpoint(server: RunningServer, wire: Wire) -> None:
+    async with client_of(wire, endpoint_timeout=5) as client:
+        held = await asyncio.gather(*(client.request_gpu(timeout=10) for _ in range(50)))
+        await renewed(wire)
+        before, began = wire.calls["POST /leases/renew"], time.monotonic()
+        await soon(lambda: wire.calls["POST /leases/renew"] - before >= 2, "two heartbeats")
+        assert time.monotonic() - began > BEAT_S * 0.7
+        assert not any(assignment.is_lost for assignment in held)
+        assert len(lease_ids(server)) == 50
+
+
+# --- what becomes of it ------------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_that_an_operator_revokes_is_lost_with_that_reason(server: RunningServer) -> None:
+    told: list[Any] = []
+    events: list[Any] = []
+    async with client_of(server, on_lost=told.append, on_event=events.append) as client:
+        assignment = await client.request_gpu(timeout=5)
+        other = await client.request_gpu(timeout=5)
+        assert server.ask(f"/admin/leases/{assignment.lease_id}/revoke", "POST").status == 200
+        reason = await asyncio.wait_for(assignment.lost.wait(), 5)  # type: ignore[union-attr]
+        assert "revoked" in reason
+        assert told == [assignment]
+        assert [event.detail for event in events if event.kind == "lost"] == [reason]
+        with pytest.raises(StaleAssignmentError, match="revoked"):
+            await client.release_gpu(assignment)
+        assert not other.is_lost
+        await client.release_gpu(other)
+    assert told == [assignment]
+
+
+async def test_a_context_says_at_its_end_that_its_gpu_was_lost(server: RunningServer) -> None:
+    async with client_of(server) as client:
+        with pytest.raises(StaleAssignmentError):
+            async with GPUContextManager(client, timeout=5) as _:
+                await revoke_all(server, client)
+        with pytest.raises(KeyError, match="mine"):  # noqa: PT012
+            async with GPUContextManager(client, timeout=5) as _:
+                await revoke_all(server, client)
+                raise KeyError("mine")
+        async with GPUContextManager(client, timeout=5) as _:
+            pass
+    await nothing_left(server)
+
+
+async def revoke_all(server: RunningServer, client: Any) -> None:
+    ids = [lease["id"] for lease in server.json("/leases")["leases"] if lease["state"] == "active"]
+    for lease_id in ids:
+        assert server.ask(f"/admin/leases/{lease_id}/revoke", "POST").status == 200
+    await soon(lambda: not client._kept, "the client has heard of it")
+
+
+async def test_a_callback_that_fails_harms_nobody(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Any] = []
+
+    def fail(assignment: Any) -> None:
+        told.append(assignment)
+        raise RuntimeError("the user's own fault")
+
+    async with client_of(server, on_lost=fail) as client:
+        held = [await client.request_gpu(timeout=5) for _ in range(3)]
+        for assignment in held[:2]:
+            server.ask(f"/admin/leases/{assignment.lease_id}/revoke", "POST")
+        await soon(lambda: len(told) == 2, "both were told")
+        ends_at = held[2].lost.ends_at  # type: ignore[union-attr]
+        await soon(lambda: held[2].lost.ends_at > ends_at, "the heartbeats of the others go on")  # type: ignore[union-attr]
+        assert not held[2].is_lost
+    assert "on_lost failed" in caplog.text
+
+
+async def test_a_lost_gpu_is_given_back_when_the_server_can_be_reached_again(server: RunningServer, wire: Wire) -> None:
+    """The TTL of the server would have ended it anyway; nobody else's lease is touched."""
+    async with client_of(wire) as client:
+        assignment = await client.request_gpu(timeout=5)
+        wire.cut()
+        await asyncio.wait_for(assignment.lost.wait(), TTL_S)  # type: ignore[union-attr]
+        wire.mend()
+        again = await client.request_gpu(timeout=5)
+        assert not again.is_lost
+        assert again.lease_id != assignment.lease_id
+        await soon(lambda: lease_ids(server) == {again.lease_id}, "the lost one is gone")
+
+
+async def test_after_a_stop_nothing_is_called_lost(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_POOL_TTL", "0.6")
+    told: list[Any] = []
+    client = client_of(server, on_lost=told.append)
+    await client.start()
+    assignment = await client.request_gpu(timeout=5)
+    await client.stop()
+    lost = asyncio.ensure_future(assignment.lost.wait())  # type: ignore[union-attr]
+    await asyncio.wait([lost], timeout=0.6)
+    assert not lost.done()
+    lost.cancel()
+    assert not told
+
+
+# --- a holder that did not run -----------------------------------------------------------------------------------------
+
+# The event loop is held up by reading standard input, so that nothing of the client's runs before the first look.
+HOLDER = """
+import asyncio, sys
+from gpu_worker_pool import GPUWorkerPoolClient, StaleAssignmentError
+
+async def main():
+    told = []
+    async with GPUWorkerPoolClient(sys.argv[1], polling_interval=0.1, on_lost=told.append) as client:
+        held = await client.request_gpu(timeout=5)
+        print("holds", held.is_lost, flush=True)
+        sys.stdin.readline()
+        print("first look", held.is_lost, flush=True)
+        if sys.argv[2] == "release":
+            try:
+                await client.release_gpu(held)
+            except StaleAssignmentError as error:
+                print("stale", error.assignment is held, flush=True)
+        try:
+            await asyncio.wait_for(held.lost.wait(), 2)
+            print("event set", flush=True)
+        except TimeoutError:
+            print("event not set", flush=True)
+        print("last look", held.is_lost, len(told), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("what", ["wait", "release"])
+def test_a_process_that_was_stopped_for_longer_than_the_ttl_sees_at_once_that_its_gpu_is_lost(
+    server: RunningServer, what: str
+) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GPU_POOL_TTL": "0.6"}
+    command = [sys.executable, "-c", HOLDER, server.url, what]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stdout.readline() == "holds False\n"
+            child.send_signal(signal.SIGSTOP)
+            eventually(lambda: not lease_ids(server), "the server has ended it")
+            child.stdin.write("\n")
+            child.stdin.flush()
+            child.send_signal(signal.SIGCONT)
+            rest = child.stdout.read().splitlines()
+            assert child.wait(10) == 0
+        finally:
+            child.kill()
+    assert rest[0] == "first look True"
+    if what == "release":
+        assert rest.pop(1) == "stale True"
+    # Whoever hooks in is told in whichever way it came out, and what is lost stays lost.
+    assert rest[1:] == ["event set", "last look True 1"]
