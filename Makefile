@@ -51,6 +51,8 @@ bench: $(READY) ## Measure; prints what it measured
 	$(BIN)/python benchmarks/decisions.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/leases.py
+	$(BIN)/python benchmarks/endpoints.py
+	$(BIN)/python benchmarks/import_time.py
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

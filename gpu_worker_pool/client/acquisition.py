@@ -29,6 +29,8 @@ logger = logging.getLogger("gpu_worker_pool.client")
 PATIENCE_S = 0.2
 # A long poll is asked for this long, and then asked for again.
 WAIT_S = 25.0
+# Who does not want to wait at all has each endpoint asked once, within this time.
+ONE_TRY_S = 1.0
 # How soon an endpoint is asked again that could not answer.
 ASK_AGAIN_S = 1.0
 # How long whoever gives up waits for his requests to be taken back; what takes longer is finished in the background.
@@ -82,10 +84,10 @@ class Acquisition:
         """
         began = boot_time()
         won: Won | None = None
-        limit = asyncio.timeout(timeout_s)
+        limit = asyncio.timeout(timeout_s or ONE_TRY_S)
         try:
             async with limit:
-                won = await self._race()
+                won = await self._race(is_patient=timeout_s > 0)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -101,13 +103,15 @@ class Acquisition:
                     raise
         return won
 
-    async def _race(self) -> Won:
+    async def _race(self, *, is_patient: bool) -> Won:
         # One after the other, in the order of the strategy, as long as they answer.
         for member in self._fleet.order():
             self._start(member, self._ask(member))
             won = await self._next(PATIENCE_S)
             if won is not None:
                 return won
+        if not is_patient and not self._tasks:
+            raise self._too_late(0.0)
         self._on_waiting()
         while True:
             self._go_on()

@@ -1,0 +1,329 @@
+"""Servers with statistics only: the workers of this process are coordinated, by the same rules as with leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool import (
+    GPUWorkerPoolClient,
+    MultiEndpointPoolStatus,
+    RequestRefusedError,
+    ServiceUnavailableError,
+    WorkerTimeoutError,
+)
+from gpu_worker_pool.client.pool_client import Assignment
+from tests.server.leasing import held, queued, release_all
+from tests.server.running import RunningServer
+
+from .statistics_server import StatisticsServer, idle, until
+
+# No test here lasts that long, so what happens is not because of a poll.
+NEVER_S = 3600.0
+OFTEN_S = 0.05
+
+
+class Worker:
+    """Holds a GPU until told to give it back."""
+
+    def __init__(self, client: GPUWorkerPoolClient, order: list[int], number: int, **wishes: Any) -> None:
+        self.number = number
+        self.assignment: Assignment | None = None
+        self.may_go = asyncio.Event()
+        self.task = asyncio.create_task(self._work(client, order, wishes))
+
+    async def _work(self, client: GPUWorkerPoolClient, order: list[int], wishes: dict[str, Any]) -> None:
+        self.assignment = await client.request_gpu(**wishes)
+        order.append(self.number)
+        await self.may_go.wait()
+        await client.release_gpu(self.assignment)
+
+    @property
+    def is_running(self) -> bool:
+        return self.assignment is not None and not self.task.done()
+
+    async def finish(self) -> None:
+        self.may_go.set()
+        await self.task
+
+
+async def test_of_32_workers_on_8_idle_gpus_8_run_and_24_wait_in_order() -> None:
+    order: list[int] = []
+    async with (
+        StatisticsServer(8) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
+    ):
+        workers = [Worker(client, order, number) for number in range(32)]
+        await until(lambda: len(order) == 8 and client.get_pool_status().blocked_workers == 24, "8 run and 24 wait")
+        first = [worker.assignment.gpu_id for worker in workers if worker.assignment is not None]
+        status = client.get_pool_status()
+        looks = server.looks
+
+        for number, worker in enumerate(workers):
+            await worker.finish()
+            await until(lambda: len(order) == min(9 + number, 32), f"{worker.number} has given back")  # noqa: B023
+            assert sum(worker.is_running for worker in workers) <= 8
+
+        assert sorted(first) == list(range(8))
+        assert (status.total_gpus, status.available_gpus, status.active_workers) == (8, 0, 8)
+        assert {gpu_id: len(held_by) for gpu_id, held_by in status.gpu_assignments.items()} == dict.fromkeys(
+            range(8), 1
+        )
+        assert order == list(range(32)), "first come, first served"
+        assert server.looks == looks, "a release wakes the next one, not a poll"
+        assert client.get_pool_status().available_gpus == 8
+
+
+async def test_no_gpu_is_two_workers_at_once() -> None:
+    held_now: set[int | str] = set()
+
+    async def work(client: GPUWorkerPoolClient) -> None:
+        assignment = await client.request_gpu()
+        assert assignment.gpu_id not in held_now
+        held_now.add(assignment.gpu_id)
+        await asyncio.sleep(0)
+        held_now.remove(assignment.gpu_id)
+        await client.release_gpu(assignment)
+
+    async with (
+        StatisticsServer(3) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S) as client,
+    ):
+        await asyncio.gather(*(work(client) for _ in range(100)))
+        assert client.get_pool_status().available_gpus == 3
+
+
+async def test_it_is_said_once_that_only_this_process_is_coordinated(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gpu_worker_pool")
+    async with (
+        StatisticsServer(1) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S, endpoint_max_retries=0) as client,
+    ):
+        for _ in range(2):
+            await client.release_gpu(await client.request_gpu())
+            await server.wait_for_looks(2)
+        await server.stop()
+        await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is seen to be down")
+        await server.start()
+        await until(lambda: bool(client.get_error_recovery_status()["healthy_endpoints"]), "it is back")
+
+    said = [record for record in caplog.records if "statistics only" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].levelno == logging.WARNING
+    assert said[0].__dict__["endpoint"] == "127.0.0.1"
+
+
+def gpu(index: int, memory: float | None, utilization: float | None) -> dict[str, Any]:
+    return {
+        "gpu_id": index,
+        "name": "NVIDIA A100",
+        "memory_usage_percent": memory,
+        "utilization_percent": utilization,
+    }
+
+
+@pytest.mark.parametrize(
+    ("memory", "utilization"),
+    [(80.1, 0), (0, 90.1), (100, 100), (None, 0), (0, None), (None, None)],
+)
+async def test_a_gpu_that_is_busy_or_unknown_is_not_given(memory: float | None, utilization: float | None) -> None:
+    async with (
+        StatisticsServer([gpu(0, memory, utilization), gpu(1, 79.0, 89.0)]) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
+    ):
+        assert client.get_pool_status().available_gpus == 1
+        assert (await client.request_gpu()).gpu_id == 1
+        with pytest.raises(WorkerTimeoutError):
+            await client.request_gpu(timeout=0.05)
+
+
+async def test_the_users_thresholds_count() -> None:
+    async with (
+        StatisticsServer([gpu(0, 60, 10), gpu(1, 10, 60), gpu(2, 10, 10)]) as server,
+        GPUWorkerPoolClient(
+            server.url, memory_threshold=50, utilization_threshold=50, polling_interval=NEVER_S
+        ) as strict,
+        GPUWorkerPoolClient(
+            server.url, memory_threshold=70, utilization_threshold=70, polling_interval=NEVER_S
+        ) as generous,
+    ):
+        assert strict.get_pool_status().available_gpus == 1
+        assert (await strict.request_gpu()).gpu_id == 2
+        assert {(await generous.request_gpu()).gpu_id for _ in range(3)} == {0, 1, 2}
+
+
+async def test_a_gpu_that_becomes_free_is_given_with_the_next_poll() -> None:
+    async with (
+        StatisticsServer([gpu(0, 99, 99)]) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S) as client,
+    ):
+        asking = asyncio.create_task(client.request_gpu(timeout=10))
+        await server.wait_for_looks(3)
+        assert not asking.done()
+
+        server.gpus = idle(1)
+
+        assert (await asking).gpu_id == 0
+
+
+async def test_a_gpu_that_becomes_busy_is_not_given_after_the_next_poll() -> None:
+    async with (
+        StatisticsServer(1) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S) as client,
+    ):
+        assert client.get_pool_status().available_gpus == 1
+
+        server.gpus = [gpu(0, 99, 99)]
+
+        await server.wait_for_looks(2)
+        assert client.get_pool_status().available_gpus == 0
+        with pytest.raises(WorkerTimeoutError):
+            await client.request_gpu(timeout=0.05)
+
+
+async def test_a_server_that_dies_grants_no_more_and_what_is_held_stays() -> None:
+    async with (
+        StatisticsServer(2) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S, endpoint_max_retries=0) as client,
+    ):
+        mine = await client.request_gpu()
+        await server.stop()
+        await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is seen to be down")
+        with pytest.raises(ServiceUnavailableError) as raised:
+            await client.request_gpu(timeout=0.2)
+        assert "127.0.0.1" in str(raised.value)
+        assert isinstance(raised.value, WorkerTimeoutError)
+        assert not mine.is_lost
+
+        await server.start()
+
+        other = await client.request_gpu(timeout=10)
+        assert other.gpu_id != mine.gpu_id
+        await client.release_gpu(mine)
+        assert (await client.request_gpu(timeout=10)).gpu_id == mine.gpu_id
+
+
+async def test_who_waits_at_a_server_that_died_is_given_nothing_of_it() -> None:
+    """A coworker's release makes a GPU free, but nobody knows any more what else runs on it, or whether it is there."""
+    async with (
+        StatisticsServer(1) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S, endpoint_max_retries=0) as client,
+    ):
+        mine = await client.request_gpu()
+        waiting = asyncio.create_task(client.request_gpu(timeout=1))
+        await until(lambda: client.get_pool_status().blocked_workers == 1, "it waits")
+        await server.stop()
+        await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is seen to be down")
+        assert not waiting.done()
+
+        await client.release_gpu(mine)
+
+        with pytest.raises(WorkerTimeoutError):
+            await waiting
+
+
+async def test_several_workers_on_a_gpu_where_the_user_says_so() -> None:
+    async with (
+        StatisticsServer(2) as server,
+        GPUWorkerPoolClient(server.url, workers_per_gpu=3, polling_interval=NEVER_S) as client,
+    ):
+        gpu_ids = [(await client.request_gpu(timeout=1)).gpu_id for _ in range(6)]
+        assert sorted(gpu_ids) == [0, 0, 0, 1, 1, 1]
+        assert client.get_pool_status().active_workers == 6
+        with pytest.raises(WorkerTimeoutError):
+            await client.request_gpu(timeout=0.05)
+
+
+async def test_who_says_how_much_memory_he_needs_shares_a_gpu() -> None:
+    async with (
+        StatisticsServer(1) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
+    ):
+        assert {(await client.request_gpu(memory_mb=30_000)).gpu_id for _ in range(2)} == {0}
+        with pytest.raises(WorkerTimeoutError):
+            await client.request_gpu(timeout=0.05, memory_mb=30_000)
+
+
+async def test_what_no_gpu_can_ever_serve_is_refused_at_once() -> None:
+    async with (
+        StatisticsServer(2) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
+    ):
+        with pytest.raises(RequestRefusedError):
+            await client.request_gpu(model="H100")
+        assert len((await client.request_gpu(gpus=2)).gpu_ids) == 2
+
+
+async def test_a_cancelled_worker_leaves_the_line() -> None:
+    async with (
+        StatisticsServer(1) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
+    ):
+        mine = await client.request_gpu()
+        cancelled = asyncio.create_task(client.request_gpu())
+        await until(lambda: client.get_pool_status().blocked_workers == 1, "one waits")
+        last = asyncio.create_task(client.request_gpu(timeout=10))
+        await until(lambda: client.get_pool_status().blocked_workers == 2, "two wait")
+
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await client.release_gpu(mine)
+
+        assert (await last).gpu_id == 0
+        assert client.get_pool_status().blocked_workers == 0
+
+
+# --- a fleet of both kinds -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lease_server() -> Iterator[RunningServer]:
+    with RunningServer({"SIMULATED_GPUS": "1", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}) as server:
+        yield server
+
+
+@pytest.fixture
+def leases(lease_server: RunningServer) -> Iterator[RunningServer]:
+    yield lease_server
+    release_all(lease_server)
+
+
+async def test_a_mixed_fleet_gives_the_gpus_of_both(leases: RunningServer) -> None:
+    async with StatisticsServer(2) as statistics:
+        urls = [leases.url, statistics.url]
+        async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=NEVER_S) as client:
+            got = [await client.request_gpu(timeout=5) for _ in range(3)]
+            status = client.get_pool_status()
+            assert len({assignment.gpu_id for assignment in got}) == 3
+            assert isinstance(status, MultiEndpointPoolStatus)
+            assert (status.total_gpus, status.available_gpus, status.active_workers) == (3, 0, 3)
+            assert {info["endpoint_id"]: info["has_leases"] for info in status.endpoint_details} == {
+                f"127.0.0.1-{leases.port}": True,
+                f"127.0.0.1-{statistics.port}": False,
+            }
+            assert held(leases) == {a.lease_id for a in got if a.endpoint_id == f"127.0.0.1-{leases.port}"}
+        assert [lease for lease in leases.json("/pool")["leases"] if lease["state"] == "active"] == []
+
+
+@pytest.mark.parametrize("first_free", ["leases", "statistics"])
+async def test_in_a_mixed_fleet_the_first_grant_wins(leases: RunningServer, first_free: str) -> None:
+    async with StatisticsServer(1) as statistics:
+        urls = [leases.url, statistics.url]
+        async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=NEVER_S) as client:
+            kind = {f"127.0.0.1-{leases.port}": "leases", f"127.0.0.1-{statistics.port}": "statistics"}
+            got = {kind[str(a.endpoint_id)]: a for a in [await client.request_gpu(timeout=5) for _ in range(2)]}
+            waiting = asyncio.create_task(client.request_gpu(timeout=10))
+            await until(lambda: client.get_pool_status().blocked_workers == 1 and len(queued(leases)) == 1, "it waits")
+
+            await client.release_gpu(got[first_free])
+
+            assert kind[str((await waiting).endpoint_id)] == first_free
+            await until(lambda: queued(leases) == [], "it left the other line")
+            await until(lambda: client.get_pool_status().blocked_workers == 0, "nobody waits")
+            other = got["leases" if first_free == "statistics" else "statistics"]
+            await client.release_gpu(other)
+            assert (await client.request_gpu(timeout=10)).endpoint_id == other.endpoint_id
