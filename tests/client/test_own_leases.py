@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -275,6 +276,23 @@ async def test_a_cancelled_worker_leaves_the_line() -> None:
 
         assert (await last).gpu_id == 0
         assert client.get_pool_status().blocked_workers == 0
+
+
+async def test_what_is_over_is_forgotten() -> None:
+    """A program that lives for months makes millions of requests."""
+
+    async def objects_after(cycles: int) -> int:
+        for _ in range(cycles):
+            await client.release_gpu(await client.request_gpu())
+        gc.collect()
+        return len(gc.get_objects())
+
+    async with (
+        StatisticsServer(2) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
+    ):
+        before = await objects_after(1500)
+        assert await objects_after(1500) - before < 150
 
 
 # --- a fleet of both kinds -------------------------------------------------------------------------------------------

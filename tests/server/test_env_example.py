@@ -7,22 +7,31 @@ from pathlib import Path
 import pytest
 from dotenv import dotenv_values
 
+from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.server.settings import ServerSettings
 
 from .running import ROOT
 
-NOT_THE_SERVERS = {"GPU_POLLING_INTERVAL"}
+# What only the client reads, with what it calls it.
+CLIENTS = {
+    "GPU_POLLING_INTERVAL": "polling_interval",
+    "GPU_LOAD_BALANCING_STRATEGY": "strategy",
+    "GPU_ENDPOINT_TIMEOUT": "endpoint_timeout",
+    "GPU_ENDPOINT_MAX_RETRIES": "endpoint_max_retries",
+    "GPU_ENDPOINT_HEALTH_CHECK_INTERVAL": "endpoint_health_check_interval",
+    "GPU_POOL_TTL": "ttl_s",
+}
 
 
 def test_the_example_shows_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = dotenv_values(ROOT / ".env.example")
     monkeypatch.chdir(tmp_path)
-    defaults = ServerSettings()
+    server, client = ServerSettings(), ClientConfig.build(environ={})
+    assert shown.keys() > CLIENTS.keys()
     for name, value in shown.items():
-        if name not in NOT_THE_SERVERS:
-            default = getattr(defaults, name.lower())
-            assert value is not None
-            assert (float(value) == default) if type(default) is float else (value == _as_text(default)), name
+        default = getattr(client, CLIENTS[name]) if name in CLIENTS else getattr(server, name.lower())
+        assert value is not None
+        assert (float(value) == default) if type(default) in {int, float} else (value == _as_text(default)), name
 
 
 def _as_text(value: object) -> str:
