@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test soak lint format bench clean
+.PHONY: help demo test cover soak lint format bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo: ## See the pool at work on this machine
 	@exit 1
 
 test: $(READY) ## Run all tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+cover: $(READY) ## Run all tests and show which code they reach
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --cov --cov-report=term
 
 # SOAK_MINUTES (10), SOAK_SEED and SOAK_RUN_S are read from the environment or the command line.

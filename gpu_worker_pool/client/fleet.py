@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.balancing import EndpointView, make_balancer
@@ -18,9 +19,11 @@ from .endpoint import Endpoint, EndpointLimits
 from .gpu_view import Change, GpuView, PoolView, parse_pool, parse_sizes, parse_summary
 from .heartbeat import Heartbeat
 from .leases import LeaseBook
-from .own_leases import OwnLeases
 from .server_leases import ServerLeases
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from .own_leases import OwnLeases
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -98,7 +101,7 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._change: asyncio.Future[None] | None = None
         self.is_stopping = False
-        self._warned: set[str] = set()
+        self._has_warned = False
 
     async def start(self) -> None:
         """Look at all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
@@ -258,21 +261,24 @@ class Fleet:
 
     def _decide_here(self, member: Member, readings: list[Reading]) -> None:
         if member.own_leases is None:
+            from .own_leases import OwnLeases  # noqa: PLC0415 - only those who need it wait for it to load
+
             config = self._config
             member.own_leases = OwnLeases(
                 PoolSettings(
                     thresholds=Thresholds(config.memory_threshold, config.utilization_threshold),
                     workers_per_gpu=config.workers_per_gpu,
                     stale_after_s=max(15.0, 3 * config.polling_interval),
+                    remembered_ended_leases=100,
                 )
             )
-        if member.id not in self._warned:
-            self._warned.add(member.id)
-            logger.warning(
+            logger.log(
+                logging.INFO if self._has_warned else logging.WARNING,
                 "endpoint %s has statistics only, no leases: the workers of this process are coordinated, and nobody else's",
                 member.id,
                 extra={"endpoint": member.id},
             )
+            self._has_warned = True
         member.own_leases.observe(readings)
         member.view = PoolView(seen_at=boot_time())
 

@@ -24,6 +24,7 @@ from gpu_worker_pool.ledger.writer import InlineWriter
 
 from .leases import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
 
+SHORTEST_HISTORY = 200
 # How often a lease is renewed that nobody but this process can lose.
 RENEW_S = 3600.0
 
@@ -34,8 +35,14 @@ class OwnLeases:
     def __init__(self, settings: PoolSettings) -> None:
         # Readings come too seldom here to wait for one before a GPU is handed on.
         self._driver = Driver(replace(settings, awaits_reading_after_release=False), clock=boot_time)
-        journal = MemoryJournal(most_ended=1000)
-        self._driver.open(journal.load(0), InlineWriter(journal), boot_id="this process", wall_offset_s=wall_offset())
+        # Nobody reads this history; it is there because a driver has one.
+        journal = MemoryJournal(most_ended=1)
+        self._driver.open(
+            journal.load(0),
+            InlineWriter(journal, SHORTEST_HISTORY),
+            boot_id="this process",
+            wall_offset_s=wall_offset(),
+        )
         self._renewing = asyncio.ensure_future(self._keep_alive())
 
     @property

@@ -82,16 +82,17 @@ def compact(journal: Journal, batch: Batch) -> None:
             logger.warning("the journal could not be compacted: %s", error)
 
 
-def is_long(journal: Journal, live: int) -> bool:
+def is_long(journal: Journal, live: int, shortest: int = SHORTEST_TO_COMPACT) -> bool:
     """Whether so many events are too many for so many live leases."""
-    return journal.events_since_compaction > max(SHORTEST_TO_COMPACT, 8 * live)
+    return journal.events_since_compaction > max(shortest, 8 * live)
 
 
 class InlineWriter:
-    """Writes at once, in the caller's thread: for a journal in memory."""
+    """Writes at once, in the caller's thread: for a journal in memory. What is shorter than this is not compacted."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, shortest_to_compact: int = SHORTEST_TO_COMPACT) -> None:
         self._journal = journal
+        self._shortest = shortest_to_compact
 
     def write(self, batch: Batch, done: Done) -> None:
         """Write and report before returning."""
@@ -105,7 +106,7 @@ class InlineWriter:
 
     def is_compaction_due(self, live: int) -> bool:
         """As the history says."""
-        return is_long(self._journal, live)
+        return is_long(self._journal, live, self._shortest)
 
     def close(self) -> None:
         """Let go of the journal."""

@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # A head that takes longer, or is larger, is no head of anybody who wants something.
-HEAD_S = 15.0
+HEAD_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
 TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
 

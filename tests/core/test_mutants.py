@@ -394,6 +394,12 @@ def two_leave_something_and_one_asks_again(core: Core) -> None:
     scene.ask(1, 6.0, again=True, memory_mb=8_000.0)
 
 
+def ask_when_the_clock_was_set_back(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 5.0)
+    scene.ask(2, 3.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
     "a lease is not counted twice": share_with_one_who_uses_more_than_he_asked_for,
     "at the memory threshold is not available": ask_at_the_memory_threshold,
@@ -402,6 +408,7 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a reading from before the end tells nothing": release_while_a_reading_is_under_way,
     "an orphan still belongs to its lease": release_while_an_orphan_stays,
     "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_gpu_held,
+    "time does not go back": ask_when_the_clock_was_set_back,
     "a GPU out of service is not granted": ask_for_what_is_out_of_service,
     "only who gave a GPU back may leave a context there": die_with_a_context_left,
     "more than a context is something left": release_while_the_process_stays,
