@@ -85,8 +85,9 @@ class Member:
 class Fleet:
     """The endpoints of one client."""
 
-    def __init__(self, config: ClientConfig, transport: Transport, on_lost: Callable[[str, str], None]) -> None:
+    def __init__(self, config: ClientConfig, on_lost: Callable[[str, str], None]) -> None:
         self._config = config
+        self._transport = transport = Transport(ca_file=config.ca_file)
         limits = EndpointLimits(
             timeout_s=min(config.endpoint_timeout, config.request_timeout),
             max_retries=config.endpoint_max_retries,
@@ -105,6 +106,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Look at all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
+        await self._transport.open()
         firsts = [
             asyncio.create_task(self._look(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
         ]
@@ -145,6 +147,7 @@ class Fleet:
             await member.heartbeat.close()
             if member.own_leases is not None:
                 member.own_leases.close()
+        await self._transport.close()
 
     def order(self) -> list[Member]:
         """The endpoints that are up, the one to try first at the front."""

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.request import Request, Wishes
@@ -26,15 +26,17 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
-from .acquisition import Acquisition, Won
 from .events import ClientEvent, Hook, log_event
-from .fleet import Fleet
-from .heartbeat import Held
-from .leases import Answer, LeaseBook
-from .lost import Lost
-from .reports import Reports, Tally
-from .server_leases import this_process
-from .transport import Transport
+from .tally import Tally
+
+# Loaded when a client is started: a program that imports us may never start one, and need not wait for it.
+if TYPE_CHECKING:
+    from .acquisition import Won
+    from .fleet import Fleet
+    from .heartbeat import Held
+    from .leases import Answer, LeaseBook
+    from .lost import Lost
+    from .reports import Reports
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -98,7 +100,6 @@ class GPUWorkerPoolClient:
         )
         self._on_lost = on_lost
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
-        self._transport = Transport(ca_file=self._config.ca_file)
         self._fleet: Fleet | None = None
         self._tally = Tally()
         self._kept: dict[str, _Kept] = {}
@@ -119,16 +120,16 @@ class GPUWorkerPoolClient:
         """Look at all endpoints. An endpoint that is down is no error: it is tried again, beside the others."""
         if self._fleet is not None:
             raise RuntimeError("the client is already started")
+        from .fleet import Fleet  # noqa: PLC0415 - see above
+
         self._pid = os.getpid()
-        await self._transport.open()
-        fleet = Fleet(self._config, self._transport, self._lose)
+        fleet = Fleet(self._config, self._lose)
         self._fleet = fleet
         try:
             await fleet.start()
         except BaseException:
             self._fleet = None
             await fleet.stop()
-            await self._transport.close()
             raise
 
     async def stop(self) -> None:
@@ -152,7 +153,6 @@ class GPUWorkerPoolClient:
             for task in list(self._leaving):
                 task.cancel()
             await fleet.stop()
-            await self._transport.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -184,6 +184,8 @@ class GPUWorkerPoolClient:
         timeout_s = self._config.worker_timeout if timeout is None else timeout
         if not timeout_s >= 0:
             raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
+        from .server_leases import this_process  # noqa: PLC0415 - see above
+
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
         request = Request(
             self._wishes(gpus, memory_mb, model),
@@ -292,10 +294,14 @@ class GPUWorkerPoolClient:
         return fleet
 
     def _reports(self) -> Reports:
+        from .reports import Reports  # noqa: PLC0415 - see above
+
         return Reports(self._config, self._started(), self._tally)
 
     async def _acquire(self, fleet: Fleet, lease_id: str, request: Request, timeout_s: float) -> Won:
         waiting = self._tally.waiting
+        from .acquisition import Acquisition  # noqa: PLC0415 - see above
+
         acquisition = Acquisition(fleet, lease_id, request, self._leave, lambda: waiting.add(lease_id))
         over = asyncio.get_running_loop().create_future()
         self._acquiring.add(over)
@@ -319,6 +325,9 @@ class GPUWorkerPoolClient:
         )
 
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
+        from .heartbeat import Held  # noqa: PLC0415 - see above
+        from .lost import Lost  # noqa: PLC0415 - see above
+
         lost = Lost()
         held = Held(won.lease_id, ttl_s, lost)
         assignment = self._assignment(won, worker_id, lost)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from gpu_worker_pool.config import ClientConfig
@@ -10,25 +9,7 @@ from gpu_worker_pool.models import EndpointInfo, MultiEndpointPoolStatus, PoolSt
 
 from .fleet import Fleet, Member
 from .gpu_view import GpuView
-
-
-class Tally:
-    """How the requests of this client have gone."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.granted = 0
-        self.failed = 0
-        self.by_endpoint: dict[str, int] = {}
-        # Requests of this client that wait at present, and the last ones that do no more though a server may still say so.
-        self.waiting: set[str] = set()
-        self.done: deque[str] = deque(maxlen=1000)
-
-    @property
-    def success_rate(self) -> float:
-        """In percent of those that are over; 100 where none is."""
-        done = self.granted + self.failed
-        return round(100.0 * self.granted / done, 2) if done else 100.0
+from .tally import Tally
 
 
 class Reports:
