@@ -248,4 +248,6 @@ class Acquisition:
             return NoEndpointAnsweredError(self._fleet.reasons(), waited_s=round(waited_s, 3))
         reasons = [f"{id_}: {queued.reason}" for id_, queued in self._waiting_at.items()]
         reasons += [f"{id_}: {reason}" for id_, reason in self._refused.items()]
+        silent = {member.id for member, _ in self._tasks.values()} - self._waiting_at.keys()
+        reasons += [f"{id_}: it has not answered" for id_ in sorted(silent)]
         return WorkerTimeoutError(waited_s=round(waited_s, 3), reason="; ".join(reasons) or "no endpoint granted it")

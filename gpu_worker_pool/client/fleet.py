@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
+# Servers with statistics only of which this process has been told, however many clients it makes.
+_WARNED: set[str] = set()
 # How long a start waits for the first endpoint to answer; the others are looked at beside it.
 FIRST_ANSWER_S = 0.75
 # Who waits at several endpoints is one who waits, so the first in each line are asked for by their ids.
@@ -102,7 +104,6 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._change: asyncio.Future[None] | None = None
         self.is_stopping = False
-        self._has_warned = False
 
     async def start(self) -> None:
         """Look at all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
@@ -273,15 +274,16 @@ class Fleet:
                     workers_per_gpu=config.workers_per_gpu,
                     stale_after_s=max(15.0, 3 * config.polling_interval),
                     remembered_ended_leases=100,
-                )
+                ),
+                member.endpoint.url.url,
             )
             logger.log(
-                logging.INFO if self._has_warned else logging.WARNING,
+                logging.DEBUG if member.endpoint.url.url in _WARNED else logging.WARNING,
                 "endpoint %s has statistics only, no leases: the workers of this process are coordinated, and nobody else's",
                 member.id,
                 extra={"endpoint": member.id},
             )
-            self._has_warned = True
+            _WARNED.add(member.endpoint.url.url)
         member.own_leases.observe(readings)
         member.view = PoolView(seen_at=boot_time())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from gpu_worker_pool.core import commands as cmd
@@ -22,6 +23,7 @@ from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.writer import InlineWriter
 
+from .claims import OF_THIS_PROCESS, Claim
 from .leases import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
 
 SHORTEST_HISTORY = 200
@@ -30,9 +32,14 @@ RENEW_S = 3600.0
 
 
 class OwnLeases:
-    """Hands out an endpoint's GPUs among the workers of this process."""
+    """Hands out an endpoint's GPUs among the workers of this process; `place` is where the server is, so that other
+    clients of this process who ask the same server keep off what is ours, and we off what is theirs.
+    """
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: PoolSettings, place: str) -> None:
+        self._place = place
+        self._measured: dict[str, Reading] = {}
+        self._loop = asyncio.get_running_loop()
         # Readings come too seldom here to wait for one before a GPU is handed on.
         self._driver = Driver(replace(settings, awaits_reading_after_release=False), clock=boot_time)
         # Nobody reads this history; it is there because a driver has one.
@@ -44,6 +51,8 @@ class OwnLeases:
             wall_offset_s=wall_offset(),
         )
         self._renewing = asyncio.ensure_future(self._keep_alive())
+        self._driver.listeners.append(self._follow)
+        OF_THIS_PROCESS.join(self, self._others_changed)
 
     @property
     def state(self) -> PoolState:
@@ -52,7 +61,34 @@ class OwnLeases:
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """What the server measured."""
-        self._driver.note(cmd.Observe(tuple(readings)))
+        self._measured = {reading.gpu.key.uuid: reading for reading in readings}
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._driver.note(cmd.Observe(tuple(map(self._as_it_is_for_us, self._measured.values()))))
+
+    def _as_it_is_for_us(self, reading: Reading) -> Reading:
+        if OF_THIS_PROCESS.is_taken_by_others(self, self._claim(reading.gpu.key)):
+            return replace(reading, fault="another client of this process has it")
+        return reading
+
+    def _claim(self, key: GpuKey) -> Claim:
+        return (self._place, key.uuid)
+
+    def _others_changed(self) -> None:
+        """Somebody else let go of something; called from any thread."""
+        with suppress(RuntimeError):  # the loop may just have ended
+            self._loop.call_soon_threadsafe(self._look_again)
+
+    def _follow(self, events: Sequence[ev.Event]) -> None:
+        for event in events:
+            if isinstance(event, ev.LeaseGranted) and not OF_THIS_PROCESS.take(self, map(self._claim, event.gpus)):
+                # Another client was quicker, in the moment in which we decided. Nobody has been told yet.
+                self._look_again()
+                self._driver.note(cmd.Revoke(event.lease_id))
+        held = {key for key, slot in self.state.slots.items() if slot.occupants}
+        free = [self._claim(reading.gpu.key) for reading in self._measured.values() if reading.gpu.key not in held]
+        OF_THIS_PROCESS.let_go(self, free)
 
     def stop_granting(self, reason: str) -> None:
         """What was measured is no longer known to be so; until it is, nobody is given anything."""
@@ -68,6 +104,7 @@ class OwnLeases:
         """End; whoever waits is let go."""
         self._renewing.cancel()
         self._driver.close()
+        OF_THIS_PROCESS.leave(self)
 
     def needs_heartbeat(self) -> bool:
         """They end with this process."""
@@ -106,7 +143,7 @@ class OwnLeases:
             case QueuedLease():
                 position = self.state.queue.position(lease)
                 return Queued(position, f"position {position} among the workers of this process")
-        return Over("it was taken back")
+        return Over("another client of this process was quicker")
 
     def _gpu(self, key: GpuKey) -> LeasedGpu:
         reading = self.state.slots[key].reading

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.core.request import Request, Wishes
 from gpu_worker_pool.errors import (
     EndpointError,
@@ -24,6 +26,7 @@ from gpu_worker_pool.errors import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.ledger.clock import boot_time
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
 from .events import ClientEvent, Hook, log_event
@@ -43,7 +46,11 @@ logger = logging.getLogger("gpu_worker_pool.client")
 Assignment = GPUAssignment | GlobalGPUAssignment
 ResultT = TypeVar("ResultT")
 # How long a stop waits for GPUs to be given back; servers that do not answer let them run out.
-STOP_S = 5.0
+STOP_S = 2.0
+# How long whoever gives a GPU back waits for the server; after that it goes on in the background, for this long.
+RELEASE_S = 1.0
+KEEP_TRYING_S = 120.0
+RETRY = Backoff(first_s=0.1, max_s=2.0)
 
 
 @dataclass(eq=False, slots=True)
@@ -143,6 +150,8 @@ class GPUWorkerPoolClient:
         self._fleet = None
         fleet.say_that_it_stops()
         for kept in list(self._kept.values()):
+            # Whoever still works with it must hear that it is his no longer.
+            kept.held.lost.set("the client was stopped")
             self._give_back(kept)
         try:
             if self._acquiring:
@@ -181,8 +190,8 @@ class GPUWorkerPoolClient:
         where no endpoint could ever serve it. Cancelled, it leaves nothing behind.
         """
         fleet = self._started()
-        timeout_s = self._config.worker_timeout if timeout is None else timeout
-        if not timeout_s >= 0:
+        timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
         from .server_leases import this_process  # noqa: PLC0415 - see above
 
@@ -222,7 +231,7 @@ class GPUWorkerPoolClient:
             raise StaleAssignmentError(assignment, kept.held.lost.reason)
         leaving = self._give_back(kept)
         # The caller need not wait for a server that does not answer: the lease runs out by itself.
-        await asyncio.wait([leaving], timeout=STOP_S)
+        await asyncio.wait([leaving], timeout=RELEASE_S)
 
     # --- telling ---------------------------------------------------------------------------------------------------
 
@@ -429,11 +438,31 @@ async def _release(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answe
             under_way.cancel()
         if not under_way.cancelled():
             under_way.exception()  # how it ended is of no interest any more
-    try:
-        await book.release(lease_id)
-    except EndpointError as error:
-        fields = {"lease_id": lease_id, "endpoint": error.endpoint_id}
-        logger.warning("lease %s could not be given back and will run out: %s", lease_id, error.reason, extra=fields)
+    # A server that is away for a moment comes back with all its leases, this one included.
+    give_up_at, reason, endpoint_id = boot_time() + KEEP_TRYING_S, "the client was stopped", None
+    for attempt in itertools.count():
+        try:
+            await book.release(lease_id)
+        except EndpointError as error:
+            reason, endpoint_id = error.reason, error.endpoint_id
+            if error.status is not None or boot_time() > give_up_at:
+                break
+        except asyncio.CancelledError:
+            _warn_that_it_runs_out(lease_id, endpoint_id, reason)
+            raise
+        else:
+            return
+        try:
+            await asyncio.sleep(RETRY.delay_s(min(attempt, 10), random.random()))  # noqa: S311 - no secret
+        except asyncio.CancelledError:
+            _warn_that_it_runs_out(lease_id, endpoint_id, reason)
+            raise
+    _warn_that_it_runs_out(lease_id, endpoint_id, reason)
+
+
+def _warn_that_it_runs_out(lease_id: str, endpoint_id: str | None, reason: str) -> None:
+    fields = {"lease_id": lease_id, "endpoint": endpoint_id}
+    logger.warning("lease %s could not be given back and will run out: %s", lease_id, reason, extra=fields)
 
 
 @asynccontextmanager

@@ -82,9 +82,7 @@ class ServerLeases:
 
     async def release(self, lease_id: str) -> None:
         """DELETE /leases/{id}."""
-        reply = await self._endpoint.call(
-            "DELETE", f"/leases/{lease_id}", attempts=self._endpoint.attempts, is_vital=True
-        )
+        reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
 

@@ -34,6 +34,8 @@ class Wishes:
         check_whole("gpus", self.gpus, 1, MAX_GPUS)
         if self.memory_mb is not None:
             check_number("memory_mb", self.memory_mb, 1, 1e9)
+        if self.model is not None and not isinstance(self.model, str):
+            raise ValueError(f"model is {self.model!r}; it must be a text, such as A100 or *80GB*")
         if self.model is not None and not self.model.strip():
             raise ValueError("model is empty; leave it out to take any model")
         for name in ("memory_threshold_percent", "utilization_threshold_percent"):

@@ -153,7 +153,9 @@ async def test_the_users_thresholds_count() -> None:
         ) as generous,
     ):
         assert strict.get_pool_status().available_gpus == 1
-        assert (await strict.request_gpu()).gpu_id == 2
+        only = await strict.request_gpu()
+        assert only.gpu_id == 2
+        await strict.release_gpu(only)
         assert {(await generous.request_gpu()).gpu_id for _ in range(3)} == {0, 1, 2}
 
 
