@@ -6,17 +6,14 @@ import asyncio
 import itertools
 import logging
 import os
-import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.core.request import Request, Wishes
 from gpu_worker_pool.errors import (
     EndpointError,
@@ -26,7 +23,6 @@ from gpu_worker_pool.errors import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
-from gpu_worker_pool.ledger.clock import boot_time
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
 from .events import ClientEvent, Hook, log_event
@@ -47,10 +43,8 @@ Assignment = GPUAssignment | GlobalGPUAssignment
 ResultT = TypeVar("ResultT")
 # How long a stop waits for GPUs to be given back; servers that do not answer let them run out.
 STOP_S = 2.0
-# How long whoever gives a GPU back waits for the server; after that it goes on in the background, for this long.
+# How long whoever gives a GPU back waits for the server; after that it goes on in the background.
 RELEASE_S = 1.0
-KEEP_TRYING_S = 120.0
-RETRY = Backoff(first_s=0.1, max_s=2.0)
 
 
 @dataclass(eq=False, slots=True)
@@ -401,7 +395,9 @@ class GPUWorkerPoolClient:
         self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None = None
     ) -> asyncio.Task[None]:
         """Give a lease back in the background; the client waits for it before it ends."""
-        task = asyncio.get_running_loop().create_task(_release(book, lease_id, under_way), name="gpu-lease-release")
+        from .giving_back import give_back  # noqa: PLC0415 - see above
+
+        task = asyncio.get_running_loop().create_task(give_back(book, lease_id, under_way), name="gpu-lease-release")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         return task
@@ -428,79 +424,3 @@ class GPUWorkerPoolClient:
                 hook(event)
             except Exception:
                 logger.exception("on_event failed")
-
-
-async def _release(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None) -> None:
-    if under_way is not None:
-        try:
-            await asyncio.wait([under_way])
-        finally:
-            under_way.cancel()
-        if not under_way.cancelled():
-            under_way.exception()  # how it ended is of no interest any more
-    # A server that is away for a moment comes back with all its leases, this one included.
-    give_up_at, reason, endpoint_id = boot_time() + KEEP_TRYING_S, "the client was stopped", None
-    for attempt in itertools.count():
-        try:
-            await book.release(lease_id)
-        except EndpointError as error:
-            reason, endpoint_id = error.reason, error.endpoint_id
-            if error.status is not None or boot_time() > give_up_at:
-                break
-        except asyncio.CancelledError:
-            _warn_that_it_runs_out(lease_id, endpoint_id, reason)
-            raise
-        else:
-            return
-        try:
-            await asyncio.sleep(RETRY.delay_s(min(attempt, 10), random.random()))  # noqa: S311 - no secret
-        except asyncio.CancelledError:
-            _warn_that_it_runs_out(lease_id, endpoint_id, reason)
-            raise
-    _warn_that_it_runs_out(lease_id, endpoint_id, reason)
-
-
-def _warn_that_it_runs_out(lease_id: str, endpoint_id: str | None, reason: str) -> None:
-    fields = {"lease_id": lease_id, "endpoint": endpoint_id}
-    logger.warning("lease %s could not be given back and will run out: %s", lease_id, reason, extra=fields)
-
-
-@asynccontextmanager
-async def gpu_worker_pool_client(**options: Any) -> AsyncIterator[GPUWorkerPoolClient]:
-    """A client that is started, and stopped at the end."""
-    async with GPUWorkerPoolClient(**options) as client:
-        yield client
-
-
-class GPUContextManager:
-    """Assigned on entering, given back on leaving; yields the GPU's id. StaleAssignmentError at the end if it was lost.
-
-    `assignment` is what was assigned, while it is.
-    """
-
-    def __init__(self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Any) -> None:
-        self._client = client
-        self._timeout = timeout
-        self._wishes = wishes
-        self.assignment: Assignment | None = None
-
-    async def __aenter__(self) -> int | str:
-        if self.assignment is not None:
-            raise RuntimeError("this context is entered already; make another one for another GPU")
-        self.assignment = await self._client.request_gpu(self._timeout, **self._wishes)
-        return self.assignment.gpu_id
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assignment, self.assignment = self.assignment, None
-        if assignment is None:
-            return
-        try:
-            await self._client.release_gpu(assignment)
-        except StaleAssignmentError:
-            if error is None:
-                raise
-        except (RuntimeError, ValueError):
-            # Stopped meanwhile, which gave everything back, or given back by hand: there is nothing left to do.
-            logger.debug("GPU %s was given back before", assignment.gpu_id)

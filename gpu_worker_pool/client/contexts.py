@@ -1,0 +1,56 @@
+"""A client, or a GPU, for the length of an `async with` block."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+from gpu_worker_pool.errors import StaleAssignmentError
+
+from .pool_client import Assignment, GPUWorkerPoolClient
+
+logger = logging.getLogger("gpu_worker_pool.client")
+
+
+@asynccontextmanager
+async def gpu_worker_pool_client(**options: Any) -> AsyncIterator[GPUWorkerPoolClient]:
+    """A client that is started, and stopped at the end."""
+    async with GPUWorkerPoolClient(**options) as client:
+        yield client
+
+
+class GPUContextManager:
+    """Assigned on entering, given back on leaving; yields the GPU's id. StaleAssignmentError at the end if it was lost.
+
+    `assignment` is what was assigned, while it is.
+    """
+
+    def __init__(self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Any) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._wishes = wishes
+        self.assignment: Assignment | None = None
+
+    async def __aenter__(self) -> int | str:
+        if self.assignment is not None:
+            raise RuntimeError("this context is entered already; make another one for another GPU")
+        self.assignment = await self._client.request_gpu(self._timeout, **self._wishes)
+        return self.assignment.gpu_id
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assignment, self.assignment = self.assignment, None
+        if assignment is None:
+            return
+        try:
+            await self._client.release_gpu(assignment)
+        except StaleAssignmentError:
+            if error is None:
+                raise
+        except (RuntimeError, ValueError):
+            # Stopped meanwhile, which gave everything back, or given back by hand: there is nothing left to do.
+            logger.debug("GPU %s was given back before", assignment.gpu_id)
