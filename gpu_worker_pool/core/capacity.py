@@ -19,6 +19,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from .gpu import GpuKey
+from .gpu_names import GpuNames
 from .request import Wishes, matches_model
 from .settings import PoolSettings, Thresholds
 from .slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
@@ -92,17 +93,19 @@ class _NodeIndex:
     open_to_exclusive: list[GpuSlot] = field(default_factory=list)
     open_to_shared: list[GpuSlot] = field(default_factory=list)
     entries: set[tuple[Use, Group, Entry]] = field(default_factory=set)
+    places: tuple[tuple[float, GpuKey], ...] = ()
     makeup: tuple[GpuClass, ...] = ()
     makeup_in_service: tuple[GpuClass, ...] = ()
 
 
 class Capacity:
-    """Finds GPUs by use, by committed memory, and nodes by how many of their GPUs are open."""
+    """Finds GPUs by use, by committed memory, by name, and nodes by how many of their GPUs are open."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeIndex] = {}
         self._lists: dict[Use, dict[Group, list[Entry]]] = {use: {} for use in Use}
         self._makeups: Counter[tuple[GpuClass, ...]] = Counter()
+        self._names = GpuNames()
 
     def refresh(
         self,
@@ -150,12 +153,20 @@ class Capacity:
         if facts:
             self._nodes[node] = new
             self._makeups[new.makeup] += 1
-        return old is None or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
+        is_renamed = new.places != (old.places if old else ())
+        if is_renamed:
+            self._names.change(old.places if old else (), new.places)
+        # Where a name is another GPU's now, or nobody's, whoever asked by it could use other GPUs than before.
+        return old is None or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
 
     @property
     def nodes(self) -> AbstractSet[str]:
         """All nodes."""
         return self._nodes.keys()
+
+    def named(self, names: tuple[str, ...]) -> AbstractSet[GpuKey]:
+        """The GPUs that go by one of these names, of those that have been looked at."""
+        return self._names.find(names)
 
     def open_slots_of(self, node: str, *, shared: bool) -> Sequence[GpuSlot]:
         """The measured GPUs of a node whose occupants leave a place for such a lease, by index."""
@@ -173,7 +184,7 @@ class Capacity:
     def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
         """GPUs that may be eligible for one shared lease: the tightest fit first."""
         fitting = []
-        for group, entries in self._lists[Use.SHARED].items():
+        for group, entries in self._listed(Use.SHARED, wishes):
             if isinstance(group.of, GpuClass) and group.has_model(wishes.model) and (group.is_clear or include_loaded):
                 limit_mb = thresholds.memory_percent * (group.of.total_mb or 0.0) / 100
                 fitting.append(_tightest_first(entries, limit_mb - (wishes.memory_mb or 0.0)))
@@ -199,16 +210,47 @@ class Capacity:
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether some node has enough GPUs of the right kind, were all of them free."""
-        return any(_has_enough(makeup, wishes, thresholds) for makeup in self._makeups)
+        if wishes.among is None:
+            return any(_has_enough(makeup, wishes, thresholds) for makeup in self._makeups)
+        return any(
+            _has_enough(self._named_on(node, wishes.among, in_service=False), wishes, thresholds)
+            for node in self._nodes_with(wishes.among)
+        )
 
     def could_serve_on(self, node: str, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether a node has enough GPUs of the right kind in service, were all of them free."""
-        return _has_enough(self._nodes[node].makeup_in_service, wishes, thresholds)
+        if wishes.among is None:
+            return _has_enough(self._nodes[node].makeup_in_service, wishes, thresholds)
+        return _has_enough(self._named_on(node, wishes.among, in_service=True), wishes, thresholds)
+
+    def _nodes_with(self, names: tuple[str, ...]) -> set[str]:
+        return {key.node for key in self._names.find(names)}
+
+    def _named_on(self, node: str, names: tuple[str, ...], *, in_service: bool) -> list[GpuClass]:
+        """What the named GPUs of a node are."""
+        named = self._names.find(names)
+        return [
+            found.gpu_class
+            for key, found in self._nodes[node].facts.items()
+            if key in named and found.gpu_class and (found.is_in_service or not in_service)
+        ]
+
+    def _listed(self, use: Use, wishes: Wishes) -> Iterable[tuple[Group, list[Entry]]]:
+        """The sorted lists, without GPUs that are not among those wished for, and without nodes that have none."""
+        if wishes.among is None:
+            return self._lists[use].items()
+        named = self._names.find(wishes.among)
+        lists: dict[Group, list[Entry]] = {}
+        for node in self._nodes_with(wishes.among):
+            for use_of_entry, group, entry in self._nodes[node].entries:
+                if use_of_entry is use and (entry[-1] == node or entry[-1] in named):
+                    insort(lists.setdefault(group, []), entry)
+        return lists.items()
 
     def _matching(self, use: Use, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
         return [
             entries
-            for group, entries in self._lists[use].items()
+            for group, entries in self._listed(use, wishes)
             if (group.is_clear or include_loaded) and group.has_model(wishes.model)
         ]
 
@@ -216,7 +258,7 @@ class Capacity:
         use = Use.NODES_SHARED if wishes.is_shared else Use.NODES_EXCLUSIVE
         return [
             entries
-            for group, entries in self._lists[use].items()
+            for group, entries in self._listed(use, wishes)
             if group.is_clear != include_loaded and group.has_model(wishes.model)
         ]
 
@@ -258,6 +300,7 @@ def _index_node(
         open_to_shared=[slots[key] for key, _ in shared],
         makeup=tuple(sorted((found.gpu_class for _, found in ordered if found.gpu_class), key=_by_name)),
         makeup_in_service=tuple(found.gpu_class for _, found in ordered if found.gpu_class and found.is_in_service),
+        places=tuple((found.place, key) for key, found in ordered if found.gpu_class),
     )
     limits = settings.thresholds
     clear_to_exclusive: list[SlotFacts] = []

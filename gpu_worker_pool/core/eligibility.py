@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .gpu import Reading
+from .gpu_names import shown
 from .lease import ActiveLease, DrainingLease
 from .request import Wishes, matches_model
 from .settings import Thresholds
@@ -40,6 +41,17 @@ class Excluded:
 
 
 @dataclass(frozen=True, slots=True)
+class NotAmong:
+    """It is none of the only GPUs that will do."""
+
+    code: ClassVar[str] = "not_among"
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"not among the GPUs asked for: {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
 class WrongModel:
     """Its name does not fit the wished-for model."""
 
@@ -48,7 +60,7 @@ class WrongModel:
     wanted: str
 
     def __str__(self) -> str:
-        return f"is a {self.name}, not a {self.wanted}"
+        return f"{self.name}, not {self.wanted}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +191,7 @@ class Held:
 
 Obstacle = (
     Excluded
+    | NotAmong
     | WrongModel
     | TooSmall
     | Leased
@@ -211,10 +224,12 @@ def is_suitable(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
 
 
 def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Obstacle | None:
+    reading = slot.reading
+    if wishes.among is not None and reading is not None and slot.key not in state.capacity.named(wishes.among):
+        return NotAmong(shown(wishes.among))
     excluded_because = state.excluded.get(slot.key)
     if excluded_because is not None:
         return Excluded(excluded_because)
-    reading = slot.reading
     if reading is None:
         return None
     if wishes.model is not None and not matches_model(wishes.model, reading.gpu.name):

@@ -31,12 +31,13 @@ def _may_take(state: PoolState, place: Place, key: GpuKey, process: ProcessId, n
     waiter = state.queued(place[2]).request
     wishes, owner = waiter.wishes, waiter.holder.owner
     slot = state.slots[key]
+    given_back = state.leftovers[process][key]
     if wishes.gpus != 1 or any(
-        not occupant.is_draining
-        or occupant.process != process
+        # Another's, still in use, or taken away: that is in everybody's way.
+        lease_id not in given_back
         # A pid is easily claimed; what somebody else left is not had by claiming his.
         or state.leases[lease_id].request.holder.owner != owner
-        for lease_id, occupant in slot.occupants.items()
+        for lease_id in slot.occupants
     ):
         return False
     cleared = _without_own(slot)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from .checks import check_number, check_whole
 from .gpu import ProcessId
+from .gpu_names import as_gpu_names, shown
 
 DEFAULT_TTL_S = 30.0
 MAX_GPUS = 1024
@@ -21,7 +22,7 @@ class Wishes:
     """What the GPUs must be like. Waiters with equal wishes can be treated alike, so this is hashable.
 
     With `memory_mb` the GPU is shared with others who said how much they need; without it, it is exclusive.
-    A threshold of None means the pool's own.
+    A threshold of None means the pool's own. With `among` only these GPUs will do (see gpu_names.py).
     """
 
     gpus: int = 1
@@ -29,6 +30,7 @@ class Wishes:
     model: str | None = None
     memory_threshold_percent: float | None = None
     utilization_threshold_percent: float | None = None
+    among: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_whole("gpus", self.gpus, 1, MAX_GPUS)
@@ -42,6 +44,8 @@ class Wishes:
             value = getattr(self, name)
             if value is not None:
                 check_number(name, value, 0, 100)
+        if self.among is not None:
+            object.__setattr__(self, "among", as_gpu_names(self.among))
 
     @property
     def is_shared(self) -> bool:
@@ -54,6 +58,8 @@ class Wishes:
             what += f" with {self.memory_mb:g} MB each"
         if self.model is not None:
             what += f" of model {self.model}"
+        if self.among is not None:
+            what += f" among {shown(self.among)}"
         return what
 
 

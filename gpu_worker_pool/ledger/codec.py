@@ -35,6 +35,10 @@ _NAMES: dict[type, tuple[str, ...]] = {
     for kind in (*EVENT_KINDS.values(), EndedLease, Request, Wishes, Holder)
 }
 
+# Fields that came later, with what they were before: while they are that, they are not written, so that a journal from
+# before is read and one that has no use for them can be read by an older program.
+_LATER: dict[type, dict[str, object]] = {Wishes: {"among": None}}
+
 
 def encode_event(event: ev.DurableEvent) -> str:
     """One line of ASCII, its kind and time included."""
@@ -65,13 +69,18 @@ def decode_ended(text: str) -> EndedLease:
 
 # One call for all fields of an object is a third quicker than one a field, and this runs for every lease.
 _VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
+_NOTHING: dict[str, object] = {}
 
 
 def _as_object(thing: object) -> dict[str, object]:
     kind = type(thing)
     if kind not in _NAMES:
         raise ValueError(f"{thing!r} cannot be written into a journal")
-    return dict(zip(_NAMES[kind], _VALUES[kind](thing), strict=True))
+    parts = dict(zip(_NAMES[kind], _VALUES[kind](thing), strict=True))
+    for name, before in _LATER.get(kind, _NOTHING).items():
+        if parts[name] == before:
+            del parts[name]
+    return parts
 
 
 # Named tuples become arrays and the reasons strings by themselves. ASCII, because a lone half of a surrogate pair, which
@@ -173,14 +182,16 @@ def _choice(kind: type[StrEnum]) -> Reader:
 def _record(kind: type) -> Reader:
     hints = get_type_hints(kind)
     readers = [(name, f"{kind.__name__}.{name}", _reader(hints[name])) for name in _NAMES[kind]]
-    known = frozenset(_NAMES[kind])
+    known, later = frozenset(_NAMES[kind]), _LATER.get(kind, _NOTHING)
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {value!r}, not an object")  # noqa: TRY004 - the text is wrong, not a type
         if value.keys() != known:
+            value = {**later, **value}
             missing, extra = sorted(known - value.keys()), sorted(value.keys() - known)
-            raise ValueError(f"{where} has the wrong fields: missing {missing}, not known {extra}")
+            if missing or extra:
+                raise ValueError(f"{where} has the wrong fields: missing {missing}, not known {extra}")
         return kind(*[inner(value[name], place) for name, place, inner in readers])
 
     return read

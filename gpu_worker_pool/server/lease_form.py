@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from gpu_worker_pool.core.gpu import ProcessId
+from gpu_worker_pool.core.gpu_names import GPU_NAME, MAX_NAME, MAX_NAMES, as_gpu_names
 from gpu_worker_pool.core.request import DEFAULT_TTL_S, MAX_GPUS, MAX_PRIORITY, MAX_TTL_S, Holder, Request, Wishes
 
 MIN_TTL_S = 0.1
@@ -56,6 +57,16 @@ def _check_model(text: str | None) -> str | None:
     return text
 
 
+def _check_among(names: object) -> object:
+    # By hand and before pydantic: numbers will do as well, and one sentence is enough for a thousand wrong ones.
+    if not isinstance(names, list):
+        return names
+    try:
+        return as_gpu_names(names)
+    except ValueError as error:
+        raise ValueError(f"it {str(error).removeprefix('among ')}") from None
+
+
 def _check_labels(labels: object) -> object:
     # By hand and before pydantic: one sentence, however many of thousands of labels are wrong.
     if not isinstance(labels, dict):
@@ -73,6 +84,24 @@ def _check_labels(labels: object) -> object:
 Text = Annotated[str | None, Field(max_length=MAX_TEXT, pattern=PRINTABLE)]
 Percent = Annotated[float | None, Field(ge=0, le=100)]
 Labels = Annotated[dict[str, str], BeforeValidator(_check_labels), Field(max_length=MAX_LABELS)]
+_GPU_NAME_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "maxLength": MAX_NAME, "pattern": f"^(?:{GPU_NAME})$"},
+        {"type": "integer", "minimum": 0},
+    ]
+}
+Among = Annotated[
+    tuple[str, ...] | None,
+    BeforeValidator(_check_among),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "minItems": 1, "maxItems": MAX_NAMES, "items": _GPU_NAME_SCHEMA},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
 LeaseId = Annotated[
     str,
     AfterValidator(check_lease_id),
@@ -95,6 +124,9 @@ class LeaseForm(Form):
     )
     model: Annotated[str | None, AfterValidator(_check_model)] = Field(
         None, max_length=MAX_MODEL, pattern=PRINTABLE, description="A word of the GPU's name, or a pattern: *A100*."
+    )
+    among: Among = Field(
+        None, description="Only these GPUs: indices as nvidia-smi has them, UUIDs, or unambiguous beginnings of UUIDs."
     )
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Higher is served first.")
     ttl_s: float = Field(
@@ -125,6 +157,7 @@ class LeaseForm(Form):
                 model=self.model,
                 memory_threshold_percent=self.memory_threshold_percent,
                 utilization_threshold_percent=self.utilization_threshold_percent,
+                among=self.among,
             ),
             holder=Holder(
                 worker_id=self.worker_id,
@@ -253,7 +286,7 @@ def _fault(model: type[Form], error: ErrorDetails) -> str:
             return f"{place}: 1 to {MAX_IDS} are possible"
         case "value_error":
             return f"{place}: {context['error']}"
-    wanted = {"string_type": "a text", "list_type": "a list", "dict_type": "an object"}
+    wanted = {"string_type": "a text", "list_type": "a list", "tuple_type": "a list", "dict_type": "an object"}
     return f"{place}: {value} is not {wanted.get(error['type'], 'usable')}"
 
 

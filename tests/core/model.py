@@ -112,7 +112,7 @@ class Model:
             return False
         if self.now - reading.at > self.settings.stale_after_s:
             return False
-        return wishes.model is None or wishes.model in reading.gpu.name
+        return self._fits(key, wishes)
 
     def is_usable(self, key: Key, wishes: Any) -> bool:
         if not self.is_suitable(key, wishes) or not self.has_place(key, wishes):
@@ -184,7 +184,7 @@ class Model:
 
     def would_do(self, key: Key, wishes: Any) -> bool:
         memory_mb = self.thresholds(wishes)[0] * self.readings[key].memory_total_mb / 100
-        return self._fits_model(key, wishes) and (wishes.memory_mb or 0.0) <= memory_mb
+        return self._fits(key, wishes) and (wishes.memory_mb or 0.0) <= memory_mb
 
     def turns(self) -> Iterator[tuple[Lease, list[set[Key]], set[Key]]]:
         """Each waiter in order, with what he could be given and, where that is nothing, what he holds."""
@@ -213,7 +213,7 @@ class Model:
             and not reading.fault
             and reading.memory_used_mb is not None
             and reading.utilization_percent is not None
-            and self._fits_model(key, wishes)
+            and self._fits(key, wishes)
             and (wishes.memory_mb or 0) <= self.thresholds(wishes)[0] * reading.memory_total_mb / 100
         ]
         return bool(len(working) >= wishes.gpus)
@@ -249,12 +249,21 @@ class Model:
             return False
         if wishes.memory_mb is None:
             # An exclusive request is kept out by the leases, whatever the age of the reading.
-            return not reading.fault and key not in self.excluded and self._fits_model(key, wishes)
+            return not reading.fault and key not in self.excluded and self._fits(key, wishes)
         memory, _ = self.thresholds(wishes)
         limit = memory * reading.memory_total_mb / 100
         if not self.is_suitable(key, wishes) or wishes.memory_mb > limit:
             return False
         return bool(self.committed(key) + wishes.memory_mb > limit)
 
-    def _fits_model(self, key: Key, wishes: Any) -> bool:
-        return bool(wishes.model is None or wishes.model in self.readings[key].gpu.name)
+    def _fits(self, key: Key, wishes: Any) -> bool:
+        is_of_model = wishes.model is None or wishes.model in self.readings[key].gpu.name
+        return bool(is_of_model and self.is_among(key, wishes.among))
+
+    def is_among(self, key: Key, names: tuple[str, ...] | None) -> bool:
+        """Whether a GPU goes by one of these names: its index, its UUID, or how no other UUID of its node begins."""
+        if names is None or str(self.readings[key].gpu.index) in names:
+            return True
+        uuids = [other.uuid.lower() for other in self.readings if other.node == key.node]
+        alike = [[uuid for uuid in uuids if uuid.startswith(name.lower())] for name in names]
+        return key.uuid.lower() in map(str.lower, names) or [key.uuid.lower()] in alike

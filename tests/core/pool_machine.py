@@ -23,6 +23,17 @@ UTILIZATION = (0.0, 0.0, 49.0, 89.9, 90.0, 97.0)
 
 KINDS = ("ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization")
 
+# By index, by UUID, by how one UUID begins, by how several do (which names nobody), and by what is not there.
+AMONG: list[tuple[str, ...] | None] = [
+    ("0",),
+    ("1", "2"),
+    ("GPU-alpha-1",),
+    ("0", "gpu-BETA-1"),
+    ("GPU-al", "GPU-beta-0", "GPU-beta-2"),
+    ("2", "GPU-beta"),
+    ("7", "GPU-alpha-0"),
+]
+
 gpu_numbers = st.integers(0, len(GPUS) - 1)
 wishes = st.fixed_dictionaries(
     {
@@ -31,6 +42,7 @@ wishes = st.fixed_dictionaries(
         "model": st.sampled_from([None, None, "A100", "T4"]),
         "memory_threshold_percent": st.sampled_from([None, None, 30.0, 95.0]),
         "utilization_threshold_percent": st.sampled_from([None, None, None, 50.0, 99.0]),
+        "among": st.sampled_from([None] * 3 * len(AMONG) + AMONG),
     }
 )
 looks = st.lists(
@@ -68,6 +80,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.now = 100.0
         self.count = 0
         self.boot = 1
+        self.is_renumbered = False
         self.pool.do(self.core.commands.Open("boot1", 1e6), self.now)
         self.see_all_idle()
 
@@ -86,7 +99,9 @@ class PoolMachine(RuleBasedStateMachine):
         leaves_context: bool = False,
     ) -> Any:
         gpu = self.core.gpu
-        _, index, name, total = GPUS[number]
+        node, index, name, total = GPUS[number]
+        if self.is_renumbered:
+            index = sum(other == node for other, *_ in GPUS) - 1 - index
         key = self.key(number)
         by_pid: dict[int, list[Any]] = {}
         for lease in self.pool.model.on(key) if runs else []:
@@ -125,8 +140,10 @@ class PoolMachine(RuleBasedStateMachine):
         utilization=st.sampled_from(UTILIZATION),
         runs=st.booleans(),
         kind=st.sampled_from(KINDS),
+        renumbers=st.sampled_from([False, False, True]),  # the same GPUs have other indices
     )
-    def see_all_alike(self, memory: float, utilization: float, runs: bool, kind: str) -> None:
+    def see_all_alike(self, memory: float, utilization: float, runs: bool, kind: str, renumbers: bool) -> None:
+        self.is_renumbered ^= renumbers
         readings = tuple(self.reading(number, memory, utilization, runs, None, kind) for number in range(self.size))
         self.pool.do(self.core.commands.Observe(readings), self.now)
 
@@ -159,7 +176,7 @@ class PoolMachine(RuleBasedStateMachine):
         asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s)
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
         was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
-        could_be = self._could_ever(wishes)
+        could_be = self._could_ever({**wishes, "among": asked.wishes.among})
         assert was_refused == (self.pool.state.has_been_observed and not could_be)
         return multiple() if was_refused else (f"lease{self.count}", asked)
 
@@ -182,6 +199,7 @@ class PoolMachine(RuleBasedStateMachine):
             for number, (node, _, name, total) in enumerate(GPUS)
             if self.key(number) in seen
             and (wishes["model"] is None or wishes["model"] in name)
+            and self.pool.model.is_among(self.key(number), wishes["among"])
             and (wishes["memory_mb"] or 0) <= percent * total / 100
         ]
         return any(fitting.count(node) >= wishes["gpus"] for node in fitting)

@@ -527,7 +527,7 @@ def test_a_gpu_of_unknown_size_might_serve_any_share() -> None:
     [
         (Eligible(3.0), "eligible", "available"),
         (Excluded("new fan"), "excluded", "taken out of service: new fan"),
-        (WrongModel(T4, "A100"), "wrong_model", "is a Tesla T4, not a A100"),
+        (WrongModel(T4, "A100"), "wrong_model", "Tesla T4, not A100"),
         (
             TooSmall(64_000, 70_000),
             "too_small",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_worker_pool.core import events as ev
 from gpu_worker_pool.core.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.gpu_names import GPU_NAME, MAX_NAME
 from gpu_worker_pool.core.lease import EndedLease, EndReason
 from gpu_worker_pool.core.request import MAX_GPUS, MAX_PRIORITY, MAX_TTL_S, Holder, Request, Wishes
 
@@ -68,6 +69,10 @@ wishes = st.builds(
     st.none() | texts.filter(lambda text: bool(text.strip())),
     percents,
     percents,
+    st.none()
+    | st.lists(
+        st.from_regex(GPU_NAME, fullmatch=True).filter(lambda name: len(name) <= MAX_NAME), min_size=1, max_size=3
+    ),
 )
 optional = st.none() | texts
 holders = st.builds(

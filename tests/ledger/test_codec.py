@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,21 @@ def test_the_format_of_ended_leases_has_not_changed() -> None:
     assert exact(decode_ended(GOLDEN_ENDED)) == exact(ENDED)
 
 
+def test_what_came_later_is_written_only_where_it_is_used() -> None:
+    """A journal from before is read, and one that has no use for it stays as it was."""
+    before = GOLDEN[2]
+    queued = decode_event(before)
+    assert isinstance(queued, ev.LeaseQueued)
+    assert queued.request.wishes.among is None
+    assert exact(decode_event(altered(before, request__wishes__among=None))) == exact(queued)
+
+    wishes = replace(queued.request.wishes, among=("0", "GPU-8f1c"))
+    chosen = replace(queued, request=replace(queued.request, wishes=wishes))
+    line = before.replace('percent":null}', 'percent":null,"among":["0","GPU-8f1c"]}')
+    assert encode_event(chosen) == line
+    assert exact(decode_event(line)) == exact(chosen)
+
+
 def test_the_process_of_a_holder_comes_back_although_equality_leaves_it_out() -> None:
     queued = decode_event(encode_event(EVENTS[2]))
     assert isinstance(queued, ev.LeaseQueued)
@@ -139,6 +155,10 @@ def altered(line: str, **changes: Any) -> str:
         (altered(GOLDEN[2], request__holder__process=[1]), "Holder.process is .*, not an array of 2"),
         (altered(GOLDEN[2], request__holder__pid="1"), "Holder.pid is '1'"),
         (altered(GOLDEN[2], request__wishes__gpus=0), "gpus is 0"),
+        (altered(GOLDEN[2], request__wishes__among="0"), "Wishes.among is '0', not an array"),
+        (altered(GOLDEN[2], request__wishes__among=[0]), "Wishes.among is 0, not of type str"),
+        (altered(GOLDEN[2], request__wishes__among=[]), "among is empty"),
+        (altered(GOLDEN[2], request__wishes__model=...), r"missing \['model'\], not known \[\]"),
         (altered(GOLDEN[2], request__labels=[["a", 1]]), "Request.labels is 1"),
         (altered(GOLDEN[3], gpus=[["box"]]), "LeaseGranted.gpus is .*, not an array of 2"),
         (altered(GOLDEN[5], reason="bored"), "LeaseEnded.reason is 'bored', not one of released, "),

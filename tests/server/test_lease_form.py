@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gpu_worker_pool.core.request import DEFAULT_TTL_S, MAX_TTL_S, Holder, Reque
 from gpu_worker_pool.server.lease_form import BadForm, LeaseForm, RenewForm, check_lease_id, parse_form
 
 DOCUMENTED = [
-    *("gpus", "memory_mb", "model", "priority", "ttl_s", "wait_s", "memory_threshold_percent"),
+    *("gpus", "memory_mb", "model", "among", "priority", "ttl_s", "wait_s", "memory_threshold_percent"),
     *("utilization_threshold_percent", "worker_id", "owner", "host", "pid", "pid_started", "boot_id"),
     *("pid_namespace", "labels"),
 ]
@@ -22,6 +23,7 @@ FULL = {
     "gpus": 2,
     "memory_mb": 8000,
     "model": "A100",
+    "among": ["GPU-8f1c", 2, "0"],
     "priority": -5,
     "ttl_s": 60,
     "wait_s": 25.5,
@@ -66,7 +68,7 @@ def test_every_field_arrives_where_it_belongs() -> None:
     form = parse_form(LeaseForm, json.dumps(FULL).encode())
     request = form.to_request("bob", ProcessId(123, 456.0))
     assert request == Request(
-        wishes=Wishes(2, 8000.0, "A100", 80.0, 90.5),
+        wishes=Wishes(2, 8000.0, "A100", 80.0, 90.5, ("0", "2", "GPU-8f1c")),
         holder=Holder("w-1", "bob", "box1", 123, 456.0, "c0ffee", "4026531836"),
         priority=-5,
         ttl_s=60.0,
@@ -153,6 +155,46 @@ def test_texts_are_bounded_and_printable(field: str, longest: int) -> None:
 
 def test_a_blank_model_is_told_to_be_left_out() -> None:
     assert refused({"model": "  "}).detail == "model: it is blank; leave it out to take any model."
+
+
+def test_the_order_and_spelling_of_gpus_make_no_other_request() -> None:
+    one = parse_form(LeaseForm, b'{"among": [10, "2", "GPU-8f"]}')
+    other = parse_form(LeaseForm, b'{"among": ["GPU-8f", "02", "10", 2]}')
+    assert one.to_request(None, None) == other.to_request(None, None)
+    assert one.among == ("2", "10", "GPU-8f")
+    assert parse_form(LeaseForm, b'{"among": null}').to_request(None, None) == Request()
+
+
+@pytest.mark.parametrize(
+    ("among", "fault"),
+    [
+        ([], "it is empty; leave it out to take any GPU."),
+        (["0"] * 129, "it has more than 128 GPUs; 1 to 128 are possible."),
+        ("0,1", '"0,1" is not a list.'),
+        ({"0": 1}, "an object is not a list."),
+        ([-1], "it has -1; each must be a GPU's index, its UUID (GPU-... or MIG-...) or the beginning of that, "),
+        ([1.0], "it has 1.0; each must be"),
+        ([True], "it has True; each must be"),
+        (["0\n"], "it has '0\\n'; each must be"),
+        (["\ud800"], "it has '\\ud800'; each must be"),
+        (["GPU-" + "a" * 61], "of at most 64 characters."),
+    ],
+)
+def test_gpus_that_are_none(among: Any, fault: str) -> None:
+    error = refused({"among": among})
+    assert error.status == 422
+    assert error.detail.startswith("among: ")
+    assert fault in error.detail
+
+
+def test_what_gpus_may_be_asked_for_is_in_the_schema() -> None:
+    (array, _) = LeaseForm.model_json_schema()["properties"]["among"]["anyOf"]
+    text, number = array["items"]["anyOf"]
+    assert (array["minItems"], array["maxItems"], text["maxLength"], number["minimum"]) == (1, 128, 64, 0)
+    for name in ("0", "GPU-8f1c", "mig-8f1c/1/0", "", "-1", "GPU-", "0 ", "A100"):
+        is_described = re.search(text["pattern"], name) is not None
+        body = json.dumps({"among": [name]}).encode()
+        assert isinstance(_parse(LeaseForm, body), LeaseForm) == is_described, name
 
 
 GOOD_LABELS: list[dict[str, str]] = [

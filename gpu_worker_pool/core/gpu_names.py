@@ -1,0 +1,116 @@
+"""What people call a GPU: its index as nvidia-smi has it, its UUID, or the beginning of its UUID."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import groupby, islice
+
+from .gpu import GpuKey
+
+MAX_NAMES = 128
+MAX_NAME = 64
+# As much of a UUID as CUDA_VISIBLE_DEVICES takes (see visible_devices.py).
+GPU_NAME = r"[0-9]+|[Gg][Pp][Uu]-[A-Za-z0-9_./:-]+|[Mm][Ii][Gg]-[A-Za-z0-9_./:-]+"
+_NAME = re.compile(GPU_NAME)
+_SHOWN = 8
+_REMEMBERED = 256
+
+
+def as_gpu_names(names: object) -> tuple[str, ...]:
+    """The names in one order and each once, so that the same GPUs are the same wish; a ValueError says what is possible.
+
+    Whole numbers will do for indices. An index comes without leading zeros; UUIDs are taken without regard to case.
+    """
+    if not isinstance(names, Iterable) or isinstance(names, str | bytes):
+        what = f"among is {_quoted(names)}; it must be a list of GPU indices and UUIDs"
+        raise ValueError(what)  # noqa: TRY004 - as for every other wish
+    texts = list(islice(map(_as_text, names), MAX_NAMES + 1))
+    if not texts:
+        raise ValueError("among is empty; leave it out to take any GPU")
+    if len(texts) > MAX_NAMES:
+        raise ValueError(f"among has more than {MAX_NAMES} GPUs; 1 to {MAX_NAMES} are possible")
+    by_spelling = {text.lower(): text for text in sorted(texts, reverse=True)}
+    return tuple(sorted(by_spelling.values(), key=_order))
+
+
+def _as_text(name: object) -> str:
+    text = str(name) if isinstance(name, int) and not isinstance(name, bool) and abs(name) < 10**MAX_NAME else name
+    if not isinstance(text, str) or len(text) > MAX_NAME or not _NAME.fullmatch(text):
+        raise ValueError(
+            f"among has {_quoted(name)}; each must be a GPU's index, its UUID (GPU-... or MIG-...) or the beginning of "
+            f"that, of at most {MAX_NAME} characters"
+        )
+    return (text.lstrip("0") or "0") if text.isdigit() else text
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    return (False, int(name), "") if name.isdigit() else (True, 0, name)
+
+
+def _quoted(value: object) -> str:
+    """What was given, short, however large or deep it is."""
+    if isinstance(value, str):
+        return ascii(value if len(value) <= 40 else f"{value[:40]}...")
+    is_short = value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**40)
+    return repr(value) if is_short else f"a value of type {type(value).__name__}"
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def shown(names: tuple[str, ...]) -> str:
+    """For people: not more of them than a line can take."""
+    left_out = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {left_out} more" if left_out > 0 else "")
+
+
+class GpuNames:
+    """Finds GPUs by what people call them.
+
+    A beginning of a UUID names a GPU only where it is the only one of its node that it could be, as for CUDA: whoever
+    asked for one GPU must not be given another one.
+    """
+
+    def __init__(self) -> None:
+        self._by_index: dict[str, set[GpuKey]] = {}
+        self._by_uuid: list[tuple[str, str, GpuKey]] = []  # in small letters, then by node
+        self._found: dict[tuple[str, ...], frozenset[GpuKey]] = {}
+
+    def change(self, old: Iterable[tuple[float, GpuKey]], new: Iterable[tuple[float, GpuKey]]) -> None:
+        """Some GPUs, each with its index, have taken the place of others."""
+        self._found.clear()
+        for index, key in old:
+            self._by_index[str(index)].discard(key)
+            if not self._by_index[str(index)]:
+                del self._by_index[str(index)]
+            del self._by_uuid[bisect_left(self._by_uuid, _spelled(key))]
+        for index, key in new:
+            self._by_index.setdefault(str(index), set()).add(key)
+            insort(self._by_uuid, _spelled(key))
+
+    def find(self, names: tuple[str, ...]) -> frozenset[GpuKey]:
+        """All GPUs that go by one of these names, on any node."""
+        found = self._found.get(names)
+        if found is None:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            found = self._found[names] = frozenset(key for name in names for key in self._named(name))
+        return found
+
+    def _named(self, name: str) -> Iterable[GpuKey]:
+        return self._by_index.get(name, ()) if name.isdigit() else self._beginning_with(name.lower())
+
+    def _beginning_with(self, start: str) -> Iterator[GpuKey]:
+        first = bisect_left(self._by_uuid, (start,))
+        last = bisect_left(self._by_uuid, (start + "\U0010ffff",))
+        alike = sorted(self._by_uuid[first:last], key=lambda item: item[1])
+        for _, group in groupby(alike, key=lambda item: item[1]):
+            (uuid, _, key), *others = group
+            # The shortest comes first: that one is named in full, or nobody is.
+            if not others or (uuid == start and others[0][0] != start):
+                yield key
+
+
+def _spelled(key: GpuKey) -> tuple[str, str, GpuKey]:
+    return (key.uuid.lower(), key.node, key)

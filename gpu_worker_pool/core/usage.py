@@ -1,0 +1,138 @@
+"""What leases come to: GPU time by owner within a span of time.
+
+Times are reckoned in whole microseconds, so that the parts of a span add up to the whole exactly, in whatever order the
+leases come. A time that is unknown, or that runs backwards because a clock was set, is never taken for 0: such leases are
+counted apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+US_PER_S = 1_000_000
+# No calendar goes so far; what is beyond it is no time (infinities and what is no number included).
+MOST_S = 1e12
+
+
+class LeaseTimes(NamedTuple):
+    """What the accounting needs of a lease. Times are seconds since 1970, None where unknown or where there is none: a
+    lease that never left the queue has no `granted_at` and no GPUs, one that `is_live` no `ended_at`.
+    """
+
+    owner: str | None
+    gpu_count: int
+    is_shared: bool
+    requested_at: float | None
+    granted_at: float | None
+    ended_at: float | None
+    is_live: bool = False
+
+
+@dataclass(slots=True)
+class Usage:
+    """What somebody's leases come to within a span. A lease of two GPUs for an hour is two GPU-hours.
+
+    `gpu_us` is of leases that said no amount of memory, `shared_gpu_us` of those that did, and share: these overlap on a
+    GPU. `leases` is how many held GPUs, `running` how many of these still do, `longest_us` the longest that one did;
+    `wait_us` is the time in the queue, of those too who left it without a GPU. `unknown_leases` held GPUs for a time that
+    is not known, `unknown_waits` waited so.
+    """
+
+    gpu_us: int = 0
+    shared_gpu_us: int = 0
+    leases: int = 0
+    running: int = 0
+    longest_us: int = 0
+    wait_us: int = 0
+    unknown_leases: int = 0
+    unknown_waits: int = 0
+
+    def add(self, other: Usage) -> None:
+        """Count the other's leases as one's own."""
+        self.gpu_us += other.gpu_us
+        self.shared_gpu_us += other.shared_gpu_us
+        self.leases += other.leases
+        self.running += other.running
+        self.longest_us = max(self.longest_us, other.longest_us)
+        self.wait_us += other.wait_us
+        self.unknown_leases += other.unknown_leases
+        self.unknown_waits += other.unknown_waits
+
+
+class Reckoning:
+    """Adds leases up, by owner, for the span from `since` to before `until` (None: open), as known at `now`.
+
+    A lease whose times are not to be trusted belongs to the span in which it ended, or to every span where that too is
+    unknown.
+    """
+
+    def __init__(self, since: float, until: float | None, now: float) -> None:
+        if not since < (inf if until is None else until):
+            raise ValueError(f"since is {since}, until is {until}; since must come first")
+        self.since = since
+        self.until = until
+        self.now = now
+        self.by_owner: dict[str | None, Usage] = {}
+        self._since_us = _us(max(since, -MOST_S)) or 0
+        self._until_us: float = inf if until is None or until >= MOST_S else _us(until) or 0
+        self._now_us = _us(now) or 0
+        self._cut_us = min(self._until_us, self._now_us)
+
+    def total(self) -> Usage:
+        """All owners together."""
+        total = Usage()
+        for usage in self.by_owner.values():
+            total.add(usage)
+        return total
+
+    def count(self, lease: LeaseTimes) -> None:
+        """Add one lease; what of it lies outside the span is left out."""
+        requested, granted = _us(lease.requested_at), _us(lease.granted_at)
+        ended = self._now_us if lease.is_live else _us(lease.ended_at)
+        left_queue = ended
+        if granted is not None or lease.gpu_count > 0:
+            left_queue = granted
+            self._count_hold(lease, granted, ended)
+        if (
+            requested is None
+            or left_queue is None
+            or ended is None
+            or not requested <= left_queue <= ended <= self._now_us
+        ):
+            if self._is_in_span(ended):
+                self._of(lease.owner).unknown_waits += 1
+        elif waited_us := self._within(requested, left_queue):
+            self._of(lease.owner).wait_us += waited_us
+
+    def _count_hold(self, lease: LeaseTimes, granted: int | None, ended: int | None) -> None:
+        if granted is None or ended is None or not granted <= ended <= self._now_us:
+            if self._is_in_span(ended):
+                self._of(lease.owner).unknown_leases += 1
+        elif granted < self._until_us and (ended > self._since_us or granted >= self._since_us):
+            held_us = self._within(granted, ended)
+            usage = self._of(lease.owner)
+            usage.leases += 1
+            usage.running += lease.is_live
+            usage.longest_us = max(usage.longest_us, held_us)
+            if lease.is_shared:
+                usage.shared_gpu_us += held_us * lease.gpu_count
+            else:
+                usage.gpu_us += held_us * lease.gpu_count
+
+    def _of(self, owner: str | None) -> Usage:
+        usage = self.by_owner.get(owner)
+        if usage is None:
+            usage = self.by_owner[owner] = Usage()
+        return usage
+
+    def _within(self, start_us: int, end_us: int) -> int:
+        return int(max(min(end_us, self._cut_us) - max(start_us, self._since_us), 0))
+
+    def _is_in_span(self, time_us: int | None) -> bool:
+        return time_us is None or self._since_us <= time_us < self._until_us
+
+
+def _us(time_s: float | None) -> int | None:
+    return None if time_s is None or not abs(time_s) <= MOST_S else round(time_s * US_PER_S)
