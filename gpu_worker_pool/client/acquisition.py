@@ -61,13 +61,18 @@ class Acquisition:
         lease_id: str,
         request: Request,
         leave: Leave,
-        on_waiting: Callable[[], None] = lambda: None,
+        *,
+        on_waiting: Callable[[], None],
+        on_queued: Callable[[str, str, str], None],
     ) -> None:
         self._fleet = fleet
         self._lease_id = lease_id
         self._request = request
         self._leave = leave
         self._on_waiting = on_waiting
+        # Told once for each queue that it stands in: the endpoint, its id there, and why it waits.
+        self._on_queued = on_queued
+        self._told: set[tuple[str, str]] = set()
         self._tasks: dict[asyncio.Task[Answer], tuple[Member, LeaseBook]] = {}
         self._asked: dict[str, tuple[Member, LeaseBook]] = {}
         self._granted_at: set[str] = set()
@@ -178,6 +183,10 @@ class Acquisition:
                 return await self._make_sure(member, book, answer)
             case Queued():
                 self._waiting_at[member.id] = answer
+                place = (member.id, self._id_at(member))
+                if place not in self._told:
+                    self._told.add(place)
+                    self._on_queued(*place, answer.reason)
             case Refused():
                 self._refused[member.id] = answer.reason
             case Over():

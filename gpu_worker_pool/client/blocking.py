@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
@@ -244,6 +244,7 @@ def gpu(
     gpus: int = 1,
     memory_mb: float | None = None,
     model: str | None = None,
+    among: Iterable[int | str] | None = None,
     priority: int = 0,
     **options: Any,
 ) -> Iterator[Assignment]:
@@ -253,6 +254,6 @@ def gpu(
     """
     with (
         GPUWorkerPool(**options) as pool,
-        pool.gpu(timeout, gpus=gpus, memory_mb=memory_mb, model=model, priority=priority) as assignment,
+        pool.gpu(timeout, gpus=gpus, memory_mb=memory_mb, model=model, among=among, priority=priority) as assignment,
     ):
         yield assignment

@@ -9,7 +9,7 @@ from typing import Literal
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
-Kind = Literal["requested", "assigned", "timed_out", "failed", "released", "lost"]
+Kind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost"]
 _LEVELS: dict[str, int] = {"timed_out": logging.WARNING, "failed": logging.WARNING, "lost": logging.ERROR}
 
 

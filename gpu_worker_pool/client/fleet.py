@@ -188,7 +188,8 @@ class Fleet:
     async def try_again(self, member: Member) -> bool:
         """Look at an endpoint now, whatever its breaker says; whether it is up."""
         member.endpoint.allow_probe_now()
-        await self._look(member)
+        # Vital, because a look that is under way, and may hang, has the only call that the breaker lets through.
+        await self._look(member, is_vital=True)
         return member.endpoint.is_healthy
 
     # --- looking ---------------------------------------------------------------------------------------------------
@@ -214,11 +215,11 @@ class Fleet:
             pass
         member.look_now.clear()
 
-    async def _look(self, member: Member) -> None:
+    async def _look(self, member: Member, *, is_vital: bool = False) -> None:
         endpoint = member.endpoint
         was_healthy = endpoint.is_healthy
         try:
-            await self._look_once(member)
+            await self._look_once(member, is_vital=is_vital)
         except EndpointError as error:
             if was_healthy:
                 logger.warning("endpoint %s is down: %s", member.id, error.reason, extra={"endpoint": member.id})
@@ -232,19 +233,19 @@ class Fleet:
         if was_healthy != endpoint.is_healthy and self._change is not None and not self._change.done():
             self._change.set_result(None)
 
-    async def _look_once(self, member: Member) -> None:
+    async def _look_once(self, member: Member, *, is_vital: bool) -> None:
         endpoint = member.endpoint
         attempts = endpoint.attempts if endpoint.is_healthy else 1
         try:
             if endpoint.kind != "statistics":
-                reply = await endpoint.call("GET", POOL_PATH, attempts=attempts)
+                reply = await endpoint.call("GET", POOL_PATH, attempts=attempts, is_vital=is_vital)
                 if reply.status == 200:
                     member.show(parse_pool(reply.data, reply.sent_at))
                     endpoint.kind = "leases"
                     return
                 if reply.status not in {404, 405}:
                     raise endpoint.error(reply.detail, status=reply.status)
-            reply = await endpoint.call("GET", "/gpu/summary", attempts=attempts)
+            reply = await endpoint.call("GET", "/gpu/summary", attempts=attempts, is_vital=is_vital)
             if reply.status != 200:
                 raise endpoint.error(reply.detail, status=reply.status)
             if member.sizes_mb is None:

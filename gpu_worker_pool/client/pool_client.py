@@ -7,13 +7,14 @@ import itertools
 import logging
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.gpu_names import as_gpu_names
 from gpu_worker_pool.core.request import Request, Wishes
 from gpu_worker_pool.errors import (
     EndpointError,
@@ -175,11 +176,17 @@ class GPUWorkerPoolClient:
         gpus: int = 1,
         memory_mb: float | None = None,
         model: str | None = None,
+        among: Iterable[int | str] | None = None,
         priority: int = 0,
+        labels: Mapping[str, str] | None = None,
+        pid: int | None = None,
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
         Several `gpus` are all on one server. With `memory_mb` a GPU is shared with others who said how much they need.
+        `among`: only these GPUs will do, by index as nvidia-smi has it, by UUID or by the beginning of one.
+        `labels` are shown to whoever looks at the lease. `pid` is the process that is to use the GPU, where that is not
+        this one: then its death is what frees the GPU.
         Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError
         where no endpoint could ever serve it. Cancelled, it leaves nothing behind.
         """
@@ -187,14 +194,15 @@ class GPUWorkerPoolClient:
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
-        from .server_leases import this_process  # noqa: PLC0415 - see above
+        from .server_leases import holder  # noqa: PLC0415 - see above
 
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
         request = Request(
-            self._wishes(gpus, memory_mb, model),
-            this_process(worker_id),
+            self._wishes(gpus, memory_mb, model, among),
+            holder(worker_id, pid),
             priority,
             self._config.ttl_s,
+            tuple(sorted((labels or {}).items())),
         )
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
@@ -305,7 +313,13 @@ class GPUWorkerPoolClient:
         waiting = self._tally.waiting
         from .acquisition import Acquisition  # noqa: PLC0415 - see above
 
-        acquisition = Acquisition(fleet, lease_id, request, self._leave, lambda: waiting.add(lease_id))
+        def queued(endpoint_id: str, id_there: str, reason: str) -> None:
+            worker_id = request.holder.worker_id or ""
+            self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
+
+        acquisition = Acquisition(
+            fleet, lease_id, request, self._leave, on_waiting=lambda: waiting.add(lease_id), on_queued=queued
+        )
         over = asyncio.get_running_loop().create_future()
         self._acquiring.add(over)
         try:
@@ -316,7 +330,9 @@ class GPUWorkerPoolClient:
             self._acquiring.discard(over)
             over.set_result(None)
 
-    def _wishes(self, gpus: int, memory_mb: float | None, model: str | None) -> Wishes:
+    def _wishes(
+        self, gpus: int, memory_mb: float | None, model: str | None, among: Iterable[int | str] | None
+    ) -> Wishes:
         """With the user's thresholds, if he set any; the server's own apply otherwise."""
         config = self._config
         return Wishes(
@@ -325,6 +341,7 @@ class GPUWorkerPoolClient:
             model,
             config.asked_memory_threshold,
             config.asked_utilization_threshold,
+            None if among is None else as_gpu_names(among),
         )
 
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:

@@ -23,14 +23,21 @@ from .transport import Reply
 HOPELESS = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
 
-def this_process(worker_id: str) -> Holder:
-    """Who asks, with all by which a server on the same machine can see him live and die."""
-    return replace(_facts_of(os.getpid()), worker_id=worker_id)
+def holder(worker_id: str, pid: int | None = None) -> Holder:
+    """Who asks, with all by which a server on the same machine can see him live and die: this process, or the one with
+    this number, which is to use the GPU.
+    """
+    facts = _own_facts(os.getpid()) if pid is None else _facts_of(pid)
+    return replace(facts, worker_id=worker_id)
 
 
 @lru_cache(maxsize=1)
-def _facts_of(pid: int) -> Holder:
+def _own_facts(pid: int) -> Holder:
     """Read once a process: a forked child has another pid, so it does not take its parent's facts for its own."""
+    return _facts_of(pid)
+
+
+def _facts_of(pid: int) -> Holder:
     try:
         owner = getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -122,6 +129,7 @@ def _form(request: Request) -> dict[str, Any]:
         "model": wishes.model,
         "memory_threshold_percent": wishes.memory_threshold_percent,
         "utilization_threshold_percent": wishes.utilization_threshold_percent,
+        "among": wishes.among,
         "priority": request.priority,
         "ttl_s": request.ttl_s,
         "worker_id": holder.worker_id,
@@ -131,6 +139,7 @@ def _form(request: Request) -> dict[str, Any]:
         "pid_started": holder.pid_started,
         "boot_id": holder.boot_id,
         "pid_namespace": holder.pid_namespace,
+        "labels": dict(request.labels) or None,
     }
     return {name: value for name, value in form.items() if value is not None}
 

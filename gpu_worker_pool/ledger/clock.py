@@ -6,6 +6,7 @@ import platform
 import subprocess
 import time
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -36,6 +37,14 @@ def boot_id() -> str:
     processes may then differ at the edge of a minute or after the wall clock was set, and count as two boots.
     """
     return _named_by_linux() or _named_by_macos() or f"began-{round(wall_offset() / _ROUNDED_TO_S)}"
+
+
+@cache
+def machine_mark() -> str:
+    """The same for two programs only if they run on one machine, since the same start of it. It may be shown to anybody:
+    unlike the boot id, which a holder of a lease proves with that he is here, it proves nothing.
+    """
+    return sha256(f"gpu-worker-pool {boot_id()}".encode()).hexdigest()[:16]
 
 
 def _named_by_linux() -> str | None:

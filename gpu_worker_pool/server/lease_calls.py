@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gpu_worker_pool.core import commands as cmd
 from gpu_worker_pool.core import events as ev
 from gpu_worker_pool.core.lease import DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.ledger.clock import machine_mark
 from gpu_worker_pool.ledger.driver import NotWritten
 
 from .access import Caller, Denied, Tokens, may_manage, owner_for
@@ -231,6 +232,7 @@ class LeaseCalls:
                 "workers_per_gpu": state.settings.workers_per_gpu,
                 "queue_length": len(state.queue),
                 "server_id": self.authority.id,
+                "machine": machine_mark(),
                 "ignored_processes": sorted(state.ignored_processes),
                 "can_grant": driver.trouble is None,
                 "trouble": driver.trouble,

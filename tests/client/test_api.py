@@ -32,6 +32,7 @@ from gpu_worker_pool import (
 from tests.server.leasing import held, put, queued, release, release_all, take, wait_until_free
 from tests.server.running import RunningServer
 
+from .foreign_servers import ForeignServer, ScriptedLeases
 from .statistics_server import StatisticsServer, until
 
 # No test here lasts that long, so what is seen is not because of a poll.
@@ -248,10 +249,36 @@ async def test_wishes(big: RunningServer) -> None:
             await client.request_gpu(timeout=0.1)
         assert raised.value.waited_s is not None
         assert raised.value.reason
-        hopeless: list[dict[str, Any]] = [{"gpus": 4}, {"model": "H100"}, {"memory_mb": 1e6}]
+        hopeless: list[dict[str, Any]] = [{"gpus": 4}, {"model": "H100"}, {"memory_mb": 1e6}, {"among": [3]}]
         for wish in hopeless:
             with pytest.raises(RequestRefusedError, match=r"127\.0\.0\.1"):
                 await client.request_gpu(timeout=5, **wish)
+
+
+async def test_only_the_gpus_asked_for_are_assigned_and_one_waits_for_those_only(big: RunningServer) -> None:
+    uuid = big.json("/gpu/stats")["gpus"][1]["uuid"]
+    async with GPUWorkerPoolClient(big.url) as client:
+        two = await client.request_gpu(gpus=2, among=(2, uuid[:-4].upper()))
+        assert two.gpu_ids == (1, 2)
+        (lease,) = active(big)
+        assert lease["wishes"]["among"] == ["2", uuid[:-4].upper()]
+        with pytest.raises(WorkerTimeoutError) as raised:
+            await client.request_gpu(timeout=0.1, among=["1"])
+        assert raised.value.reason is not None
+        assert "not among the GPUs asked for: 1" in raised.value.reason
+        assert (await client.request_gpu(timeout=5)).gpu_id == 0
+        (plain,) = [lease for lease in active(big) if len(lease["gpus"]) == 1]
+        assert plain["wishes"]["among"] is None
+
+
+async def test_a_server_that_knows_no_such_wish_is_asked_without_it_where_there_is_none() -> None:
+    with ForeignServer(ScriptedLeases().behaviour()) as foreign:
+        async with GPUWorkerPoolClient(foreign.url) as client:
+            await client.request_gpu()
+            await client.request_gpu(among=[0])
+        sent = [seen.json for seen in foreign.asked("PUT")]
+    assert "among" not in sent[0]
+    assert sent[1]["among"] == ["0"]
 
 
 async def test_a_higher_priority_is_served_first(big: RunningServer) -> None:
@@ -268,7 +295,9 @@ async def test_a_higher_priority_is_served_first(big: RunningServer) -> None:
         await low
 
 
-@pytest.mark.parametrize("wish", [{"gpus": 0}, {"memory_mb": -1}, {"timeout": -1}, {"timeout": float("nan")}])
+@pytest.mark.parametrize(
+    "wish", [{"gpus": 0}, {"memory_mb": -1}, {"among": "0"}, {"timeout": -1}, {"timeout": float("nan")}]
+)
 async def test_a_wish_that_makes_no_sense_is_refused_by_name(big: RunningServer, wish: dict[str, Any]) -> None:
     async with GPUWorkerPoolClient(big.url) as client:
         with pytest.raises(ValueError, match=next(iter(wish))):
@@ -601,7 +630,7 @@ async def test_a_hook_hears_of_everything(big: RunningServer) -> None:
         wait_until_free(big)
         await client.request_gpu(gpus=3)
         with pytest.raises(WorkerTimeoutError):
-            await client.request_gpu(timeout=0.05)
+            await client.request_gpu(timeout=1.0)
     kinds = [event.kind for event in heard]
     assert kinds == [
         "requested",
@@ -612,6 +641,7 @@ async def test_a_hook_hears_of_everything(big: RunningServer) -> None:
         "requested",
         "assigned",
         "requested",
+        "waiting",
         "timed_out",
         "released",
     ]

@@ -160,8 +160,9 @@ def test_several_endpoints(server: RunningServer, capsys: pytest.CaptureFixture[
 
 
 def test_one_gpu_for_a_block(server: RunningServer) -> None:
-    with gpu_worker_pool.gpu(memory_mb=1000, service_endpoint=server.url) as assignment:
+    with gpu_worker_pool.gpu(memory_mb=1000, among=[3], service_endpoint=server.url) as assignment:
         assert active(server) == {assignment.lease_id}
+        assert assignment.gpu_id == 3
         assert assignment.env["CUDA_VISIBLE_DEVICES"] == str(assignment.gpu_id)
         (lease,) = server.json("/pool")["leases"]
         assert lease["memory_mb"] == 1000

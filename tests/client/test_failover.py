@@ -567,6 +567,17 @@ async def test_a_timeout_is_kept_though_a_server_hangs() -> None:
             assert time.monotonic() - began < A_SECOND_OR_SO
 
 
+async def test_a_recovery_by_hand_asks_the_server_though_a_look_at_it_is_under_way(
+    servers: list[RunningServer],
+) -> None:
+    first = servers[0]
+    async with client_of(*servers[:2], endpoint_timeout=0.3, endpoint_max_retries=0) as client:
+        await healthy(client, *servers[:2])
+        with stopped(first):
+            await soon(lambda: breaker(client, first) == "half_open", "a look at it is under way, and hangs")
+        assert await client.trigger_endpoint_recovery(id_of(first))
+
+
 # --- what cannot be served -------------------------------------------------------------------------------------------
 
 

@@ -251,6 +251,19 @@ async def test_who_says_how_much_memory_he_needs_shares_a_gpu() -> None:
             await client.request_gpu(timeout=0.05, memory_mb=30_000)
 
 
+async def test_only_the_gpus_asked_for_are_given() -> None:
+    async with (
+        StatisticsServer(3) as server,
+        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
+    ):
+        assert (await client.request_gpu(among=["2"])).gpu_id == 2
+        with pytest.raises(WorkerTimeoutError):
+            await client.request_gpu(timeout=0.05, among=["2"])
+        with pytest.raises(RequestRefusedError, match="1 GPU among 3, GPU-8f"):
+            await client.request_gpu(among=["GPU-8f", 3])
+        assert (await client.request_gpu(gpus=2, among=[0, 1, 2])).gpu_ids == (0, 1)
+
+
 async def test_what_no_gpu_can_ever_serve_is_refused_at_once() -> None:
     async with (
         StatisticsServer(2) as server,
