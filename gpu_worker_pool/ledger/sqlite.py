@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from json import dumps
 from pathlib import Path
+from time import time
 from typing import Literal
 from zlib import crc32
 
@@ -111,6 +112,7 @@ class SqliteJournal:
         rows, crc = _event_rows(events, 0)
         with self._transaction() as connection:
             self._rewrite(connection, rows)
+            connection.execute(self._sql["note_pruned"], (self._most_ended,))
             connection.execute(self._sql["prune_ended"], (self._most_ended,))
         self._crc = crc
         self._since_compaction = 0
@@ -122,7 +124,7 @@ class SqliteJournal:
         """Set what is damaged aside and begin anew with these events; the ended leases stay in what is set aside."""
         self._must_not_be_closed()
         with told_in_words(self._path):
-            new = self._build(events)
+            new = self._build(events, lost_at=time())
             self._set_aside()
             self._put_in_place(new)
             self._open()
@@ -232,8 +234,8 @@ class SqliteJournal:
         self._mark.remove()  # of a journal that somebody has taken away
         self._put_in_place(self._build(()))
 
-    def _build(self, events: Sequence[DurableEvent]) -> Path:
-        """A whole journal under another name."""
+    def _build(self, events: Sequence[DurableEvent], *, lost_at: float | None = None) -> Path:
+        """A whole journal under another name. `lost_at`: those who ended before are not known any more."""
         rows, _ = _event_rows(events, 0)
         new = Path(f"{self._path}.new")
         # What somebody who was killed on the way has left.
@@ -246,6 +248,7 @@ class SqliteJournal:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(self._sql["append_event"], rows)
             connection.execute(self._sql["note_compaction"])
+            connection.execute(self._sql["note_lost"], (lost_at,))
             connection.execute("COMMIT")
         return new
 

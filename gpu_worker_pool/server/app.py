@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
+from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.clock import boot_time
 from gpu_worker_pool.ledger.journal import JournalInUse
 from gpu_worker_pool.ledger.place import state_dir
@@ -38,6 +39,7 @@ from .service_manager import notify, when_asked_to_stop
 from .settings import ServerSettings
 from .snapshot import Snapshot
 from .statistics import JSON, Statistics, make_router
+from .usage_calls import UsageCalls
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +62,15 @@ class PoolApp(FastAPI):
         self.settings = settings
         self.statistics = statistics
         self.authority = leases.authority
+        self.tokens = leases.tokens
         self._leases = leases
         self._admin = AdminCalls(leases, prefix=settings.api_prefix, node=settings.gpu_pool_node)
+        self._usage = UsageCalls(
+            leases.authority,
+            lambda: Accounts(journal_path(settings)),
+            prefix=settings.api_prefix,
+            node=settings.gpu_pool_node,
+        )
         self._events = events
         self._events_path = f"{settings.api_prefix}/events"
         self.why_not_started: str | None = None
@@ -88,7 +97,7 @@ class PoolApp(FastAPI):
         method = scope["method"]
         body_of = self._polled.get(path) if method == "GET" else None
         if body_of is None:
-            answer = self._leases.find(method, path) or self._admin.find(method, path)
+            answer = self._leases.find(method, path) or self._admin.find(method, path) or self._usage.find(method, path)
             if answer is not None:
                 await self._leases.serve(answer, scope, receive, send)
             else:

@@ -106,6 +106,7 @@ class Pool(BaseModel):
     workers_per_gpu: int
     queue_length: int
     server_id: str
+    machine: str
     ignored_processes: list[str]
     can_grant: bool
     trouble: str | None
@@ -117,3 +118,53 @@ class IgnoredProcesses(BaseModel):
     """Processes of these names do not count as use from outside."""
 
     ignored_processes: list[str]
+
+
+class UsageTotal(BaseModel):
+    """What leases come to within the span. A lease of two GPUs for an hour is two GPU-hours.
+
+    `gpu_hours` is of leases that had their GPUs to themselves, `shared_gpu_hours` of those that asked for an amount of
+    memory: these overlap on a GPU. `leases` is how many held GPUs, `running` how many of them still do, `longest_hours`
+    how long the longest did. `wait_hours` were spent in the queue, also by those who left it without a GPU. Of
+    `unknown_leases` and `unknown_waits` it is not known how long: a clock was set meanwhile.
+    """
+
+    gpu_hours: float
+    shared_gpu_hours: float
+    leases: int
+    running: int
+    longest_hours: float
+    wait_hours: float
+    unknown_leases: int
+    unknown_waits: int
+
+
+class OwnerUsage(UsageTotal):
+    """What the leases of one owner come to; null is whoever named no owner."""
+
+    owner: str | None
+
+
+class OtherUsage(UsageTotal):
+    """What the leases of all further owners come to, and how many they are."""
+
+    owners: int
+
+
+class UsageAnswer(BaseModel):
+    """Who used the GPUs from `since` to before `until`, and for how long; who used most comes first.
+
+    Of what ended before `complete_since` not everything is known any more; null: all is known. `others` is null unless
+    there are too many owners to show each.
+    """
+
+    node: str
+    since: str
+    until: str
+    complete_since: str | None
+    is_complete: bool
+    owners: list[OwnerUsage]
+    others: OtherUsage | None
+    total: UsageTotal
+    server_id: str
+    source: str

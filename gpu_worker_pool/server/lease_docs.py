@@ -12,13 +12,20 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel
 
 from .admin_calls import DrainForm
-from .lease_answers import IgnoredProcesses, Lease, LeaseList, Pool, PoolGpu, RenewAnswer
+from .lease_answers import IgnoredProcesses, Lease, LeaseList, Pool, PoolGpu, RenewAnswer, UsageAnswer
 from .lease_form import MAX_WAIT_S, LeaseForm, LeaseId, RenewForm
 from .problems import Problem
 
 LeaseIdInPath = Annotated[LeaseId, Path()]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Hold the answer back while it is queued.")]
 Shown = Annotated[int | None, Query(ge=0, le=999_999_999, description="Show at most so many of those who wait.")]
+Since = Annotated[
+    str | None,
+    Query(
+        description="From when on: ISO 8601 (UTC unless it says otherwise) or seconds since 1970. A day before the end."
+    ),
+]
+Until = Annotated[str | None, Query(description="To before when, likewise. Now.")]
 Devices = Annotated[str, Query(pattern="^(index|uuid)$", description="How `env` names the GPUs.")]
 
 _WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
@@ -30,6 +37,7 @@ async def _show(lease_id: LeaseIdInPath, wait_s: Wait = 0.0, devices: Devices = 
 async def _release(lease_id: LeaseIdInPath) -> None: ...
 async def _renew(form: RenewForm) -> None: ...
 async def _pool(queue: Shown = None) -> None: ...
+async def _usage(since: Since = None, until: Until = None) -> None: ...
 async def _events() -> None: ...
 async def _revoke(lease_id: LeaseIdInPath) -> None: ...
 async def _drain(gpu: str, form: DrainForm | None = None) -> None: ...
@@ -49,6 +57,7 @@ def make_lease_docs() -> APIRouter:
     _list(router, "GET", "/leases/{lease_id}", _show, Lease, "The lease as it is", (404, 422, 503))
     _list(router, "DELETE", "/leases/{lease_id}", _release, Lease, "Give back, or leave the queue", (*_WRITING, 404))
     _list(router, "GET", "/pool", _pool, Pool, "The node at a glance", (422,))
+    _list(router, "GET", "/usage", _usage, UsageAnswer, "GPU-hours by owner", (422, 503))
     router.add_api_route(
         "/events",
         _events,

@@ -126,13 +126,13 @@ class ServerSettings(BaseSettings):
             return default
 
     @classmethod
-    def load(cls) -> ServerSettings:
-        """From the environment and .env; a file that cannot be read is logged and left out."""
+    def load(cls, **given: Any) -> ServerSettings:
+        """What is given, else from the environment, else from .env; a file that cannot be read is logged and left out."""
         try:
-            return cls()
+            return cls(**given)
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
-            settings = cls(_env_file=None)
+            settings = cls(**given, _env_file=None)
             settings._has_lost_a_file = True
             return settings
 

@@ -34,6 +34,7 @@ ENDPOINTS = {
     "/leases/{id}": "PUT: ask for a GPU; GET: the lease as it is; DELETE: give it back",
     "/leases/renew": "POST: a sign of life for leases",
     "/pool": "Get the node at a glance: GPUs, leases, queue",
+    "/usage": "Get GPU-hours by owner; ?since=...&until=...",
     "/events": "Follow what happens, as Server-Sent Events",
     "/admin/leases/{id}/revoke": "POST: take a lease away (admin)",
     "/admin/gpus/{gpu}/drain": "POST: take a GPU out of service (admin)",

@@ -35,6 +35,16 @@ SELECT body, crc FROM (
     SELECT position, body, crc FROM ended_lease ORDER BY position DESC LIMIT ?
 ) ORDER BY position;
 
+-- name: note_pruned
+-- Before they are pruned. The latest of them and not the last one: clocks on the wall are set back now and then.
+UPDATE accounting SET complete_since = (
+    SELECT max(at) FROM (
+        SELECT complete_since AS at FROM accounting
+        UNION ALL
+        SELECT ended_at FROM ended_lease WHERE position <= (SELECT max(position) FROM ended_lease) - ?
+    )
+);
+
 -- name: prune_ended
 -- By position and not by counting, which would walk through all of them; a replaced one leaves a gap, so a few less
 -- than asked for may stay.
@@ -43,3 +53,16 @@ DELETE FROM ended_lease WHERE position <= (SELECT max(position) FROM ended_lease
 -- name: last_position
 -- How far the journal goes, compacted events included; positions are never used twice.
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0);
+
+-- name: note_lost
+-- Those who ended before this are not known any more.
+UPDATE accounting SET complete_since = ?;
+
+-- name: complete_since
+SELECT complete_since FROM accounting;
+
+-- name: read_ended_within
+-- Since, and three times until: what ended since then and had begun to wait or to run before the other, by the index on
+-- ended_at. Where a clock was set, any of the three times may be the first. Who ended at an unknown time is always there.
+SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at FROM ended_lease
+WHERE ended_at >= ? AND (ended_at < ? OR requested_at < ? OR granted_at < ?) OR ended_at IS NULL;

@@ -1,0 +1,313 @@
+"""What leases come to: the reckoning itself, and that the journal tells it all that belongs to a span."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import astuple, replace
+from itertools import pairwise
+from math import inf, nan
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker_pool.core.lease import EndedLease, EndReason
+from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.core.usage import US_PER_S, LeaseTimes, Reckoning, Usage
+from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.queries import load_queries
+from gpu_worker_pool.ledger.sqlite import SqliteJournal
+
+from .examples import GPU, OTHER, note
+
+NOW = 1000.0
+H = 3600.0
+
+# Few different times, so that they often meet; in any order, as clocks are set; and such as are none.
+ENDS = (0.0, 0.1, 0.3, 100.0, 200.7, 300.0, 500.0, 999.9, NOW, NOW + 1)
+some_times = st.sampled_from(ENDS)
+no_times = st.sampled_from([None, nan, inf, -inf, 1e300])
+times = some_times | no_times
+leases = st.builds(
+    LeaseTimes,
+    owner=st.sampled_from([None, "", "ada", "bob"]),
+    gpu_count=st.integers(0, 3),
+    is_shared=st.booleans(),
+    requested_at=times,
+    granted_at=times,
+    ended_at=times,
+    is_live=st.booleans(),
+)
+many = st.lists(leases, max_size=8)
+
+
+def reckon(found: list[LeaseTimes], since: float = 0.0, until: float | None = None) -> Reckoning:
+    reckoning = Reckoning(since, until, NOW)
+    for lease in found:
+        reckoning.count(lease)
+    return reckoning
+
+
+def amounts(reckoning: Reckoning) -> dict[str | None, tuple[int, ...]]:
+    """What adds up, by owner."""
+    return {
+        owner: (usage.gpu_us, usage.shared_gpu_us, usage.wait_us)
+        for owner, usage in reckoning.by_owner.items()
+        if usage.gpu_us or usage.shared_gpu_us or usage.wait_us
+    }
+
+
+# The reckoning
+
+
+def test_an_hour_on_two_gpus_is_two_gpu_hours_and_what_lies_outside_the_span_is_left_out() -> None:
+    ended = LeaseTimes("ada", 2, False, 100.0, 200.0, 500.0)
+    running = LeaseTimes("ada", 1, True, 800.0, 900.0, None, is_live=True)
+    gone = LeaseTimes("bob", 0, False, 250.0, None, 350.0)
+
+    assert reckon([ended, running, gone]).by_owner == {
+        "ada": Usage(
+            gpu_us=600 * US_PER_S,
+            shared_gpu_us=100 * US_PER_S,
+            leases=2,
+            running=1,
+            longest_us=300 * US_PER_S,
+            wait_us=200 * US_PER_S,
+        ),
+        "bob": Usage(wait_us=100 * US_PER_S),
+    }
+    assert reckon([ended, running, gone], 300, 400).by_owner == {
+        "ada": Usage(gpu_us=200 * US_PER_S, leases=1, longest_us=100 * US_PER_S),
+        "bob": Usage(wait_us=50 * US_PER_S),
+    }
+    assert reckon([ended, running, gone], 600, 700).by_owner == {}
+
+
+@pytest.mark.parametrize(
+    "lease",
+    [
+        LeaseTimes("ada", 1, False, 300.0, 300.0, 200.0),  # the clock was set back while it was held
+        LeaseTimes("ada", 1, False, None, None, 200.0),
+        LeaseTimes("ada", 1, False, 100.0, nan, 200.0),
+    ],
+)
+def test_a_time_that_is_unknown_or_runs_backwards_is_counted_apart_where_it_ended(lease: LeaseTimes) -> None:
+    usage = reckon([lease], 150, 250).by_owner["ada"]
+    assert (usage.unknown_leases, usage.leases, usage.gpu_us, usage.shared_gpu_us) == (1, 0, 0, 0)
+    elsewhere = reckon([lease], 250, 350)
+    assert elsewhere.total().unknown_leases == elsewhere.total().leases == 0
+
+
+def test_a_running_lease_from_the_future_is_unknown_now_and_no_part_of_the_past() -> None:
+    lease = LeaseTimes("ada", 1, False, NOW + 5, NOW + 5, None, is_live=True)
+    assert reckon([lease]).total() == Usage(unknown_leases=1, unknown_waits=1)
+    assert reckon([lease], 0, 900).total() == Usage()
+
+
+@settings(max_examples=60, deadline=None)
+@given(many, st.lists(st.floats(0, NOW), min_size=1, max_size=4, unique=True))
+def test_the_parts_of_a_span_add_up_to_the_whole(found: list[LeaseTimes], cuts: list[float]) -> None:
+    edges: list[float | None] = [0.0, *sorted(cut for cut in cuts if cut > 0), None]
+    total: dict[str | None, list[int]] = {}
+    unknown = 0
+    always_unknown = sum(reckon([lease], 1e6, 2e6).total().unknown_leases for lease in found)
+    for since, until in pairwise(edges):
+        assert since is not None
+        part = reckon(found, since, until)
+        unknown += part.total().unknown_leases - always_unknown
+        for owner, parts in amounts(part).items():
+            total[owner] = [a + b for a, b in zip(total.get(owner, [0, 0, 0]), parts, strict=True)]
+    whole = reckon(found, 0.0)
+    assert {owner: tuple(parts) for owner, parts in total.items()} == amounts(whole)
+    assert unknown == whole.total().unknown_leases - always_unknown
+
+
+@settings(max_examples=60, deadline=None)
+@given(many, st.randoms(use_true_random=False), some_times)
+def test_the_order_of_the_leases_does_not_matter(found: list[LeaseTimes], random: Random, since: float) -> None:
+    shuffled = list(found)
+    random.shuffle(shuffled)
+    assert reckon(found, since).by_owner == reckon(shuffled, since).by_owner
+
+
+@settings(max_examples=60, deadline=None)
+@given(many, st.floats(0, NOW), st.floats(0.001, NOW) | st.none())
+def test_nothing_is_negative_and_nobody_has_more_than_the_span(
+    found: list[LeaseTimes], since: float, length: float | None
+) -> None:
+    reckoning = reckon(found, since, None if length is None else since + length)
+    span_us = round((NOW if length is None else length) * US_PER_S) + 1
+    for usage in reckoning.by_owner.values():
+        assert min(astuple(usage)) >= 0
+        assert any(astuple(usage))
+        assert usage.running <= usage.leases <= len(found)
+        assert usage.longest_us <= span_us
+        assert usage.gpu_us + usage.shared_gpu_us <= usage.leases * 3 * usage.longest_us
+
+
+def test_a_span_that_ends_before_it_begins_is_refused() -> None:
+    with pytest.raises(ValueError, match="since must come first"):
+        Reckoning(5.0, 5.0, NOW)
+
+
+# The journal
+
+
+@pytest.fixture(scope="module")
+def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("accounts") / "journal.sqlite"
+
+
+@pytest.fixture(scope="module")
+def shared_journal(shared_path: Path) -> Iterator[SqliteJournal]:
+    with closing(SqliteJournal(shared_path, durability="normal")) as journal:
+        yield journal
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+def ended_lease(lease_id: str, lease: LeaseTimes) -> EndedLease:
+    wishes = Wishes(memory_mb=1000.0 if lease.is_shared else None)
+    return EndedLease(
+        lease_id,
+        Request(wishes, Holder(owner=lease.owner)),
+        (GPU, OTHER, GPU)[: lease.gpu_count],
+        1,
+        nan if lease.requested_at is None else lease.requested_at,
+        lease.granted_at,
+        nan if lease.ended_at is None else lease.ended_at,
+        EndReason.RELEASED,
+    )
+
+
+def a_lease(lease_id: str, *, ended_at: float = 300.0) -> EndedLease:
+    return ended_lease(lease_id, LeaseTimes("ada", 1, False, 100.0, 200.0, ended_at))
+
+
+def total(path: Path, since: float = 0.0) -> Usage:
+    return Accounts(path).reckon(lambda: Reckoning(since, None, NOW))[0].total()
+
+
+def complete_since(path: Path) -> float | None:
+    return Accounts(path).reckon(lambda: Reckoning(0.0, None, NOW))[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(found=many, since=some_times, until=some_times | st.none())
+def test_the_journal_tells_all_that_belongs_to_a_span(
+    shared_journal: SqliteJournal, shared_path: Path, found: list[LeaseTimes], since: float, until: float | None
+) -> None:
+    if until is not None and until <= since:
+        since, until = until, since + 1
+    # A time is written where it is one, and NULL where it is no number; an infinite end nobody writes.
+    over = [
+        lease._replace(is_live=False, ended_at=lease.ended_at if lease.ended_at in ENDS else None) for lease in found
+    ]
+    with closing(sqlite3.connect(shared_path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM ended_lease")
+    shared_journal.append((), [ended_lease(str(number), lease) for number, lease in enumerate(over)])
+    reckoning, lost_before = Accounts(shared_path).reckon(lambda: Reckoning(since, until, NOW))
+    assert lost_before is None
+    assert reckoning.by_owner == reckon(over, since, until).by_owner
+
+
+def test_reading_a_span_goes_by_the_index(path: Path) -> None:
+    SqliteJournal(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {load_queries()['read_ended_within']}", [0.0] * 4).fetchall()
+    steps = [step for *_, step in plan]
+    assert any("ended_lease_by_ended_at (ended_at>?)" in step for step in steps), steps
+    assert not any("SCAN" in step for step in steps), steps
+
+
+class WritingMeanwhile:
+    """Asked in the middle of reading which leases to leave out; has the journal written to just then."""
+
+    def __init__(self, journal: SqliteJournal) -> None:
+        self.journal = journal
+        self.written = 0
+
+    def __contains__(self, lease_id: object) -> bool:
+        self.written += 1
+        self.journal.append([note(self.written)], [a_lease(f"new-{self.written}")])
+        self.journal.compact([note(self.written)])
+        return lease_id == "a"
+
+
+def test_the_writer_does_not_wait_for_the_reader_and_the_reader_sees_one_moment(path: Path) -> None:
+    with closing(SqliteJournal(path, most_ended=2)) as journal:
+        journal.append((), [a_lease("a"), a_lease("b"), a_lease("c")])
+        meanwhile = WritingMeanwhile(journal)
+
+        def begin() -> Reckoning:
+            journal.append((), [a_lease("too late")])
+            return Reckoning(0.0, None, NOW)
+
+        reckoning, lost_before = Accounts(path).reckon(begin, but_for=meanwhile)
+        assert (meanwhile.written, lost_before) == (3, None)
+        assert reckoning.total().leases == 2  # b and c; a was left out, the others came later
+        assert journal.load(10).events == (note(3),)
+        assert [lease.id for lease in journal.load(10).ended] == ["new-2", "new-3"]
+    with closing(SqliteJournal(path)) as journal:  # and nothing of it harms the next start
+        assert journal.load(10).events == (note(3),)
+
+
+def test_what_was_pruned_is_told_by_the_latest_of_it_though_the_clock_was_set_back(path: Path) -> None:
+    with closing(SqliteJournal(path, most_ended=2)) as journal:
+        journal.append((), [a_lease(str(number), ended_at=300.0 + number) for number in range(2)])
+        journal.compact(())
+        assert complete_since(path) is None
+        journal.append((), [a_lease("2", ended_at=250.0), a_lease("3", ended_at=260.0)])
+        journal.compact(())
+        assert total(path).leases == 2
+        assert complete_since(path) == 301.0
+        journal.append((), [a_lease("4", ended_at=270.0), a_lease("5", ended_at=400.0)])
+        journal.compact(())
+    assert complete_since(path) == 301.0  # 250 and 260 are gone as well, and that is before
+
+
+def test_what_was_lost_with_a_damaged_file_is_told(path: Path) -> None:
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), [a_lease("a")])
+        journal.replace_damaged([note(1)])
+        assert total(path) == Usage()
+        lost_at = complete_since(path)
+        assert lost_at is not None
+        assert abs(lost_at - path.stat().st_mtime) < H
+
+
+@pytest.mark.parametrize(("first", "expected"), [(1, None), (5, 300.0)])
+def test_a_journal_from_before_accounting_tells_what_it_can(path: Path, first: int, expected: float | None) -> None:
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), [a_lease("a"), replace(a_lease("b"), ended_at=400.0)])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE ended_lease SET position = position + 100")
+        connection.execute("UPDATE ended_lease SET position = position - 101 + ?", (first,))
+        connection.execute("DROP TABLE accounting")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    SqliteJournal(path).close()
+    assert complete_since(path) == expected
+    assert total(path).leases == 2
+
+
+def no_journal(path: Path) -> Iterator[str]:
+    yield "cannot be opened"
+    path.write_bytes(b"no database, but long enough to be looked at " * 100)
+    yield "damaged"
+
+
+def test_what_cannot_be_read_is_told_in_words_and_made_by_nobody(path: Path) -> None:
+    for words in no_journal(path):
+        with pytest.raises(JournalError, match=words):
+            complete_since(path)
+    path.unlink()
+    assert list(path.parent.iterdir()) == []
