@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test cover soak lint format bench clean
+.PHONY: help demo test cover soak lint format bench picture clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,9 +26,8 @@ $(READY): pyproject.toml constraints.txt
 	fi
 	@touch $@
 
-demo: ## See the pool at work on this machine
-	@echo "The demo does not exist yet: the server and the client it would show are still being built (see CHANGELOG.md)." >&2
-	@exit 1
+demo: $(READY) ## See the pool at work on this machine
+	@$(BIN)/gpu-pool demo
 
 test: $(READY) ## Run all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
@@ -56,6 +55,9 @@ bench: $(READY) ## Measure; prints what it measured
 	$(BIN)/python benchmarks/leases.py
 	$(BIN)/python benchmarks/endpoints.py
 	$(BIN)/python benchmarks/import_time.py
+
+picture: $(READY) ## Make docs/images/top.svg anew, from a real server with simulated GPUs
+	$(BIN)/python scripts/picture
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -241,9 +241,14 @@ class Acquisition:
         leaving = {
             member.id: self._leave(book, self._id_at(member), under_way.get(member.id))
             for member, book in self._asked.values()
-            if won is None or not self._is_won_at(won, member)
+            if not (self._has_nothing_of_ours(member) or (won is not None and self._is_won_at(won, member)))
         }
         return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
+
+    def _has_nothing_of_ours(self, member: Member) -> bool:
+        """Whether it refused us, and there was never an answer that got lost, nor a place in its queue."""
+        has_queued = any(id_ == member.id for id_, _ in self._told)
+        return member.id in self._refused and member.id not in self._ask_again_at and not has_queued
 
     def _is_won_at(self, won: Won, member: Member) -> bool:
         """Whether this is where it was won: one server may go by several names, and one id there is one lease."""

@@ -1,0 +1,20 @@
+"""For the example of tests: two servers of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # where pytest does not do it by itself: --import-mode=importlib
+
+from example_servers import ExampleServer, example_servers
+
+
+@pytest.fixture
+def servers() -> Iterator[list[ExampleServer]]:
+    """Two servers with one simulated GPU each."""
+    with example_servers("1", "1") as started:
+        yield started

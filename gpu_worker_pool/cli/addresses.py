@@ -1,0 +1,65 @@
+"""Under which addresses a server on this machine can be reached."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from collections.abc import Sequence
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address is loopback: what is sent there does not leave the machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_every_address(host: str) -> bool:
+    """Whether listening there is listening on all addresses of the machine."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def urls(host: str, port: int, prefix: str, *, names: Sequence[str]) -> list[str]:
+    """The URLs of a server that listens there, nearest first; `names` are those of a machine that listens on all."""
+    hosts = ["localhost", *names] if is_every_address(host) else ["localhost" if host == "127.0.0.1" else host]
+    return [f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}" for name in dict.fromkeys(hosts)]
+
+
+def names_of_this_machine(*, with_ipv6: bool) -> list[str]:
+    """Its host name and its addresses on all networks but loopback. Nobody is asked for them, so it takes no time."""
+    addresses = [*_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
+    return [socket.gethostname(), *addresses]
+
+
+def _ipv4_addresses() -> list[str]:
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asker.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has none
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return [address for address in found if not is_this_machine(address)]
+
+
+def _ipv6_addresses() -> list[str]:
+    try:
+        lines = _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    found = [IPv6Address(int(line.split()[0], 16)) for line in lines if line.strip()]
+    # One that is good on its own link only needs the name of that link beside it, which no URL of ours takes.
+    return [str(address) for address in found if not address.is_loopback and not address.is_link_local]

@@ -1,0 +1,104 @@
+"""What a server that has just become ready tells the person who started it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+DEFAULT_URL = "http://localhost:8000"
+
+
+@dataclass(frozen=True, slots=True)
+class GpusShown:
+    """The GPUs that are handed out. `source` is "simulated", "nvml", "nvidia-smi", or "none" where there is no way to
+    look at any; `installed` counts those as well that CUDA_VISIBLE_DEVICES hides.
+    """
+
+    count: int
+    installed: int
+    models: Mapping[str, int]
+    source: str
+    error: str | None
+
+    @classmethod
+    def of(cls, names: Sequence[str], installed: int, source: str, error: str | None) -> GpusShown:
+        """From the names of the GPUs, in their order."""
+        return cls(len(names), installed, dict(Counter(names)), source, error)
+
+    def __str__(self) -> str:
+        if not self.count and self.installed:
+            return f"none of {self.installed}: CUDA_VISIBLE_DEVICES hides them all"
+        if not self.count:
+            return f"none ({self.error or 'none was found'})"
+        which = ", ".join(f"{number} x {name}" for name, number in self.models.items())
+        hidden = f" of {self.installed}, by CUDA_VISIBLE_DEVICES" if self.installed != self.count else ""
+        kind = "SIMULATED, not hardware" if self.source == "simulated" else f"by {self.source}"
+        return f"{self.count}{hidden}: {which} ({kind})" + (f"; {self.error}" if self.error else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Who may ask for GPUs and give them back. `tokens` are the names of those who have one, never the tokens."""
+
+    tokens_are: Literal["set", "none", "broken"]
+    tokens: tuple[str, ...]
+    is_open_here: bool
+
+    def __str__(self) -> str:
+        here = "everybody on this machine" if self.is_open_here else "nobody without a token, not even on this machine"
+        if self.tokens_are == "set":
+            return f"{here}; from everywhere with a token: {', '.join(self.tokens)}"
+        if self.tokens_are == "broken":
+            return f"{here}; nobody from elsewhere, because the tokens cannot be used: see the log"
+        return f"{here}; nobody from elsewhere. To open it: --tokens-file FILE with lines of name:secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """All of it. `docs` and `page` are URLs, None where there is none; `trouble` is why nothing can be granted."""
+
+    version: str
+    pid: int
+    urls: tuple[str, ...]
+    docs: str | None
+    page: str | None
+    gpus: GpusShown
+    state: str
+    trouble: str | None
+    writing: Writing
+    is_default: bool
+    """Whether a client that is told nothing finds it."""
+
+    def lines(self) -> list[tuple[str, str]]:
+        """A word and what is to be said under it, for each line; a word that is empty goes on with the one before."""
+        endpoint = "" if self.is_default and DEFAULT_URL in self.urls else f"--endpoint {self.urls[0]} "
+        said = [("address", "  ".join(self.urls))]
+        if self.page:
+            said.append(("live page", self.page))
+        if self.docs:
+            said.append(("try it out", self.docs))
+        said.append(("GPUs", str(self.gpus)))
+        if not self.gpus.count:
+            said.append(("", "`gpu-pool doctor` says what is missing; --simulated-gpus 4 tries it without any"))
+        said.append(("state", self.state))
+        if self.trouble:
+            said.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
+        said += [("may ask", str(self.writing)), ("use it", f"gpu-pool run {endpoint}-- CMD")]
+        return said
+
+    def as_json(self) -> dict[str, Any]:
+        """For --json."""
+        shown = asdict(self)
+        del shown["is_default"]
+        writing = shown.pop("writing")
+        return {
+            **shown,
+            "can_grant": self.trouble is None,
+            "writing": {
+                "without_token_here": writing["is_open_here"],
+                "tokens": writing["tokens_are"],
+                "names": writing["tokens"],
+            },
+        }

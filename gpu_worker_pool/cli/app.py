@@ -1,0 +1,108 @@
+"""`gpu-pool` itself: its commands, and what becomes of what they raise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+import gpu_worker_pool
+from gpu_worker_pool.errors import PoolError
+
+from .batch import batch
+from .demo import demo
+from .doctor import doctor
+from .drain import drain, undrain
+from .explain import explain
+from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
+from .leases import leases
+from .output import complain
+from .release import release
+from .report import report
+from .run import run
+from .serve import serve
+from .status import status
+from .top import top
+from .wait import wait
+
+app = typer.Typer(
+    name="gpu-pool",
+    help="Hand out GPUs so that nobody collides.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+# What typer raises for what was typed wrong. Newer ones bring their own click, so it is found by what is derived from it.
+_TypedWrong: Any = typer.BadParameter.mro()[2]
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"gpu-pool {gpu_worker_pool.__version__}")  # noqa: T201 - that is what it is for
+        raise typer.Exit
+
+
+# Everything after the command's name is the command's own.
+app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
+app.command(rich_help_panel="Run")(batch)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(rich_help_panel="Look")(top)
+app.command(rich_help_panel="Operate")(serve)
+app.command(rich_help_panel="Operate")(doctor)
+app.command(rich_help_panel="Run")(wait)
+app.command(rich_help_panel="Look")(status)
+app.command(rich_help_panel="Look")(leases)
+app.command(rich_help_panel="Look")(explain)
+app.command(rich_help_panel="Look")(report)
+app.command(rich_help_panel="Operate")(release)
+app.command(rich_help_panel="Operate")(drain)
+app.command(rich_help_panel="Operate")(undrain)
+app.command(rich_help_panel="Try")(demo)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; its exit code. Whatever goes wrong is one line that says what to do."""
+    try:
+        result = app(args=list(arguments), prog_name="gpu-pool", standalone_mode=False)
+    except Failure as failure:
+        complain(str(failure))
+        return _own_failure(arguments, failure.code)
+    except PoolError as error:
+        complain(str(error))
+        return FAILED
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except _TypedWrong as error:
+        where = getattr(error, "ctx", None)
+        if message := error.format_message():  # none where it was called without anything, and showed its help
+            complain(f"{message} (see `{where.command_path if where else 'gpu-pool'} --help`)")
+        return _own_failure(arguments, USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return SIGNAL_BASE + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read our output (head, say) has had enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SIGNAL_BASE + signal.SIGPIPE
+    return result if isinstance(result, int) else 0
+
+
+def _own_failure(arguments: Sequence[str], code: int) -> int:
+    """`run` ends with its command's exit code, and a command may well end with 2."""
+    return FAILED if code == USAGE and arguments[:1] == ["run"] else code

@@ -1,0 +1,74 @@
+"""Keys as they are pressed, without waiting for Enter."""
+
+from __future__ import annotations
+
+import os
+import re
+import termios
+import tty
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+UP: Final = "up"
+DOWN: Final = "down"
+PAGE_UP: Final = "page up"
+PAGE_DOWN: Final = "page down"
+HOME: Final = "home"
+END: Final = "end"
+TAB: Final = "tab"
+
+# What terminals send, in both of their modes.
+_NAMES = {
+    "\x1b[A": UP,
+    "\x1bOA": UP,
+    "\x1b[B": DOWN,
+    "\x1bOB": DOWN,
+    "\x1b[5~": PAGE_UP,
+    "\x1b[6~": PAGE_DOWN,
+    "\x1b[H": HOME,
+    "\x1bOH": HOME,
+    "\x1b[1~": HOME,
+    "\x1b[F": END,
+    "\x1bOF": END,
+    "\x1b[4~": END,
+    "\t": TAB,
+}
+_KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
+
+
+def keys_in(data: bytes) -> list[str]:
+    """The keys in what a terminal sent: named ones by name, others as their character, unknown sequences left out."""
+    found = _KEY.findall(data.decode("utf-8", "replace"))
+    return [_NAMES.get(key, key) for key in found if key in _NAMES or len(key) == 1]
+
+
+class Keyboard:
+    """While it is entered, the terminal hands over each key at once and does not show it; afterwards it is as it was.
+
+    Ctrl-C and Ctrl-Z keep their meaning.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._before: list[int | list[bytes | int]] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = termios.tcgetattr(self.descriptor)
+        tty.setcbreak(self.descriptor, termios.TCSANOW)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            with suppress(termios.error):  # where the terminal is gone, nobody sees what it is left like
+                termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self._before)
+
+    def read(self) -> list[str] | None:
+        """What was pressed; waits if nothing was. None where the terminal is gone."""
+        try:
+            data = os.read(self.descriptor, 1024)
+        except OSError:
+            return None
+        return keys_in(data) if data else None

@@ -1,0 +1,56 @@
+"""Where commands print. Results go to standard output, everything else to standard error; colours only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+
+
+def out() -> Console:
+    """For results. Where it is no terminal nothing is cut off: who reads it line by line wants whole lines."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200, soft_wrap=True)
+
+
+def err() -> Console:
+    """For what is said beside the results."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(command: str, data: Mapping[str, Any]) -> None:
+    """One object on one line. Its schema, by name and version, is documented in docs/CLI.md: keys are added, never
+    taken away or given another meaning within a version.
+    """
+    print(json.dumps({"schema": f"gpu-pool/{command}/1", **data}), flush=True)  # noqa: T201 - that is what it is for
+
+
+def plain(value: object) -> str:
+    """A text without anything that a terminal would obey: no control characters, none that turn the direction."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
+
+
+def complain(message: str) -> None:
+    """A line on standard error; what a server said may be in it."""
+    print(f"gpu-pool: {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def pass_on_warnings(say: Callable[[str], None]) -> None:
+    """Have what the client warns of said like this. What happens to a request of ours we tell ourselves."""
+    logger = logging.getLogger("gpu_worker_pool")
+    logger.addHandler(_Warnings(say))
+    logger.propagate = False
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not hasattr(record, "event"):
+            self._say(record.getMessage())

@@ -1,0 +1,19 @@
+"""A word and a long text beside it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def show_beside(console: Console, word: Text, text: Text) -> None:
+    """On a terminal a text that is too long goes on under itself; elsewhere it is one line, for whoever searches it."""
+    if not console.is_terminal:
+        console.print(word + text)
+        return
+    row = Table.grid()
+    row.add_column(min_width=word.cell_len, max_width=word.cell_len, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(word, text)
+    console.print(row)

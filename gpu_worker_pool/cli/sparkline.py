@@ -1,0 +1,50 @@
+"""Percentages drawn in a line of text: a bar for one, a sparkline for the last ones. Unknown is not zero in either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+UNKNOWN = "?"
+# A reading that could not be taken, among others that could.
+GAP = "·"
+# The highest leaves a gap to the line above, so that those of two GPUs do not run together.
+_LEVELS = "▁▂▃▄▅▆▇"
+_FULL, _HALF, _EMPTY = "━╾─"
+MARK, _MARK_IN_FULL = "┼╋"
+_GROUND = "bright_black"
+
+
+def sparkline(percents: Sequence[float | None], width: int) -> str:
+    """The last `width` readings, the newest at the right, on a scale that is 0 to 100 whatever they are, so that those of
+    two GPUs can be compared. Where there were fewer, the left is empty.
+    """
+    if width <= 0:
+        return ""
+    return "".join(GAP if percent is None else _level(percent) for percent in percents[-width:]).rjust(width)
+
+
+def bar(percent: float | None, width: int, *, style: str, mark_percent: float | None = None) -> Text:
+    """A bar of this many cells, exact to half of one, with a mark at the threshold; it can be read without colours.
+    Unknown is a question mark.
+    """
+    if width <= 0:
+        return Text()
+    if percent is None:
+        return Text(UNKNOWN.center(width).rstrip(), "dim")
+    halves = round(min(max(percent, 0.0), 100.0) / 100 * width * 2)
+    if percent > 0:
+        halves = max(halves, 1)  # a little is not nothing
+    full, half = divmod(halves, 2)
+    text = Text().append(_FULL * full + _HALF * half, style).append(_EMPTY * (width - full - half), _GROUND)
+    if mark_percent is None or not 0 < mark_percent < 100:
+        return text
+    mark = min(int(mark_percent / 100 * width), width - 1)
+    sign = Text(_MARK_IN_FULL, style) if mark < full else Text(MARK, "white")
+    return Text().append_text(text[:mark]).append_text(sign).append_text(text[mark + 1 :])
+
+
+def _level(percent: float) -> str:
+    share = min(max(percent, 0.0), 100.0) / 100
+    return _LEVELS[min(int(share * len(_LEVELS)), len(_LEVELS) - 1)]

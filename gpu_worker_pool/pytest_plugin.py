@@ -1,0 +1,331 @@
+"""A plugin for pytest: the fixture `gpu` leases a GPU for the length of a test.
+
+    def test_it_trains(gpu):
+        subprocess.run(["python", "train.py"], check=True)  # sees gpu.gpu_ids and no other GPU
+
+    @pytest.mark.gpu(gpus=2, memory_mb=4000, model="A100", timeout=600, priority=5)
+    def test_it_trains_on_two(gpu): ...
+
+Tests wait their turn, so those of several processes (pytest-xdist), users and programs never have the same GPU at once.
+
+CUDA looks at CUDA_VISIBLE_DEVICES once in a process, when it begins. A process that begins it during a test stays on
+that GPU: so its lease is kept until the end of the session, and the next tests of that process are given the same GPU.
+A process that began CUDA before any test had a GPU sees all of them, which a warning says.
+
+This file is loaded in every run of pytest where the package is installed. So it imports the client only when a test
+uses the fixture, and does nothing before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import pytest
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.client.pool_client import Assignment
+
+MARKER = (
+    "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0): what the fixture `gpu` leases for this test; "
+    "with memory_mb the GPU is shared with others who said how much they need, timeout is how many seconds to wait"
+)
+WISHES = ("gpus", "memory_mb", "model", "priority", "timeout")
+DEFAULT_TIMEOUT_S = 600.0
+MISSING = ("fail", "skip")
+# How long to wait for a first sign of any server. One that refuses the connection is not waited for.
+FIRST_ANSWER_S = 10.0
+LOOK_AGAIN_S = 0.05
+# The longest label that a server takes.
+MAX_LABEL = 256
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What can be told on the command line and in the ini-file."""
+    group = parser.getgroup("gpu", "GPUs for tests (gpu-worker-pool)")
+    group.addoption(
+        "--gpu-endpoint",
+        metavar="URL",
+        help="the GPU server to lease GPUs from, or several, separated by commas; by default as the environment says "
+        "(GPU_STATS_SERVICE_ENDPOINTS, GPU_SERVICE_ENDPOINT), else http://localhost:8000",
+    )
+    timeout_help = f"how many seconds a test waits for its GPU before it fails; by default {DEFAULT_TIMEOUT_S:g}"
+    group.addoption("--gpu-timeout", metavar="S", type=float, help=f"{timeout_help} (ini: gpu_timeout)")
+    parser.addini("gpu_timeout", timeout_help, default=f"{DEFAULT_TIMEOUT_S:g}")
+    missing_help = (
+        "what becomes of a test whose GPU there is not, because no server answers or none has such a GPU: fail (the "
+        "default) or skip, which says why"
+    )
+    group.addoption("--gpu-missing", choices=MISSING, help=f"{missing_help} (ini: gpu_missing)")
+    parser.addini("gpu_missing", missing_help, default=MISSING[0])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker is known, so that strict markers take it."""
+    config.addinivalue_line("markers", MARKER)
+
+
+# --- the fixture -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, _gpu_leases: _Leases) -> Iterator[Assignment]:
+    """A GPU that is this test's alone, in CUDA_VISIBLE_DEVICES until the test ends: the assignment, as of the client.
+
+    The marker `gpu` says what is wished for. A test whose lease is lost on the way fails, with the reason.
+    """
+    item: pytest.Item = request.node
+    with _gpu_leases.lease(item) as assignment, _environment(assignment.env):
+        item.stash[_ASSIGNMENT] = assignment
+        yield assignment
+
+
+@pytest.fixture(scope="session")
+def _gpu_leases(pytestconfig: pytest.Config) -> Iterator[_Leases]:
+    """One client for this process, from the first test on that wants a GPU."""
+    with _Leases(pytestconfig) as leases:
+        yield leases
+
+
+_ASSIGNMENT: pytest.StashKey[Assignment] = pytest.StashKey()
+_IS_TOLD: pytest.StashKey[bool] = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that ends on a GPU that was not its own any more has failed, whatever it found."""
+    try:
+        result = yield
+    except BaseException as error:
+        if loss := _tell_loss(item):
+            error.add_note(loss)
+        raise
+    if loss := _tell_loss(item):
+        _fail(loss)
+    return result
+
+
+def _tell_loss(item: pytest.Item) -> str | None:
+    assignment = item.stash.get(_ASSIGNMENT, None)
+    if assignment is None or not assignment.is_lost:
+        return None
+    item.stash[_IS_TOLD] = True
+    return _loss(assignment)
+
+
+def _loss(assignment: Assignment) -> str:
+    reason = getattr(assignment.lost, "reason", None) or "no sign of life got through in time"
+    return f"the lease on GPU {_names(assignment)} was lost during the test: {reason}; somebody else may have been given the GPU"
+
+
+# --- leasing ---------------------------------------------------------------------------------------------------------
+
+
+class _Leases:
+    """Leases GPUs for the tests of one process, one test after the other."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from gpu_worker_pool import GPUWorkerPool  # noqa: PLC0415 - only who wants a GPU waits for it to load
+
+        self._config = config
+        self._timeout_s = _timeout_s(config)
+        self._skips = _skips(config)
+        given = config.getoption("gpu_endpoint")
+        urls = [url.strip() for url in (given or "").split(",") if url.strip()]
+        if given is not None and not urls:
+            raise pytest.UsageError("--gpu-endpoint is empty; give it a URL, such as http://localhost:8000")
+        options: dict[str, Any] = {"service_endpoints": urls} if len(urls) > 1 else {}
+        try:
+            self._pool = GPUWorkerPool(urls[0] if len(urls) == 1 else None, **options)
+        except ValueError as error:
+            raise pytest.UsageError(f"the GPU server for the tests: {error}") from None
+        self._has_answered = False
+        # Of a process that has begun CUDA during a test, and so cannot leave that GPU.
+        self._kept: tuple[Assignment, dict[str, Any]] | None = None
+        self._sees_all_gpus = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._pool.start()
+        except ValueError as error:
+            raise pytest.UsageError(f"the GPU server for the tests: {error}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.stop()
+
+    @contextmanager
+    def lease(self, item: pytest.Item) -> Iterator[Assignment]:
+        """What this test wishes for, given back at the end of the block."""
+        wishes = _wishes(item)
+        timeout_s, priority = wishes.pop("timeout", self._timeout_s), wishes.pop("priority", 0)
+        assignment = self._take_kept(wishes)
+        if assignment is None:
+            self._look_whether_cuda_began_too_early()
+            assignment = self._request(item, timeout_s, {**wishes, "priority": priority})
+        try:
+            self._check_that_all_are_coordinated(assignment)
+            yield assignment
+        finally:
+            self._give_back(item, assignment, wishes)
+
+    def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
+        from gpu_worker_pool import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
+
+        self._wait_for_a_server()
+        try:
+            return self._pool.request_gpu(timeout_s, labels={"test": _label(item.nodeid)}, **wishes)
+        except (RequestRefusedError, ServiceUnavailableError) as error:
+            self._miss(str(error))
+        except (PoolError, TypeError, ValueError) as error:
+            _fail(f"no GPU for this test: {error}")
+
+    def _wait_for_a_server(self) -> None:
+        """A request would wait for a server until its time is over. Where none is there at all, say so now."""
+        from gpu_worker_pool import ServiceUnavailableError  # noqa: PLC0415 - see above
+
+        deadline = time.monotonic() + FIRST_ANSWER_S
+        while not self._has_answered:
+            found = self._pool.get_error_recovery_status()
+            self._has_answered = bool(found["healthy_endpoints"])
+            have_all_failed = all(stats["failure_count"] for stats in found["circuit_breaker_stats"].values())
+            if self._has_answered:
+                return
+            if have_all_failed or time.monotonic() > deadline:
+                self._miss(str(ServiceUnavailableError(found["errors"])))
+            time.sleep(LOOK_AGAIN_S)
+
+    def _miss(self, reason: str) -> NoReturn:
+        if self._skips:
+            pytest.skip(f"no GPU for this test: {reason}")
+        _fail(f"no GPU for this test: {reason} (--gpu-missing=skip skips such tests)")
+
+    def _check_that_all_are_coordinated(self, assignment: Assignment) -> None:
+        """A lease that cannot run out is one that this process gave itself, because the server has no leases."""
+        processes = getattr(self._config, "workerinput", {}).get("workercount", 1)
+        if processes > 1 and getattr(assignment.lost, "ends_at", None) is None:
+            _fail(
+                f"the GPU server {assignment.endpoint_id} has statistics only and no leases, so only the tests of one "
+                f"process are coordinated, and these run in {processes}: they would be given the same GPUs. Run this "
+                "package's server there (gpu-pool serve), or the tests in one process (-n 0)"
+            )
+
+    def _give_back(self, item: pytest.Item, assignment: Assignment, wishes: dict[str, Any]) -> None:
+        from gpu_worker_pool import StaleAssignmentError  # noqa: PLC0415 - see above
+
+        if not self._sees_all_gpus and not assignment.is_lost and _has_begun_cuda():
+            self._kept = (assignment, wishes)
+            return
+        if self._kept is not None:
+            return  # it was kept and is lost, which the next test is told too
+        try:
+            self._pool.release_gpu(assignment)
+        except StaleAssignmentError:
+            if not item.stash.get(_IS_TOLD, False):
+                _fail(_loss(assignment))
+
+    # --- CUDA in this process ----------------------------------------------------------------------------------------
+
+    def _take_kept(self, wishes: dict[str, Any]) -> Assignment | None:
+        if self._kept is None:
+            return None
+        assignment, kept_wishes = self._kept
+        advice = "run this test in a process of its own"
+        where = f"this process has begun CUDA on GPU {_names(assignment)} and cannot leave it"
+        if assignment.is_lost:
+            _fail(f"{where}, and {_loss(assignment)}; {advice}")
+        if wishes != kept_wishes:
+            _fail(f"{where}, but this test wishes for {_shown(wishes)} and not {_shown(kept_wishes)}; {advice}")
+        return assignment
+
+    def _look_whether_cuda_began_too_early(self) -> None:
+        if not self._sees_all_gpus and _has_begun_cuda():
+            self._sees_all_gpus = True
+            warnings.warn(
+                "CUDA began in this process before a test had a GPU, by a look at what is available while tests were "
+                "collected, say: so it does not heed the CUDA_VISIBLE_DEVICES of the test. Look inside the tests, or "
+                "choose the device by gpu.gpu_id",
+                pytest.PytestWarning,
+                stacklevel=2,
+            )
+
+
+def _has_begun_cuda() -> bool:
+    """Whether this process has the device open that CUDA, of any framework, opens when it begins."""
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        try:
+            if descriptor.readlink().name == "nvidia-uvm":
+                return True
+        except OSError:
+            continue  # closed meanwhile
+    return False
+
+
+# --- what was asked for ----------------------------------------------------------------------------------------------
+
+
+def _wishes(item: pytest.Item) -> dict[str, Any]:
+    """Of all its markers; the nearest wins, so that a test may differ from its class."""
+    wishes: dict[str, Any] = {}
+    for marker in reversed(list(item.iter_markers("gpu"))):
+        unknown = [repr(value) for value in marker.args] + [name for name in marker.kwargs if name not in WISHES]
+        if unknown:
+            _fail(f"the marker gpu does not know {', '.join(unknown)}; possible are {', '.join(WISHES)}, each by name")
+        wishes.update(marker.kwargs)
+    return {name: value for name, value in wishes.items() if value is not None}
+
+
+def _timeout_s(config: pytest.Config) -> float:
+    given: float | None = config.getoption("gpu_timeout")
+    if given is not None:
+        return given
+    text = config.getini("gpu_timeout")
+    try:
+        return float(text)
+    except ValueError:
+        raise pytest.UsageError(f"gpu_timeout is {text!r}; a number of seconds is needed") from None
+
+
+def _skips(config: pytest.Config) -> bool:
+    chosen = config.getoption("gpu_missing") or config.getini("gpu_missing")
+    if chosen not in MISSING:
+        raise pytest.UsageError(f"gpu_missing is {chosen!r}; possible are {', '.join(MISSING)}")
+    return bool(chosen == "skip")
+
+
+def _label(nodeid: str) -> str:
+    """As a server takes it; of a long one the end, which tells more."""
+    printable = "".join(sign if sign.isprintable() else "?" for sign in nodeid)
+    return printable if len(printable) <= MAX_LABEL else f"...{printable[3 - MAX_LABEL :]}"
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set for the length of the block, and as before after it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _shown(wishes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in wishes.items()) or "any GPU"
+
+
+def _names(assignment: Assignment) -> str:
+    return ", ".join(map(str, assignment.gpu_ids))
+
+
+def _fail(reason: str) -> NoReturn:
+    pytest.fail(reason, pytrace=False)

@@ -1,0 +1,88 @@
+"""Runs the examples, each in a process of its own, and says how it went.
+
+python run_examples.py                          # all of them
+python run_examples.py config_examples ...      # these
+python run_examples.py --list                   # what there is
+
+They start servers of their own with simulated GPUs, unless --endpoint or GPU_SERVICE_ENDPOINT names yours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+EXAMPLES = ROOT / "examples"
+NAMES = (
+    "basic_client_usage",
+    "multi_endpoint_usage",
+    "multi_endpoint_demo",
+    "config_examples",
+    "test_integration_error_handling",
+)
+# None takes nearly as long; an example that hangs is a failure.
+MOST_S = 120.0
+
+
+def description(name: str) -> str:
+    """The first line of what it says of itself."""
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+
+
+def command(name: str) -> list[str]:
+    """How it is run: the tests by pytest, the others as programs."""
+    path = str(EXAMPLES / f"{name}.py")
+    return [sys.executable, *(("-m", "pytest", "-q", "--no-header") if name.startswith("test_") else ()), path]
+
+
+def run(name: str, env: dict[str, str]) -> str:
+    """Run one; how it went, in a word or two."""
+    if name.startswith("test_") and importlib.util.find_spec("pytest") is None:
+        return "left out: pytest is not installed"
+    try:
+        code = subprocess.run(command(name), env=env, cwd=ROOT, timeout=MOST_S, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return f"failed: not at its end after {MOST_S:g} s"
+    return "ok" if code == 0 else f"failed: exit code {code}"
+
+
+def main() -> int:
+    """The exit code is 1 if an example failed."""
+    parser = argparse.ArgumentParser(description="Runs the examples, each in a process of its own.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all by default; there are {', '.join(NAMES)}")
+    parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument("--endpoint", metavar="URL", help="your GPU server, or several, separated by commas")
+    options = parser.parse_args()
+    chosen = [Path(name).stem for name in options.names] or list(NAMES)
+    unknown = [name for name in chosen if name not in NAMES]
+    if unknown:
+        parser.error(f"there is no example {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    if options.list:
+        for name in chosen:
+            print(f"{name:<33}{description(name)}")
+        return 0
+    # The code beside this file is meant, whatever else is installed.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    if options.endpoint:
+        env["GPU_STATS_SERVICE_ENDPOINTS"] = options.endpoint
+    rows = []
+    for name in chosen:
+        print(f"\n{'=' * 20} {name}: {description(name)}\n", flush=True)
+        began = time.monotonic()
+        rows.append((name, run(name, env), f"{time.monotonic() - began:.1f} s"))
+    print(f"\n{'example':<33}{'took':>7}  result")
+    for name, result, took in rows:
+        print(f"{name:<33}{took:>7}  {result}")
+    return 1 if any(result.startswith("failed") for _, result, _ in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""`gpu-pool` as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.server.running import ROOT, RunningServer
+
+GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
+# Nothing here takes so long; a command that hangs must not hang the tests.
+MOST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its only line of output."""
+        return json.loads(self.out)
+
+    @property
+    def json_lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def environment(server: RunningServer | str | None = None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a command sees: nothing of the settings of whoever runs the tests."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    endpoint = server.url if isinstance(server, RunningServer) else server
+    pool = {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
+    return {**kept, "PYTHONPATH": str(ROOT), **pool, **(extra or {})}
+
+
+def gpu_pool(
+    *arguments: str,
+    server: RunningServer | str | None = None,
+    env: Mapping[str, str] | None = None,
+    text: str | None = None,
+    cwd: Path | None = None,
+) -> Done:
+    """Run it to its end."""
+    done = subprocess.run(
+        [*GPU_POOL, *arguments],
+        env=environment(server, env),
+        input=text,
+        stdin=subprocess.DEVNULL if text is None else None,
+        capture_output=True,
+        text=True,
+        timeout=MOST_S,
+        check=False,
+        cwd=cwd,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def start_gpu_pool(
+    *arguments: str,
+    server: RunningServer | str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[str]:
+    """Start it, in a process group of its own; whoever does ends it."""
+    return subprocess.Popen(
+        [*GPU_POOL, *arguments],
+        env=environment(server, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        process_group=0,
+    )

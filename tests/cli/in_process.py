@@ -1,0 +1,33 @@
+"""`gpu-pool` without a process of its own: for what a process would only make slower."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+from gpu_worker_pool.cli.app import main
+from tests.server.running import RunningServer
+
+from .commands import Done, environment
+
+
+def called(*arguments: str, server: RunningServer | str | None = None, env: Mapping[str, str] | None = None) -> Done:
+    """Run a command to its end, as `commands.gpu_pool` does."""
+    out, err = io.StringIO(), io.StringIO()
+    with _environment(environment(server, env)), redirect_stdout(out), redirect_stderr(err):
+        code = main(arguments)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,76 @@
+"""Amounts as people write and read them."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker_pool.cli.asking import grace_within, label, short_name
+from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
+from gpu_worker_pool.cli.waiting import waiting_text
+
+
+@pytest.mark.parametrize(
+    ("text", "memory_mb"),
+    [("12GB", 12288), ("12 GiB", 12288), ("12g", 12288), ("800M", 800), ("12000", 12000), ("1.5TB", 1572864)],
+)
+def test_memory(text: str, memory_mb: float) -> None:
+    assert parse_memory_mb(text) == memory_mb
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172_800), ("0", 0), ("0.5s", 0.5), ("1h 5s", 3605)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", " ", "12 apples", "-5", "nan", "inf", "1e400", "0", "GB", "12GBs", "0.1"])
+def test_what_is_no_memory(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="write 12GB"):
+        parse_memory_mb(text)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "nan", "inf", "5m1h", "s", "9" * 400])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_duration_s(text)
+
+
+@given(st.floats(0, 1e9))
+def test_a_duration_that_is_shown_can_be_read_and_is_no_longer_than_it_was(seconds: float) -> None:
+    shown = parse_duration_s(show_duration(seconds))
+    assert shown <= seconds + 1
+    assert shown >= seconds * 0.95 - 1
+
+
+def test_memory_is_shown_in_what_suits_it() -> None:
+    assert [show_memory(800), show_memory(1024), show_memory(81920)] == ["800 MiB", "1.0 GiB", "80.0 GiB"]
+
+
+def test_what_others_see_of_a_command_has_none_of_its_options() -> None:
+    assert short_name(["/usr/bin/python3", "runs/train.py", "--key", "secret"]) == "python3 train.py"
+    assert short_name(["python", "-c", "import secret"]) == "python"
+    assert label("a\nb\u202ec" + "d" * 500).startswith("a b cd")
+
+
+def test_a_command_whose_lease_is_lost_is_gone_before_the_server_gives_it_away() -> None:
+    assert grace_within(10, ttl_s=30) < 30 / 3
+    assert grace_within(2, ttl_s=30) == 2
+
+
+def test_the_waiting_line_says_who_has_it_and_for_how_long() -> None:
+    lease = {
+        "reason": "Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob",
+        "obstacles": [
+            {"code": "leased", "holders": ["bob"], "since_at": 940.0},
+            {"code": "leased", "holders": ["ada"], "since_at": 400.0},
+            {"code": "over_memory", "memory_percent": 90},
+        ],
+    }
+    assert waiting_text(lease, 65, now_s=1000.0) == (
+        "waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob. Held by ada for 10m, bob for 1m"
+    )

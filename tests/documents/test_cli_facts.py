@@ -1,0 +1,176 @@
+"""CLI.md leaves out no command, option, exit code or key; and a command that any document names can be typed so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from gpu_worker_pool.cli import failure
+from gpu_worker_pool.cli.app import app
+from gpu_worker_pool.cli.asking import command_env
+from gpu_worker_pool.cli.demo_check import Outage
+from gpu_worker_pool.cli.demo_summary import Record, summarize
+from gpu_worker_pool.cli.serve import FLAGS
+from gpu_worker_pool.models import GPUAssignment
+from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES
+from tests.cli.test_demo import CLEAN, turn
+
+from .blocks import ROOT, Block, blocks_of, documents
+from .schemas import unlike
+from .test_facts import code_in, document, rows, section
+
+CLI = ROOT / "docs" / "CLI.md"
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+# Two that are told together.
+TOLD_AS = {"drain": "drain, undrain", "undrain": "drain, undrain"}
+
+
+def options_of(command: Any) -> set[str]:
+    """As they are typed, in their long form."""
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    every = {text for parameter in shown for text in (*parameter.opts, *parameter.secondary_opts)}
+    return {text for text in every if text.startswith("--")} - {"--help"}
+
+
+# --- commands and options --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_described(name: str) -> None:
+    told = " ".join(code_in(section("CLI.md", TOLD_AS.get(name, name))))
+    assert options_of(COMMANDS[name]) <= set(re.findall(r"--[a-z-]+", told))
+
+
+def test_no_option_is_described_that_no_command_has() -> None:
+    plugin = {"--gpu-endpoint", "--gpu-timeout", "--gpu-missing"}
+    own = {"--help", "--version", "--install-completion", "--show-completion"}
+    known = set().union(*(options_of(command) for command in COMMANDS.values())) | own | plugin
+    assert set(re.findall(r"`(--[a-z-]+)", document("CLI.md"))) <= known
+
+
+def test_every_flag_of_serve_stands_beside_its_setting() -> None:
+    told = section("CLI.md", "serve")
+    for setting, flag in FLAGS.items():
+        assert re.search(rf"`{flag}`[^|]*\| `{setting.upper()}` \|", told), flag
+
+
+def typed_commands() -> Iterator[tuple[str, str]]:
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        for found in re.findall(r"`(?:[A-Z_]+=\S+ )*gpu-pool ([a-z][^`\n]*)`", text):
+            yield path.name, found
+
+
+def test_what_is_told_to_be_typed_is_understood() -> None:
+    typed = list(typed_commands())
+    assert len(typed) > 50
+    for place, text in typed:
+        name, *arguments = shlex.split(text)
+        if arguments or name not in COMMANDS:  # a name alone speaks of the command
+            assert name in COMMANDS, (place, text)
+            COMMANDS[name].make_context(name, arguments).close()
+
+
+def test_every_exit_code_is_in_the_table() -> None:
+    table = re.findall(r"^\| ([\d+N, ]+) \|", section("CLI.md", "Exit codes"), re.MULTILINE)
+    codes = {int(code) for code in re.findall(r"\d+", " ".join(table))}
+    ours = {value for name, value in vars(failure).items() if name.isupper() and isinstance(value, int)}
+    assert codes == {0, 1} | ours
+
+
+def test_what_a_command_finds_in_its_environment_is_described() -> None:
+    assignment = GPUAssignment(gpu_id=0, worker_id="w", assigned_at=datetime.now())  # noqa: DTZ005 - as the client has it
+    told = code_in(section("CLI.md", "run"))
+    assert set(told) >= command_env({}, assignment).keys() | {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+
+
+def test_the_plugin_is_described() -> None:
+    told = section("CLI.md", "pytest")
+    assert set(code_in(told)) >= set(WISHES)
+    defaults = {row[0].strip("`"): row[2] for row in rows(told)}
+    assert defaults["--gpu-timeout"] == f"{DEFAULT_TIMEOUT_S:g}"
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def keys_of(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        below = (keys_of(item) for key, item in value.items() if key not in {"labels", "models"})
+        return set(value).union(*below)
+    return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
+
+
+def examples() -> list[Block]:
+    return [block for block in blocks_of(CLI) if block.language == "json"]
+
+
+def heading_of(block: Block) -> str:
+    before = document("CLI.md").splitlines()[: block.line]
+    return next(line for line in reversed(before) if line.startswith("#")).lstrip("# ")
+
+
+def test_every_command_with_json_has_an_example_of_it() -> None:
+    schemas = {match[1] for block in examples() if (match := re.search(r"gpu-pool/([a-z]+)/1", block.text))}
+    assert {name for name, command in COMMANDS.items() if "--json" in options_of(command)} - {"demo"} == schemas
+    assert {"whole" in block.marks or "held-by" in block.marks for block in examples()} == {True}
+
+
+@pytest.mark.parametrize("block", examples(), ids=heading_of)
+def test_every_key_is_described(block: Block) -> None:
+    told = code_in(section("CLI.md", heading_of(block)))
+    if "JSON" not in heading_of(block):  # the state file, which says where the rest is told
+        told += code_in(section("CLI.md", "batch JSON"))
+    told += code_in(section("CLI.md", "status JSON"))
+    assert keys_of(json.loads(block.text)) <= {*told, "schema"}
+
+
+def test_the_example_of_the_demo_is_like_what_is_measured() -> None:
+    (example,) = [block for block in examples() if block.marks.get("held-by") == str(here())]
+    survived: dict[str, Any] = {"state": "queued", "gpus": [], "fence": None, "end_reason": None}
+    outage = Outage(killed_at=1.0, back_at=1.8, found={"b-1": survived, "c-1": survived}, found_at=1.9)
+    killed = [line for line in CLEAN if not (line["what"] == "ends" and line["worker"] == "a")]
+    lines = [
+        *killed,
+        {"what": "killed", "worker": "a", "at": 1.5},
+        *turn("d", 1, 4, asked=3.1, queued=3.2, began=3.9, ended=5.0),
+    ]
+    pool: dict[str, Any] = {"leases": [], "queue": [], "gpus": []}
+
+    summary = summarize(Record(lines, outage, None, pool, "simulated", gpus=1, workers=4, seed=0, took_s=5.0))
+
+    assert summary["broken"]
+    assert summary["killed_worker"]["next_worker"] == "b"
+    assert summary["restart"] is not None
+    assert unlike(json.loads(example.text), summary) == []
+
+
+def here() -> Path:
+    return Path(__file__).relative_to(ROOT)
+
+
+# --- what compares ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ({"a": 1, "b": [{"c": "y"}, {"c": None}]}, []),
+        ({"a": None, "b": []}, []),
+        ({"b": []}, ["$.a is missing"]),
+        ({"a": 1, "b": [], "d": 1}, ["$.d is not documented"]),
+        ({"a": 1, "b": [{"c": "y"}, {"c": 3}]}, ["$.b[1].c is 3, not like 'x'"]),
+        ({"a": 1, "b": [{"c": "y", "e": 1}]}, ["$.b[0].e is not documented"]),
+        ({"a": 1, "b": {}}, ["$.b is no list"]),
+    ],
+)
+def test_a_schema_is_held_key_by_key(answer: Any, found: list[str]) -> None:
+    assert unlike({"a": 1, "b": [{"c": "x"}]}, answer) == found

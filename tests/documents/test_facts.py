@@ -1,0 +1,184 @@
+"""Tables and lists in the documents say what the code does, and leave nothing out."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import gpu_worker_pool
+from gpu_worker_pool import config, models
+from gpu_worker_pool.client.events import Kind
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core import eligibility, lease
+from gpu_worker_pool.gpus.simulated import MODELS
+from gpu_worker_pool.server.app import PoolApp, create_app
+from gpu_worker_pool.server.lease_form import LeaseForm
+from gpu_worker_pool.server.settings import ServerSettings
+
+from .blocks import ROOT, all_blocks, documents, without_blocks
+
+# Read by nobody but the tests, or not a setting.
+NOT_SETTINGS = frozenset(
+    {
+        "GPU_POOL_FAILPOINT",
+        # What `gpu-pool run` and `batch` tell the command.
+        "GPU_POOL_LEASE_ID",
+        "GPU_POOL_LEASE_GPUS",
+        "GPU_POOL_LEASE_ENDPOINT",
+        "GPU_POOL_LEASE_FENCE",
+        "GPU_POOL_BATCH_LINE",
+    }
+)
+
+
+def document(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def section(name: str, heading: str) -> str:
+    """From a heading to the next of its depth."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", document(name), re.DOTALL | re.MULTILINE)
+    assert found is not None, (name, heading)
+    return found[2]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all table rows that begin with code."""
+    return [re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line[:3] == "| `"]
+
+
+def code_in(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", without_blocks(text))
+
+
+def shown(cell: str) -> str | None:
+    return code_in(cell)[0] if "`" in cell else None
+
+
+def as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@pytest.fixture(scope="module")
+def app() -> PoolApp:
+    return create_app(ServerSettings(_env_file=None, simulated_gpus="1"))
+
+
+# --- SERVER.md -------------------------------------------------------------------------------------------------------
+
+
+def test_the_settings_of_the_server_are_all_there_with_their_defaults() -> None:
+    table = {code_in(name)[0]: shown(default) for name, default, *_ in rows(section("SERVER.md", "Settings"))}
+    assert table.keys() == {name.upper() for name in ServerSettings.model_fields}
+    for name, field in ServerSettings.model_fields.items():
+        default = None if field.default_factory else field.get_default()
+        assert table[name.upper()] == (as_text(default) if default not in {None, ""} else None), name
+
+
+def test_what_can_be_asked_for_is_all_there_with_its_defaults() -> None:
+    table = {name: row[1] for row in rows(section("SERVER.md", "Leases")) if len(row) == 4 for name in code_in(row[0])}
+    assert table.keys() == LeaseForm.model_fields.keys()
+    for name, field in LeaseForm.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        assert default in (None, {}) or float(table[name]) == default, name
+
+
+def test_every_call_is_described(app: PoolApp) -> None:
+    text = document("SERVER.md").replace("{id}", "{lease_id}")
+    for path, methods in app.openapi()["paths"].items():
+        for method in methods:
+            named = f"`{path}`" in text or f"`{path}?" in text if method == "get" else False
+            assert named or re.search(rf"`{method.upper()} {re.escape(path)}[`?]", text), (method, path)
+
+
+def test_every_metric_is_described_and_no_other(app: PoolApp) -> None:
+    made = set(re.findall(r"^# TYPE (\S+)", app.statistics.metrics().decode(), re.MULTILINE))
+    named = set(re.findall(r"`(gpupool_\w+)", section("SERVER.md", "Metrics")))
+    assert named == {name for name in made if not name.endswith("_created")}
+
+
+def test_every_verdict_every_state_and_every_model_is_named() -> None:
+    text = set(code_in(document("SERVER.md")))
+    assert {verdict.code for verdict in get_args(eligibility.Verdict)} <= text
+    assert text >= MODELS.keys()
+    assert {str(reason) for reason in lease.EndReason} <= set(code_in(document("PROTOCOL.md")))
+
+
+# --- API.md ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_described() -> None:
+    assert set(gpu_worker_pool.__all__) <= set(re.findall(r"\w+", " ".join(code_in(document("API.md")))))
+
+
+@pytest.mark.parametrize(
+    ("heading", "function"),
+    [
+        ("GPUWorkerPoolClient", gpu_worker_pool.GPUWorkerPoolClient.__init__),
+        ("request_gpu", gpu_worker_pool.GPUWorkerPoolClient.request_gpu),
+    ],
+)
+def test_every_parameter_is_in_the_table_with_its_default(heading: str, function: Any) -> None:
+    table = {code_in(name)[0]: default for name, default, *_ in rows(section("API.md", heading)) if "(" not in name}
+    parameters = inspect.signature(function).parameters
+    assert table.keys() == parameters.keys() - {"self"}
+    for name, cell in table.items():
+        default = parameters[name].default
+        assert default is None or shown(cell) == as_text(default), name
+
+
+def test_every_method_is_described() -> None:
+    client = gpu_worker_pool.GPUWorkerPoolClient
+    methods = {name for name, _ in inspect.getmembers(client, inspect.isfunction) if not name.startswith("_")}
+    assert methods == set(re.findall(r"^### `?(?:await )?(\w+)\(?", section("API.md", "Methods"), re.MULTILINE))
+
+
+def test_every_field_of_a_model_is_described() -> None:
+    text = section("API.md", "Models")
+    names = [name for name in gpu_worker_pool.__all__ if hasattr(models, name)]
+    for name in names:
+        row = next(row for row in rows(text) if row[0] == f"`{name}`")
+        told = set(code_in(row[1]))
+        assert told >= {field.name for field in fields(getattr(models, name))}, name
+
+
+def test_every_event_is_described() -> None:
+    assert {row[0].strip("`") for row in rows(section("API.md", "Events"))} == set(get_args(Kind))
+
+
+def test_the_variables_of_the_client_are_all_there() -> None:
+    names = {row[0].strip("`"): row[1] for row in rows(section("API.md", "Environment variables"))}
+    assert names.keys() == client_variables()
+    default = ClientConfig.build(environ={})
+    assert float(shown(names["GPU_POOL_TTL"]) or "") == default.ttl_s
+    assert float(shown(names["GPU_POLLING_INTERVAL"]) or "") == default.polling_interval
+
+
+def client_variables() -> set[str]:
+    """Every name of a variable that stands in the client's configuration."""
+    tree = ast.parse(Path(config.__file__).read_text(encoding="utf-8"))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in texts if re.fullmatch(r"GPU_[A-Z_]+", text)}
+
+
+# --- everywhere ------------------------------------------------------------------------------------------------------
+
+
+def test_every_variable_that_a_document_names_is_read_by_somebody() -> None:
+    known = client_variables() | {name.upper() for name in ServerSettings.model_fields} | NOT_SETTINGS
+    for path in documents():
+        named = set(re.findall(r"\bGPU_[A-Z]+(?:_[A-Z]+)*\b(?!_)", path.read_text(encoding="utf-8")))
+        assert named <= known, path.name
+
+
+def test_a_file_of_settings_has_settings_in_it() -> None:
+    known = client_variables() | {name.upper() for name in ServerSettings.model_fields}
+    for block in all_blocks():
+        if block.language == "env":
+            assert set(re.findall(r"^(\w+)=", block.text, re.MULTILINE)) <= known, block

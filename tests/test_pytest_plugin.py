@@ -1,0 +1,344 @@
+"""The plugin in real runs of pytest, in processes of their own, against a real server with two simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.client.foreign_servers import ForeignServer, statistics
+from tests.server.leasing import get, release, take, wait_until_free
+from tests.server.running import ROOT, RunningServer
+
+# Nothing here takes so long; a run that hangs must not hang the tests.
+MOST_S = 60.0
+# Other plugins are left out, so that it is the same whether this one is known to the installation already or not.
+PYTEST = (sys.executable, "-m", "pytest", "-p", "gpu_worker_pool.pytest_plugin", "-p", "no:cacheprovider")
+OPTIONS = ("--strict-markers", "--strict-config", "-W", "error", "-rA", "--tb=short")
+# Found by nobody: a port that needs rights that no test has.
+NOBODY = "http://127.0.0.1:1"
+
+
+@dataclass
+class Run:
+    """A run of pytest that is under way, or has ended."""
+
+    process: subprocess.Popen[str]
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        out, _ = self.process.communicate(timeout=MOST_S)
+        return self.process.returncode, out
+
+
+class Start(Protocol):
+    def __call__(self, program: str, *options: str, endpoint: str | None = None, plugins: str = "") -> Run: ...
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts pytest on a program, in a folder of its own; what is still under way at the end of the test is ended."""
+    runs: list[Run] = []
+
+    def start_one(program: str, *options: str, endpoint: str | None = None, plugins: str = "") -> Run:
+        folder = tmp_path / f"run-{len(runs)}"
+        folder.mkdir()
+        (folder / "test_inner.py").write_text(textwrap.dedent(program), encoding="utf-8")
+        (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+        env = {**kept, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"}
+        env |= {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
+        process = subprocess.Popen(
+            [*PYTEST, *OPTIONS, *(("-p", plugins) if plugins else ()), *options],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        runs.append(Run(process))
+        return runs[-1]
+
+    try:
+        yield start_one
+    finally:
+        for run in runs:
+            run.process.kill()
+            run.process.communicate()
+
+
+def outcomes(out: str) -> dict[str, str]:
+    """Of each test by its name; the last word on it counts."""
+    return {name: word for word, name in re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) \S*::(\S+)", out, re.MULTILINE)}
+
+
+def said_of(out: str, name: str) -> str:
+    """The line in the summary."""
+    return next(line for line in out.splitlines() if re.match(rf"(FAILED|ERROR) \S*::{name}\b", line))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    env = {"SIMULATED_GPUS": "1xA100-80GB,1xT4", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}
+    with RunningServer(env) as running:
+        yield running
+
+
+# --- one process -----------------------------------------------------------------------------------------------------
+
+ONE_PROCESS = """
+    import json, os, subprocess, sys, time, urllib.request
+    import pytest
+
+    URL = os.environ["GPU_SERVICE_ENDPOINT"]
+    os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
+    os.environ["GPU_POOL_TTL"] = "2"  # so that a lease that is lost is soon known to be
+
+
+    def call(path, method="GET"):
+        return json.load(urllib.request.urlopen(urllib.request.Request(URL + path, method=method)))
+
+
+    def active():
+        return [lease for lease in call("/pool")["leases"] if lease["state"] == "active"]
+
+
+    def test_nothing_is_loaded_for_who_wants_no_gpu():
+        assert not {"aiohttp", "gpu_worker_pool.client", "gpu_worker_pool.errors"} & sys.modules.keys()
+
+
+    def test_a_program_sees_the_gpu_and_the_server_shows_the_test(gpu):
+        program = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER'])"
+        seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        assert seen == f"{gpu.gpu_id} PCI_BUS_ID\\n"
+        (lease,) = active()
+        assert lease["id"] == gpu.lease_id
+        assert lease["labels"] == {"test": "test_inner.py::test_a_program_sees_the_gpu_and_the_server_shows_the_test"}
+
+
+    def test_that_fails(gpu):
+        os.environ["CUDA_VISIBLE_DEVICES"] = "changed by the test"
+        assert gpu is None
+
+
+    def test_all_is_as_before_after_a_failure():
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
+        assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+        assert active() == []
+
+
+    class TestTheMarker:
+        pytestmark = pytest.mark.gpu(model="T4", priority=3)
+
+        def test_of_the_class(self, gpu):
+            assert gpu.gpu_ids == (1,)
+            assert active()[0]["priority"] == 3
+
+        @pytest.mark.gpu(model="A100", memory_mb=4000)
+        def test_of_the_function_wins(self, gpu):
+            assert gpu.gpu_ids == (0,)
+            assert (active()[0]["memory_mb"], active()[0]["priority"]) == (4000, 3)
+
+        @pytest.mark.gpu(model=None, gpus=2)
+        def test_of_several(self, gpu):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+    @pytest.mark.gpu(memory=4000)
+    def test_unknown_wish(gpu): ...
+
+
+    @pytest.mark.gpu(model="H100")
+    def test_impossible_wish(gpu): ...
+
+
+    @pytest.mark.gpu(gpus="two")
+    def test_senseless_wish(gpu): ...
+
+
+    def test_lost(gpu):
+        call(f"/admin/leases/{gpu.lease_id}/revoke", "POST")
+        while not gpu.is_lost:
+            time.sleep(0.01)
+
+
+    def test_lost_and_fails(gpu):
+        test_lost(gpu)
+        raise ValueError("of the test itself")
+
+
+    def test_cuda_begins(gpu, tmp_path_factory):
+        # As CUDA does: it opens this device, and never closes it.
+        global uvm, first
+        uvm, first = (tmp_path_factory.mktemp("dev") / "nvidia-uvm").open("w"), gpu
+
+
+    def test_cuda_stays_on_its_gpu(gpu):
+        assert gpu is first
+        assert [lease["id"] for lease in active()] == [first.lease_id]
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == str(first.gpu_id)
+
+
+    @pytest.mark.gpu(gpus=2)
+    def test_cuda_cannot_have_another(gpu): ...
+"""
+
+
+def test_in_one_process(server: RunningServer, start: Start) -> None:
+    wait_until_free(server)
+    code, out = start(ONE_PROCESS, endpoint=server.url).end()
+
+    found = outcomes(out)
+    assert code == 1
+    assert {name for name, word in found.items() if word != "PASSED"} == {
+        "test_that_fails",
+        "test_unknown_wish",
+        "test_impossible_wish",
+        "test_senseless_wish",
+        "test_lost",
+        "test_lost_and_fails",
+        "test_cuda_cannot_have_another",
+    }, out
+    assert len(found) == 15
+    assert "the marker gpu does not know memory; possible are gpus, memory_mb" in said_of(out, "test_unknown_wish")
+    # By default what is missing is a failure.
+    assert "no GPU for this test: the request was refused" in said_of(out, "test_impossible_wish")
+    assert "gpus is 'two'" in said_of(out, "test_senseless_wish")
+    # The test itself has failed, not only what came after it.
+    assert found["test_lost"] == "FAILED"
+    assert "was lost during the test: the server says: revoked" in said_of(out, "test_lost")
+    assert "ValueError: of the test itself" in said_of(out, "test_lost_and_fails")
+    assert out.count("was lost during the test") == 3, out  # twice of the first, and beside the ValueError
+    said = said_of(out, "test_cuda_cannot_have_another")
+    assert re.search("has begun CUDA on GPU [01] and cannot leave it, but .* gpus=2", said), said
+    assert [lease for lease in server.json("/pool")["leases"] if lease["state"] == "active"] == []
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+CROWD = """
+    import json, os, time
+    from pathlib import Path
+    import pytest
+
+
+    @pytest.mark.parametrize("number", range(9))
+    def test_work(gpu, number):
+        began = time.monotonic()
+        time.sleep(0.04)  # the work
+        line = {"gpu": os.environ["CUDA_VISIBLE_DEVICES"], "began": began, "ended": time.monotonic(), "pid": os.getpid()}
+        with Path("worked").open("a") as file:
+            file.write(json.dumps(line) + "\\n")
+"""
+
+
+def test_processes_never_have_the_same_gpu_at_once(server: RunningServer, start: Start, tmp_path: Path) -> None:
+    wait_until_free(server)
+    code, out = start(CROWD, "-n", "3", endpoint=server.url, plugins="xdist").end()
+
+    assert code == 0, out
+    worked: list[dict[str, Any]] = [
+        json.loads(line) for line in (tmp_path / "run-0" / "worked").read_text().splitlines()
+    ]
+    assert len(worked) == 9
+    assert {line["gpu"] for line in worked} == {"0", "1"}
+    assert len({line["pid"] for line in worked}) == 3
+    for gpu in ("0", "1"):
+        in_order = sorted((line for line in worked if line["gpu"] == gpu), key=itemgetter("began"))
+        assert all(one["ended"] <= next_one["began"] for one, next_one in pairwise(in_order)), in_order
+
+
+USES_IT = """
+    def test_it(gpu):
+        assert gpu.gpu_id in (0, 1)
+"""
+
+
+# As where a look at what is available decides which tests there are.
+BEGAN_TOO_EARLY = """
+    import tempfile
+    from pathlib import Path
+
+    folder = tempfile.TemporaryDirectory()
+    uvm = (Path(folder.name) / "nvidia-uvm").open("w")
+
+
+    def test_it(gpu):
+        assert gpu.gpu_id in (0, 1)
+
+
+    def test_it_again(gpu):
+        uvm.close()
+        folder.cleanup()
+"""
+
+
+def test_without_leases_only_one_process_is_possible(start: Start) -> None:
+    with ForeignServer(statistics(2)) as old:
+        several = start(USES_IT, "-n", "2", "--gpu-endpoint", old.url, plugins="xdist")
+        code, out = start(BEGAN_TOO_EARLY, "-W", "default", "--gpu-endpoint", old.url).end()
+        assert (code, outcomes(out)) == (0, {"test_it": "PASSED", "test_it_again": "PASSED"}), out
+        assert out.count("CUDA began in this process before a test had a GPU") == 1, out
+
+        code, out = several.end()
+    assert (code, outcomes(out)) == (1, {"test_it": "ERROR"}), out
+    assert re.search(r"has statistics only and no leases.* these run in 2", out), out
+
+
+# --- where there is no GPU -------------------------------------------------------------------------------------------
+
+
+def test_a_missing_gpu_may_skip_a_test_but_not_a_busy_one(server: RunningServer, start: Start) -> None:
+    wait_until_free(server)
+    held = take(server, gpus=2, owner="ada", ttl_s=60)
+    options = ("--gpu-missing=skip", "-o", "gpu_timeout=0.2")
+    busy = start(USES_IT, *options, endpoint=server.url)
+    code, out = start(USES_IT, *options, endpoint=NOBODY).end()
+    assert code == 0, out
+    assert re.search(r"^SKIPPED .*no GPU for this test: no GPU server is available: 127", out, re.MULTILINE), out
+
+    # That somebody else has it does not make it missing.
+    code, out = busy.end()
+    assert (code, outcomes(out)) == (1, {"test_it": "ERROR"}), out
+    assert re.search(r"no GPU was granted within 0\.2.*leased by ada", said_of(out, "test_it")), out
+    release(server, held["id"])
+
+
+INTERRUPTED = """
+    import os, signal
+    from pathlib import Path
+
+    def test_it(gpu):
+        Path("lease").write_text(gpu.lease_id)
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_an_interrupted_test_gives_its_gpu_back(server: RunningServer, start: Start, tmp_path: Path) -> None:
+    wait_until_free(server)
+    code, out = start(INTERRUPTED, endpoint=server.url).end()
+    assert code == pytest.ExitCode.INTERRUPTED, out
+    # By itself: it was not the server that saw its process die.
+    lease = get(server, (tmp_path / "run-0" / "lease").read_text())
+    assert lease["end_reason"] == "released"
+
+
+# --- how it comes to pytest ------------------------------------------------------------------------------------------
+
+
+def test_the_package_names_it_as_a_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["pytest11"] == {"gpu_worker_pool": "gpu_worker_pool.pytest_plugin"}
