@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -20,7 +18,7 @@ from .drain import drain, undrain
 from .explain import explain
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from .leases import leases
-from .output import complain
+from .output import complain, stop_printing
 from .release import release
 from .report import report
 from .run import run
@@ -97,8 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return SIGNAL_BASE + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read our output (head, say) has had enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stop_printing()
         return SIGNAL_BASE + signal.SIGPIPE
     return result if isinstance(result, int) else 0
 

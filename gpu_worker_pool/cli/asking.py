@@ -19,16 +19,20 @@ from gpu_worker_pool.errors import NoEndpointAnsweredError, PoolError, WorkerTim
 from gpu_worker_pool.ledger.clock import machine_mark
 
 from .failure import TIMED_OUT, USAGE, Failure
+from .job import Job
 from .output import complain
 from .servers import Answer, Servers, nobody_answered
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+LEASE_VARIABLE = "GPU_POOL_LEASE_ID"
 # As long as it takes: who wants less says so.
 FOREVER_S = 1e9
 # How much of the time between our giving up a lost lease and the server's giving it away a command may take to end.
 _PART_OF_THE_MARGIN = 0.8
 _BEATS_PER_TTL = 3
 _LONGEST_LABEL = 200
+# How often within a TTL the guard is told that the lease was renewed.
+_TOLD_PER_TTL = 20
 # What the server takes in a label, see its lease_form.py.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+")
 
@@ -118,6 +122,8 @@ def _visible(
     chosen = select_visible(value, gpus)
     for warning in chosen.warnings:
         warn(warning)
+    if environ.get(LEASE_VARIABLE):
+        warn(f"{VISIBLE} was set by the gpu-pool around this one, which has those GPUs; unset it to ask for others")
     if not chosen.is_filtering or not chosen.indices:
         raise Failure(
             f"{VISIBLE}={value!r} leaves no GPU of the pool to ask for; unset it, or name some that are there"
@@ -151,7 +157,7 @@ async def ask(client: GPUWorkerPoolClient, sources: Sources, wanted: Wanted, pid
 def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str, str]:
     """The environment of the command: it sees its GPUs and no others, and can find out about its lease."""
     lease = {
-        "GPU_POOL_LEASE_ID": assignment.lease_id or "",
+        LEASE_VARIABLE: assignment.lease_id or "",
         "GPU_POOL_LEASE_GPUS": ",".join(map(str, assignment.gpu_ids)),
         "GPU_POOL_LEASE_ENDPOINT": assignment.endpoint_id or "",
         "GPU_POOL_LEASE_FENCE": "" if assignment.fence is None else str(assignment.fence),
@@ -167,7 +173,9 @@ def short_name(command: Sequence[str]) -> str:
 
 def label(text: str) -> str:
     """What may stand in a label."""
-    return _UNPRINTABLE.sub(" ", text)[:_LONGEST_LABEL].strip()
+    # A name on the command line need not be UTF-8.
+    readable = text.encode("utf-8", "replace").decode("utf-8")
+    return _UNPRINTABLE.sub(" ", readable)[:_LONGEST_LABEL].strip()
 
 
 def grace_within(grace_s: float, ttl_s: float) -> float:
@@ -177,12 +185,15 @@ def grace_within(grace_s: float, ttl_s: float) -> float:
     return min(grace_s, _PART_OF_THE_MARGIN * ttl_s / _BEATS_PER_TTL)
 
 
-def is_in_foreground(descriptor: int = 0) -> bool:
-    """Whether we have the terminal: then the command shares our process group, and what is typed reaches it."""
+def has_terminal() -> bool:
+    """Whether there is a terminal that controls us: then the command shares our process group, so that what is typed
+    reaches it and the shell's job control (Ctrl-Z, fg, bg) takes us for one job.
+    """
     try:
-        return os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
         return False
+    return True
 
 
 async def settle(*tasks: asyncio.Task[Any]) -> None:
@@ -190,6 +201,17 @@ async def settle(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def tell_guard(job: Job, assignment: Assignment, ttl_s: float) -> None:
+    """Keep the guard informed of how long the lease is safe: if we are stopped or hang, it must act without us."""
+    told: float | None = None
+    while True:
+        ends_at = None if assignment.lost is None else assignment.lost.ends_at
+        if ends_at is not None and ends_at != told:
+            told = ends_at
+            job.tell_safe_until(ends_at)
+        await asyncio.sleep(min(ttl_s / _TOLD_PER_TTL, 1.0))
 
 
 async def until_lost(assignment: Assignment) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from .failure import SIGNAL_BASE, USAGE, Failure
 from .options import Endpoints, Gpus, Grace, Json, Memory, Model, Priority, Remote, Timeout
-from .output import complain, err, out, pass_on_warnings, print_json
+from .output import complain, err, out, pass_on_warnings, print_json, stop_printing
 
 if TYPE_CHECKING:
     from .batch_jobs import Batch
@@ -61,7 +61,8 @@ def batch(
     crash, and it goes on with what is not done yet. Without --keep-going nothing more is started once a job has failed;
     what runs then is let finish.
 
-    Exit codes: 0 all are done, 1 some failed, 125 gpu-pool failed, 128+N signal N broke it off.
+    Exit codes: 0 all are done, 1 some failed, 2 something was typed wrong or FILE cannot be read, 125 gpu-pool failed,
+    128+N signal N broke it off.
     """
     from .asking import FOREVER_S, Wanted, label  # noqa: PLC0415 - loads the client
     from .batch_jobs import Batch, read_jobs  # noqa: PLC0415 - the same
@@ -95,13 +96,18 @@ def batch(
         if kept is not None:
             work.skip(kept.load())
         code = asyncio.run(_run(plan, kept, endpoint))
-    _report(work, folder, state_path, code, is_json=json)
+    try:
+        _report(work, folder, state_path, code, is_json=json)
+    except BrokenPipeError:
+        stop_printing()  # it went as it went
     return code
 
 
 def _read(file: str) -> str:
     try:
         if file == "-":
+            if sys.stdin is None:
+                raise Failure("standard input is closed; name a file", USAGE)
             return sys.stdin.read()
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

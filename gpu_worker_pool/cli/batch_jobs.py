@@ -37,6 +37,7 @@ class Outcome:
     gpus: tuple[int | str, ...] = ()
     started_at: float | None = None
     ended_at: float | None = None
+    log: str | None = None
 
     @property
     def is_good(self) -> bool:

@@ -14,7 +14,7 @@ from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import StaleAssignmentError
 
 from . import job as guarded
-from .asking import Sources, Wanted, ask, command_env, grace_within, label, settle, until_lost
+from .asking import Sources, Wanted, ask, command_env, grace_within, label, settle, tell_guard, until_lost
 from .batch_jobs import Batch, Job, Outcome
 from .batch_state import StateFile
 from .failure import TIMED_OUT, Failure
@@ -64,7 +64,7 @@ class BatchRunner:
         self._on_end = on_end
         self._grace_s = grace_within(plan.grace_s, sources.ttl_s)
         self._signals: asyncio.Queue[Received] = asyncio.Queue()
-        self._attempts: dict[asyncio.Task[Outcome], Job] = {}
+        self._attempts: dict[asyncio.Task[Outcome | None], Job] = {}
         self._guards: set[guarded.Job] = set()
         self._trouble: Exception | None = None
         self.running: dict[str, Started] = {}
@@ -119,9 +119,9 @@ class BatchRunner:
         for guard in self._guards:
             guard.end(grace_s)
 
-    def _take_in(self, task: asyncio.Task[Outcome], job: Job) -> None:
+    def _take_in(self, task: asyncio.Task[Outcome | None], job: Job) -> None:
         started = self.running.pop(job.key, None)
-        if task.cancelled() or self.interrupted_by is not None:
+        if task.cancelled():
             self._batch.interrupted(job)
             return
         error = task.exception()
@@ -132,13 +132,14 @@ class BatchRunner:
             self._batch.interrupted(job)
             return
         outcome = task.result()
+        if outcome is None:
+            self._batch.interrupted(job)
+            return
         attempt = self._batch.progress[job.key].attempts
-        if self._state is not None:
-            self._state.note(job, attempt, outcome)
         self._batch.ended(job, outcome)
         self._on_end(started or Started(job, attempt, (), time.time()), outcome)
 
-    async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome:
+    async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
         guard = guarded.Job()
         try:
             wanted = replace(self._plan.wanted, labels={**self._plan.wanted.labels, "job": label(f"line {job.line}")})
@@ -154,18 +155,33 @@ class BatchRunner:
             self._guards.discard(guard)
             guard.close()
 
-    async def _run(self, client: GPUWorkerPoolClient, assignment: Assignment, guard: guarded.Job, job: Job) -> Outcome:
+    async def _run(
+        self, client: GPUWorkerPoolClient, assignment: Assignment, guard: guarded.Job, job: Job
+    ) -> Outcome | None:
         attempt = self._batch.progress[job.key].attempts
         started = Started(job, attempt, tuple(assignment.gpu_ids), time.time())
         self.running[job.key] = started
+        outcome = await self._run_on(assignment, guard, started)
+        outcome = replace(outcome, log=str(log_path(self._plan.logs, job)), ended_at=time.time())
+        if self.interrupted_by is not None:
+            return None
+        if self._state is not None:
+            # Before the GPU is given back, which takes a moment: what is done and not written down is done again.
+            self._state.note(job, attempt, outcome)
+        with contextlib.suppress(StaleAssignmentError):  # told already
+            await client.release_gpu(assignment)
+        return outcome
+
+    async def _run_on(self, assignment: Assignment, guard: guarded.Job, started: Started) -> Outcome:
         outcome = Outcome(None, gpus=started.gpus, started_at=started.started_at)
         log = _open_log(self._plan.logs, started)
         lost = asyncio.create_task(until_lost(assignment))
+        telling = asyncio.create_task(tell_guard(guard, assignment, self._sources.ttl_s))
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - opened at once
                 await guard.start(
-                    [SHELL, "-c", job.command],
-                    self._env(assignment, job),
+                    [SHELL, "-c", started.job.command],
+                    self._env(assignment, started.job),
                     (nothing.fileno(), log, log),
                     group=0,
                     grace_s=self._grace_s,
@@ -175,33 +191,38 @@ class BatchRunner:
             if not ended.done():
                 guard.end(self._grace_s)
                 await asyncio.wait({ended})
-                outcome = replace(outcome, why=f"its GPU was lost: {lost.result()}")
                 ended.exception()
-            else:
-                outcome = replace(outcome, exit_code=ended.result())
+                return replace(outcome, why=f"its GPU was lost: {lost.result()}")
+            code = ended.result()
+            if guard.was_late:
+                return replace(outcome, why="its GPU was lost: the lease could not be renewed in time")
+            return replace(outcome, exit_code=code)
         except guarded.GuardDied:
-            outcome = replace(outcome, why="its guard was killed, and the job with it")
-        except Failure as failure:
-            outcome = replace(outcome, exit_code=failure.code, why=str(failure))
+            return replace(outcome, why="its guard was killed, and the job with it")
+        except Failure as failure:  # there is no shell, say
+            return replace(outcome, exit_code=failure.code, why=str(failure))
         finally:
             os.close(log)
-            await settle(lost)
-        with contextlib.suppress(StaleAssignmentError):  # told already
-            await client.release_gpu(assignment)
-        return replace(outcome, ended_at=time.time())
+            await settle(lost, telling)
 
     def _env(self, assignment: Assignment, job: Job) -> Mapping[str, str]:
         return {**command_env(os.environ, assignment), "GPU_POOL_BATCH_LINE": str(job.line)}
 
 
-def log_name(job: Job) -> str:
-    """The job's log, in the folder of logs."""
-    return f"line-{job.line:04d}.log"
+def log_path(folder: Path, job: Job) -> Path:
+    """The job's log. Its line is for people; the key keeps the logs of two jobs apart when lines are added."""
+    return folder / f"line-{job.line:04d}-{job.key[:8]}.log"
 
 
 def _open_log(folder: Path, started: Started) -> int:
-    descriptor = os.open(folder / log_name(started.job), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    path = log_path(folder, started.job)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started.started_at))
     gpus = ", ".join(map(str, started.gpus))
-    os.write(descriptor, f"# {when} attempt {started.attempt} on GPU {gpus}: {started.job.command}\n".encode())
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.write(descriptor, f"# {when} attempt {started.attempt} on GPU {gpus}: {started.job.command}\n".encode())
+    except OSError as error:
+        raise Failure(
+            f"the log {path} cannot be written: {error.strerror}; mend that, or name another --logs"
+        ) from None
     return descriptor

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,9 @@ class StateFile:
             raise Failure(
                 f"the state file {self._path} cannot be used: {error.strerror}; name another with --state"
             ) from None
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.close(self._descriptor)
+            raise Failure(f"{self._path} is no file that could be kept; name another with --state")
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -64,6 +68,7 @@ class StateFile:
                 tuple(record.get("gpus") or ()),
                 _seconds(record.get("started_at")),
                 _seconds(record.get("ended_at")),
+                record.get("log"),
             )
             if outcome.is_good:
                 done[record["job"]] = outcome
@@ -82,9 +87,9 @@ class StateFile:
                 "gpus": list(outcome.gpus),
                 "started_at": iso_time(outcome.started_at),
                 "ended_at": iso_time(outcome.ended_at),
+                "log": outcome.log,
             }
         )
-        os.fsync(self._descriptor)
 
     def _records(self) -> list[dict[str, Any]]:
         try:
@@ -105,8 +110,14 @@ class StateFile:
 
     def _append(self, record: dict[str, Any]) -> None:
         data = json.dumps(record).encode() + b"\n"
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise Failure(
+                f"the state file {self._path} cannot be written: {error.strerror}; mend that, then go on"
+            ) from None
 
 
 def _seconds(text: object) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from time import time
 from typing import Any
@@ -15,7 +17,7 @@ from rich.text import Text
 
 from .batch_jobs import Batch, Outcome, State
 from .batch_jobs import Progress as JobProgress
-from .batch_runner import Started, log_name
+from .batch_runner import Started, log_path
 from .units import iso_time, show_duration
 
 _COLOURS = {State.DONE: "green", State.DONE_BEFORE: "dim", State.FAILED: "red", State.WAITING: "yellow"}
@@ -70,7 +72,8 @@ class BatchDisplay:
         line = Text(
             text + started.job.command, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis"
         )
-        self._console.print(line)
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more, which is no reason to stop
+            self._console.print(line)
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -87,10 +90,10 @@ class BatchDisplay:
 
 
 def summary_table(batch: Batch, logs: Path) -> Table:
-    """Every job; of many, those that failed or were not run."""
+    """Every job; of many, the first of those that failed."""
     found = list(batch.progress.values())
     if len(found) > _MOST_IN_SUMMARY:
-        found = [item for item in found if item.state not in {State.DONE, State.DONE_BEFORE}]
+        found = list(islice(batch.failed(), _MOST_IN_SUMMARY))
     table = Table(title=None, box=None, header_style="bold")
     for column in ("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG"):
         table.add_column(column, no_wrap=column == "COMMAND", overflow="ellipsis" if column == "COMMAND" else "fold")
@@ -140,4 +143,6 @@ def _job_json(item: JobProgress, logs: Path) -> dict[str, Any]:
 
 
 def _log(item: JobProgress, logs: Path) -> str | None:
-    return str(logs / log_name(item.job)) if item.outcome is not None else None
+    if item.outcome is not None and item.outcome.log is not None:
+        return item.outcome.log
+    return str(log_path(logs, item.job)) if item.attempts else None

@@ -4,6 +4,8 @@ It is the process that holds the lease: while it lives, the GPU is not given to 
 nothing of the command is left. So whoever is killed, and with -9 too:
 
 - gpu-pool dies: the guard sees its end of the line close, and ends the command, with all that descends from it.
+- gpu-pool is stopped or hangs, so that the lease is renewed no more: the guard was told until when it is safe, and ends the
+  command then.
 - the guard dies: the kernel kills the command (parent-death signal), and gpu-pool, which inherits what that started, the
   rest.
 
@@ -45,8 +47,15 @@ _NOT_FOR_US: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-# How often what does not go is killed again: it may have forked in between.
-_KILL_AGAIN_S: Final = 0.05
+# How often what does not go is killed again: it may have forked in between, and may do nothing else. So at first as quickly
+# as can be; what is still there after that is stuck in the kernel.
+_KILL_AGAIN_S: Final = 0.001
+_KILL_SELDOM_S: Final = 0.1
+_KILL_OFTEN: Final = 1000
+# A program that is stopped does not act on these until it goes on.
+_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+# Of so many rounds of killing, how many look at all processes instead of at our children.
+_SCAN_EVERY: Final = 20
 _LENGTH: Final = struct.Struct("!I")
 
 
@@ -95,9 +104,13 @@ class Guard:
         self._streams: list[int] = []
         self._command: int | None = None
         self._status: int | None = None
-        self._orphan_grace_s = 0.0
+        self._grace_s = 0.0
+        self._safe_until: float | None = None
+        self._was_late = False
         self._kill_at: float | None = None
+        self._kills = 0
         self._is_line_open = True
+        self._has_children = False
         self._inherited = {number: signal.getsignal(number) for number in _NOT_FOR_US}
 
     def run(self) -> None:
@@ -117,19 +130,24 @@ class Guard:
                 self._reap()
             if self._line.fileno() in ready:
                 self._listen()
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._kill_at = time.monotonic() + _KILL_AGAIN_S
-                self._signal_all(signal.SIGKILL)
+            if self._safe_until is not None and boot_time() >= self._safe_until:
+                self._safe_until = None
+                self._was_late = True
+                self._end(self._grace_s)
+            if self._kill_at is not None and boot_time() >= self._kill_at:
+                self._kill_all()
         if self._status is not None:
-            self._say({"event": "ended", "status": self._status})
+            self._say({"event": "ended", "status": self._status, "was_late": self._was_late})
 
     def _is_over(self) -> bool:
         if self._command is None:
             return not self._is_line_open
-        return self._status is not None and not descendants(os.getpid())
+        # What is left of it, however deep, descends from a child of ours, because orphans become our children.
+        return self._status is not None and not self._has_children
 
     def _nap_s(self) -> float | None:
-        return None if self._kill_at is None else max(self._kill_at - time.monotonic(), 0.0)
+        alarms = [at for at in (self._kill_at, self._safe_until) if at is not None]
+        return max(min(alarms) - boot_time(), 0.0) if alarms else None
 
     def _listen(self) -> None:
         try:
@@ -141,20 +159,24 @@ class Guard:
             data = b""
         if not data:
             self._is_line_open = False
-            self._end(self._orphan_grace_s)
+            self._end(self._grace_s)
             return
         self._buffer += data
         for message in unframe(self._buffer):
             match message["do"]:
                 case "start":
                     self._start(message)
+                case "safe":
+                    self._safe_until = message["until"] if self._kill_at is None else None
                 case "signal":
                     self._signal_all(message["number"])
+                    if message["number"] in _ENDING:
+                        self._signal_all(signal.SIGCONT)
                 case "end":
                     self._end(message["grace_s"])
 
     def _start(self, message: dict[str, Any]) -> None:
-        self._orphan_grace_s = message["grace_s"]
+        self._grace_s = message["grace_s"]
         try:
             started = subprocess.Popen(  # noqa: S603 - the user's command is what this is for
                 message["command"],
@@ -170,6 +192,7 @@ class Guard:
             self._is_line_open = False
             return
         self._command = started.pid
+        self._has_children = True
         started.returncode = 0  # it is waited for below, with all the others, and not by this object
         for descriptor in self._streams:
             os.close(descriptor)
@@ -191,30 +214,60 @@ class Guard:
         return prepare
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
+        while True:
+            try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self._command:
-                    self._status = status
-                    self._end(self._orphan_grace_s)
+            except ChildProcessError:
+                self._has_children = False
+                return
+            if pid == 0:
+                return
+            if pid == self._command:
+                self._status = status
+                self._end(self._grace_s)
 
     def _end(self, grace_s: float) -> None:
         """Ask all to end, and kill what has not after this long."""
         self._signal_all(signal.SIGTERM)
         self._signal_all(signal.SIGCONT)  # one that is stopped would not hear it
-        kill_at = time.monotonic() + grace_s
+        kill_at = boot_time() + grace_s
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
+
+    def _kill_all(self) -> None:
+        for pid in _children():
+            _send(pid, signal.SIGKILL)
+        if self._kills % _SCAN_EVERY == 0:
+            self._signal_all(signal.SIGKILL)
+        self._reap()
+        self._kills += 1
+        self._kill_at = boot_time() + (_KILL_AGAIN_S if self._kills < _KILL_OFTEN else _KILL_SELDOM_S)
 
     def _signal_all(self, number: int) -> None:
         for pid in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+            _send(pid, number)
 
     def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._line.sendall(frame(message))
+
+
+def boot_time() -> float:
+    """As in ledger/clock.py: the clock that leases run on."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _children() -> list[int]:
+    """Those of this process, quickly; where the kernel does not tell, none, and the slow way must do."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # noqa: PTH123 - the same
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
 
 
 def _parents() -> Iterator[tuple[int, int]]:
@@ -224,11 +277,11 @@ def _parents() -> Iterator[tuple[int, int]]:
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - the same
                     # The name of the program stands in brackets and may have anything in it.
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
                 continue  # it has just ended, or is none of ours to see
-            if state != b"Z":
-                yield int(name), int(parent)
+            # Also one that is dead by its state: its other threads may live.
+            yield int(name), parent
 
 
 def _prctl(option: int, value: int) -> None:

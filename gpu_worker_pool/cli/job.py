@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,11 +19,12 @@ from . import guard
 from .failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
 
 _ADVICE = {
+    errno.ENOENT: "the program that its first line names is not there",
     errno.EACCES: "it may not be executed; chmod +x, or name the program that runs it (python …)",
     errno.ENOEXEC: "it is no program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
 # How often what does not go is killed again: it may have forked in between.
-_KILL_AGAIN_S = 0.05
+_KILL_AGAIN_S = 0.01
 
 
 class GuardDied(Exception):  # noqa: N818 - what happened
@@ -52,6 +54,8 @@ class Job:
         self._guards.add(self._guard.pid)
         self._buffer = bytearray()
         self.command_pid: int | None = None
+        # Whether the guard ended it, because it was not told in time that the lease is safe.
+        self.was_late = False
 
     @property
     def pid(self) -> int:
@@ -85,14 +89,19 @@ class Job:
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
         answer = await self._hear()
         if answer["event"] == "failed":
-            raise _cannot_run(command[0], answer)
+            raise _cannot_run(command[0], answer["errno"], answer["why"])
         self.command_pid = answer["pid"]
 
     async def wait(self) -> int:
         """Wait until nothing of it is left; its exit code, as a shell would tell it. GuardDied where that is not known."""
         answer = await self._hear()
+        self.was_late = answer["was_late"]
         code = os.waitstatus_to_exitcode(answer["status"])
         return code if code >= 0 else SIGNAL_BASE - code
+
+    def tell_safe_until(self, at: float) -> None:
+        """Until when the lease is safe, on the clock that leases run on: if nothing more is told, all of it is ended then."""
+        self._say({"do": "safe", "until": at})
 
     def send_signal(self, number: int) -> None:
         """To all of it."""
@@ -133,6 +142,8 @@ class Job:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - that does not block
             await asyncio.sleep(_KILL_AGAIN_S)
 
     @classmethod
@@ -140,10 +151,14 @@ class Job:
         return any(pid == other or pid in guard.descendants(other) for other in cls._guards)
 
 
-def _cannot_run(program: str, answer: Mapping[str, Any]) -> Failure:
-    number = answer["errno"]
-    if number == errno.ENOENT:
-        if answer["what"] not in {None, program}:
-            return Failure(f"{program} cannot be run: there is no {answer['what']}", CANNOT_RUN)
-        return Failure(f"{program}: no such program; check its name and the PATH", NOT_FOUND)
-    return Failure(f"{program} cannot be run: {_ADVICE.get(number, answer['why'])}", CANNOT_RUN)
+def check_can_run(program: str, environ: Mapping[str, str]) -> None:
+    """Failure with 126 or 127 where it surely cannot be run: better now than after a night in the queue."""
+    if shutil.which(program, path=environ.get("PATH", os.defpath)) is not None:
+        return
+    if "/" in program and Path(program).exists():
+        raise _cannot_run(program, errno.EACCES, "")
+    raise Failure(f"{program}: no such program; check its name and the PATH", NOT_FOUND)
+
+
+def _cannot_run(program: str, number: int, why: str) -> Failure:
+    return Failure(f"{program} cannot be run: {_ADVICE.get(number, why)}", CANNOT_RUN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,15 +12,30 @@ from typing import Any
 from rich.console import Console
 
 
+class _Console(Console):
+    """Says like everything else that nobody reads any more; rich's own would end the program with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def out() -> Console:
     """For results. Where it is no terminal nothing is cut off: who reads it line by line wants whole lines."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200, soft_wrap=True)
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(highlight=False, width=200, soft_wrap=True)
 
 
 def err() -> Console:
     """For what is said beside the results."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def stop_printing() -> None:
+    """Nobody reads any more (head has had enough, say): what is still printed goes nowhere, and complains no more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def print_json(command: str, data: Mapping[str, Any]) -> None:

@@ -14,9 +14,20 @@ from typing import Any
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError, StaleAssignmentError
 
-from .asking import Sources, Wanted, ask, command_env, find_sources, grace_within, is_in_foreground, settle, until_lost
+from .asking import (
+    Sources,
+    Wanted,
+    ask,
+    command_env,
+    find_sources,
+    grace_within,
+    has_terminal,
+    settle,
+    tell_guard,
+    until_lost,
+)
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
-from .job import GuardDied, Job
+from .job import GuardDied, Job, check_can_run
 from .options import OnLost
 from .output import complain, err, pass_on_warnings
 from .servers import Servers
@@ -61,6 +72,7 @@ class Runner:
         return code
 
     async def _ask_and_run(self) -> int:
+        check_can_run(self._plan.command[0], os.environ)
         async with Servers(self._endpoints) as servers:
             sources = await find_sources(servers, os.environ, is_remote=self._plan.is_remote, warn=self._warn)
         job = Job()
@@ -89,8 +101,7 @@ class Runner:
                 )
                 if not (plan.is_quiet or plan.is_json) and (console.is_terminal or line.has_waited):
                     complain(f"GPU {gpu_ids} granted after {show_duration(line.waited_s)}")
-                grace_s = grace_within(plan.grace_s, sources.ttl_s)
-                return await self._use(client, assignment, job, grace_s)
+                return await self._use(client, assignment, job, sources.ttl_s)
 
     async def _wait_for_gpus(self, client: GPUWorkerPoolClient, sources: Sources, job: Job) -> Assignment | int:
         """The GPUs; or the exit code, where a signal came: then the queue is left, or the GPU given back, at once."""
@@ -109,19 +120,24 @@ class Runner:
         finally:
             await settle(asking, signalled)
 
-    async def _use(self, client: GPUWorkerPoolClient, assignment: Assignment, job: Job, grace_s: float) -> int:
-        has_terminal = is_in_foreground()
+    async def _use(self, client: GPUWorkerPoolClient, assignment: Assignment, job: Job, ttl_s: float) -> int:
+        grace_s = grace_within(self._plan.grace_s, ttl_s)
+        shares_terminal = has_terminal()
         await job.start(
             self._plan.command,
             command_env(os.environ, assignment),
             (0, 1, 2),
-            group=os.getpgrp() if has_terminal else 0,
+            group=os.getpgrp() if shares_terminal else 0,
             grace_s=grace_s,
         )
+        stops = self._plan.on_lost is OnLost.STOP
+        telling = [asyncio.create_task(tell_guard(job, assignment, ttl_s))] if stops else []
         try:
-            code = await self._watch(assignment, job, grace_s, has_terminal=has_terminal)
+            code = await self._watch(assignment, job, grace_s, has_terminal=shares_terminal)
         except GuardDied:
             raise Failure("the guard of the command was killed, and the command with it") from None
+        finally:
+            await settle(*telling)
         with contextlib.suppress(StaleAssignmentError):  # told already; or it was lost after the command had ended
             await client.release_gpu(assignment)
         return code
@@ -145,7 +161,11 @@ class Runner:
                 if lost in waiting and lost.done() and not ended.done():
                     waiting.remove(lost)
                     is_stopped = self._act_on_loss(lost.result(), job, grace_s)
-            return FAILED if is_stopped else ended.result()
+            code = ended.result()
+            if job.was_late and not is_stopped:
+                # We were stopped, or did not get our turn, and the guard acted without us.
+                self._warn("the command was stopped, because its lease could not be renewed in time")
+            return FAILED if is_stopped or job.was_late else code
         finally:
             await settle(ended, signalled, lost)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Any, Self
 from gpu_worker_pool.client.transport import CallFailed, Reply, Transport
 from gpu_worker_pool.config import ClientConfig
 
-from .failure import Failure
+from .failure import USAGE, Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
     """The client's parameters for what was given as --endpoint; several make it a client of many."""
     urls = [url.strip() for text in endpoints or () for url in text.split(",") if url.strip()]
     if endpoints and not urls:
-        raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", 2)
+        raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", USAGE)
     if not urls:
         return {}
     return {"service_endpoint": urls[0]} if len(urls) == 1 else {"service_endpoints": urls}
@@ -47,7 +48,7 @@ class Servers:
         try:
             self.config = ClientConfig.build(**client_options(endpoints))
         except ValueError as error:
-            raise Failure(str(error), 2) from None
+            raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
         self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
         self._transport = Transport(ca_file=self.config.ca_file)
 
@@ -55,7 +56,7 @@ class Servers:
         try:
             await self._transport.open()
         except ValueError as error:
-            raise Failure(str(error), 2) from None
+            raise Failure(str(error), USAGE) from None
         return self
 
     async def __aexit__(

@@ -199,7 +199,13 @@ def test_in_a_terminal_it_shows_a_bar_and_what_runs(server: RunningServer, tmp_p
 
 @pytest.mark.parametrize(
     ("arguments", "hint"),
-    [(("nowhere.txt",), "cannot be read"), (("empty.txt",), "no command"), (("--gpus", "3", "jobs.txt"), "3 GPUs")],
+    [
+        (("nowhere.txt",), "cannot be read"),
+        (("empty.txt",), "no command"),
+        (("--gpus", "3", "jobs.txt"), "3 GPUs"),
+        (("--state", "/dev/full", "jobs.txt"), "--state"),
+        (("--logs", "jobs.txt", "jobs.txt"), "--logs"),
+    ],
 )
 def test_bad_input_runs_nothing(server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], hint: str) -> None:
     (tmp_path / "empty.txt").write_text("# nothing\n", encoding="utf-8")

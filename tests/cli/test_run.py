@@ -34,11 +34,16 @@ def server(two_gpus: RunningServer) -> Iterator[RunningServer]:
     wait_until_free(two_gpus)
 
 
-def is_alive(pid: int) -> bool:
+def state_of(pid: int) -> str | None:
+    """As the kernel has it: S sleeps, T is stopped, Z is dead; None where it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) not in {None, "Z"}
 
 
 def the_lease(server: RunningServer) -> dict[str, object]:
@@ -177,7 +182,7 @@ def test_a_wait_ends_with_the_grant_and_with_the_timeout(server: RunningServer) 
 
 
 def test_a_signal_is_passed_on_to_all_of_the_command(server: RunningServer) -> None:
-    script = "trap \"echo got usr1\" USR1; sh -c 'trap \"\" USR1; echo $$; exec sleep 60' & echo ready; wait; wait"
+    script = 'trap "echo got usr1" USR1; sh -c \'trap "" USR1; echo $$; exec sleep 60\' & echo ready; wait; wait'
     process = start_gpu_pool("run", "--", "sh", "-c", script, server=server)
     said = {read_line(process), read_line(process)}
     assert "ready" in said
@@ -187,6 +192,69 @@ def test_a_signal_is_passed_on_to_all_of_the_command(server: RunningServer) -> N
     assert end(process) == 128 + signal.SIGTERM
     assert not is_alive(int(next(iter(said - {"ready"}))))
     wait_until_free(server)
+
+
+def test_a_command_that_is_stopped_still_ends_on_a_signal(server: RunningServer) -> None:
+    process = start_gpu_pool("run", "--", "sh", "-c", "echo $$; kill -STOP $$", server=server)
+    command = int(read_line(process))
+    eventually(lambda: state_of(command) == "T", "it is stopped")
+    process.send_signal(signal.SIGTERM)
+    assert end(process) == 128 + signal.SIGTERM
+
+
+def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_the_lease_is_over(
+    server: RunningServer,
+) -> None:
+    env = {"GPU_POOL_TTL": "1.5"}
+    process = start_gpu_pool("run", "--gpus", "2", "--", "sh", "-c", STUBBORN, server=server, env=env)
+    command = int(read_line(process))
+    waiter = queue(server)
+    process.send_signal(signal.SIGSTOP)
+    granted = server.json(f"/leases/{waiter['id']}?wait_s=30")
+    assert granted["state"] == "active"
+    assert not is_alive(command)
+    process.send_signal(signal.SIGCONT)
+    assert end(process) == 125
+
+
+# Goes on under another number all the time, in a session of its own, and does not mind being asked to end.
+HOPPER = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+until = time.monotonic() + 20
+if os.fork():
+    os._exit(0)
+while time.monotonic() < until:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    time.sleep(0.003)
+"""
+# Its first thread ends, so that it is dead by its state, and another one works on.
+ZOMBIE = """
+import ctypes, os, threading, time
+ready, say = os.pipe()
+if os.fork():
+    os.close(say)
+    os.read(ready, 1)  # ends with the other one's first thread
+    os._exit(0)
+os.setsid()
+threading.Thread(target=time.sleep, args=(20,)).start()
+os.write(say, b"x")
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+@pytest.mark.parametrize("program", [HOPPER, ZOMBIE], ids=["hopper", "zombie"])
+def test_what_hides_is_found(server: RunningServer, program: str) -> None:
+    command = [sys.executable, "-c", program]
+    process = start_gpu_pool("run", "--grace", "0.1s", "--", *command, server=server)
+    assert process.wait(timeout=30) == 0
+    # Whatever lives on has our end of its output open.
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    assert os.read(process.stdout.fileno(), 1) == b""  # and not BlockingIOError
+    end(process)
 
 
 def test_what_the_command_leaves_running_is_ended_before_the_gpu_is_given_back(server: RunningServer) -> None:
@@ -289,6 +357,31 @@ def test_in_a_terminal_the_command_can_ask_its_user(server: RunningServer) -> No
         t.type("ada\n")
         t.wait_for("hello ada")
         assert t.wait() == 0
+
+
+def test_in_a_shell_with_job_control_it_is_one_job(server: RunningServer) -> None:
+    env = {**environment(server), "PS1": "$ "}
+    with Terminal(["bash", "--norc", "--noprofile", "-i"], env) as shell:
+        run = " ".join(GPU_POOL)
+        shell.type(f"{run} run -q -- sh -c 'read line; echo got $line' &\n")
+        # It wants to read in the background, so it is stopped, and the shell knows.
+        shell.type("until jobs | grep -q Stopped; do sleep 0.05; done; echo stopped: $((20 + 3))\n")
+        shell.wait_for("stopped: 23")
+        shell.type("fg\n")
+        shell.type("a word\n")
+        shell.wait_for("got a word")
+        shell.type("exit\n")
+        shell.wait()
+
+
+def test_closed_streams_are_nothing_and_not_sockets_of_ours(server: RunningServer) -> None:
+    # Through a shell, which closes them.
+    script = f"{' '.join(GPU_POOL)} run -- sh -c 'readlink /proc/self/fd/0; readlink /proc/self/fd/2 >&1' <&- 2>&-"
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], env=environment(server), capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "/dev/null\n/dev/null\n"
+    assert done.returncode == 0
 
 
 def test_a_restart_of_the_server_is_survived(server: RunningServer, tmp_path: Path) -> None:
