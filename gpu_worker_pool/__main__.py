@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 
 def main() -> int:
     """Run the command line; says what to install where it is not."""
-    _fill_closed_streams()
+    _mend_streams()
     try:
         from gpu_worker_pool.cli.app import main as run  # noqa: PLC0415 - may be missing
     except ModuleNotFoundError as error:
@@ -19,11 +20,19 @@ def main() -> int:
     return run(sys.argv[1:])
 
 
-def _fill_closed_streams() -> None:
-    """Whoever closed a standard stream (`<&-`) must not have a socket of ours take its number, for our child to write to."""
+def _mend_streams() -> None:
+    """A standard stream that somebody closed (`<&-`) must not have its number taken by a socket of ours, for our child to
+    write to; and what a stream cannot encode is written as a question mark, for one user's name must not end another's
+    command.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)  # noqa: FBT003 - its only value
     os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for good
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for good
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

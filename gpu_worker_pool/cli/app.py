@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import gpu_worker_pool
 from gpu_worker_pool.errors import PoolError
@@ -27,8 +31,43 @@ from .status import status
 from .top import top
 from .wait import wait
 
+
+class _Unwritable(Exception):  # noqa: N818 - what happened
+    """What there was to say could not be written."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class _Commands(TyperGroup):
+    """typer would take a pipe that is closed for a failure, and any other such fault for a bug."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _told_as_unwritable():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _told_as_unwritable():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _told_as_unwritable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _Unwritable(error) from error
+    except SystemExit as ended:
+        # rich ends the program where a pipe is closed, also in what typer shows by it.
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise _Unwritable(ended.__context__) from None
+        raise
+
+
 app = typer.Typer(
     name="gpu-pool",
+    cls=_Commands,
     help="Hand out GPUs so that nobody collides.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -79,6 +118,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit code. Whatever goes wrong is one line that says what to do."""
     try:
         result = app(args=list(arguments), prog_name="gpu-pool", standalone_mode=False)
+        with _told_as_unwritable():
+            sys.stdout.flush()
     except Failure as failure:
         complain(str(failure))
         return _own_failure(arguments, failure.code)
@@ -94,9 +135,15 @@ def main(arguments: Sequence[str]) -> int:
         return _own_failure(arguments, USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return SIGNAL_BASE + signal.SIGINT
-    except BrokenPipeError:
+    except _Unwritable as unwritable:
         stop_printing()
-        return SIGNAL_BASE + signal.SIGPIPE
+        cause = unwritable.cause
+        if isinstance(cause, BrokenPipeError):
+            return SIGNAL_BASE + signal.SIGPIPE
+        if cause.errno == errno.EIO:
+            return SIGNAL_BASE + signal.SIGHUP  # the terminal is gone
+        complain(f"cannot go on: {cause}")
+        return FAILED
     return result if isinstance(result, int) else 0
 
 

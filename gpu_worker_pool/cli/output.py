@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -31,10 +32,9 @@ def err() -> Console:
 
 
 def stop_printing() -> None:
-    """Nobody reads any more (head has had enough, say): what is still printed goes nowhere, and complains no more."""
+    """Nobody reads our results any more (head has had enough, say): what is still to be written of them goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
+    os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
@@ -52,7 +52,8 @@ def plain(value: object) -> str:
 
 def complain(message: str) -> None:
     """A line on standard error; what a server said may be in it."""
-    print(f"gpu-pool: {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201
+    with contextlib.suppress(OSError):  # there is nobody left to tell
+        print(f"gpu-pool: {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def pass_on_warnings(say: Callable[[str], None]) -> None:

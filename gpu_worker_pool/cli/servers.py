@@ -95,7 +95,7 @@ class Servers:
 
 def nobody_answered(answers: Sequence[Answer]) -> Failure:
     """For when no endpoint could be used."""
-    reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {answer.error}" for answer in answers)
+    reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
     return Failure(
         f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "
         "`gpu-pool doctor` looks closer."

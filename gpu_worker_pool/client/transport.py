@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,11 +99,19 @@ class Transport:
         except TimeoutError:
             # That was long enough: whoever wants to know it again has to wait for his turn.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
+        except aiohttp.ClientConnectorError as error:
+            raise CallFailed(f"cannot connect: {_in_words(error.os_error)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
         if 300 <= status < 400:
             raise CallFailed(f"it redirects (status {status}), which is not followed; give the address it leads to")
         return Reply(status, _parse(text, status), sent_at, boot_time() - sent_at)
+
+
+def _in_words(error: OSError) -> str:
+    """As the system says it; where a name was not found there is no number of the system's, and the text says it."""
+    number = error.errno
+    return os.strerror(number) if number is not None and number > 0 else error.strerror or str(error)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

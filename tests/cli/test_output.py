@@ -1,0 +1,73 @@
+"""Where commands print, and what becomes of them where they cannot."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.commands import GPU_POOL, environment, gpu_pool
+from tests.server.leasing import take
+from tests.server.running import RunningServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with RunningServer({"SIMULATED_GPUS": "2"}) as running:
+        take(running, owner="zoë", labels={"command": "🚀 [red]fly"})
+        yield running
+
+
+def shell(line: str, server: RunningServer, **env: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash, with gpu-pool for `$G`."""
+    command = ["/bin/bash", "-c", line.replace("$G", shlex.join(GPU_POOL))]
+    return subprocess.run(command, env=environment(server, env), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", ["status", "--help", "status --json"])
+def test_a_pipe_that_is_closed_ends_it_as_sigpipe_would(server: RunningServer, arguments: str) -> None:
+    done = shell(f"$G {arguments} | true; echo ${{PIPESTATUS[0]}}", server)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+@pytest.mark.parametrize("arguments", ["status", "--version"])
+def test_what_cannot_be_written_is_one_line(server: RunningServer, arguments: str) -> None:
+    done = shell(f"$G {arguments} > /dev/full", server)
+    assert done.returncode == 125
+    assert done.stderr.splitlines() == ["gpu-pool: cannot go on: [Errno 28] No space left on device"]
+
+
+def test_closed_streams_are_no_fault(server: RunningServer) -> None:
+    assert shell("$G status <&- >&- 2>&-", server).returncode == 0
+
+
+def test_what_a_terminal_cannot_show_does_not_end_the_command(server: RunningServer) -> None:
+    done = shell("$G status", server, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "[red]fly" in done.stdout
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("nonsense",), "No such command 'nonsense'"),
+        (("status", "--endpoint", "ftp://box"), "--endpoint: "),
+        (("status", "--endpoint", "http://127.0.0.1:9"), "cannot connect: Connection refused"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_that_says_what_to_do(arguments: tuple[str, ...], hint: str) -> None:
+    done = gpu_pool(*arguments)
+    assert done.code in {2, 125}
+    assert done.out == ""
+    assert hint in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    hidden = "import sys; sys.modules['typer'] = None; import gpu_worker_pool.__main__ as m; sys.exit(m.main())"
+    done = subprocess.run([GPU_POOL[0], "-c", hidden], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 125
+    assert "pip install 'gpu-worker-pool[cli]'" in done.stderr
