@@ -5,7 +5,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST_WORKERS ?= 2
+# More than the cores that are wanted, because many tests wait; each file's tests share servers, so it stays in one worker.
+PYTEST_WORKERS ?= 3
+PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .PHONY: help demo test cover soak lint format bench picture clean
 
@@ -30,10 +32,10 @@ demo: $(READY) ## See the pool at work on this machine
 	@$(BIN)/gpu-pool demo
 
 test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+	$(BIN)/python $(PYTEST)
 
 cover: $(READY) ## Run all tests and show which code they reach
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --cov --cov-report=term
+	$(BIN)/python $(PYTEST) --cov --cov-report=term
 
 # SOAK_MINUTES (10), SOAK_SEED and SOAK_RUN_S are read from the environment or the command line.
 soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10) and check what happened

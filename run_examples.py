@@ -27,6 +27,8 @@ NAMES = (
     "config_examples",
     "test_integration_error_handling",
 )
+# The others have servers of their own in any case, or need none.
+USE_YOUR_SERVER = frozenset({"basic_client_usage", "multi_endpoint_usage"})
 # None takes nearly as long; an example that hangs is a failure.
 MOST_S = 120.0
 
@@ -54,6 +56,18 @@ def run(name: str, env: dict[str, str]) -> str:
     return "ok" if code == 0 else f"failed: exit code {code}"
 
 
+def fault_of_your_server(endpoint: str | None) -> str | None:
+    """Why the server that you named cannot be used; None where it answers, or you named none."""
+    sys.path[:0] = [str(EXAMPLES), str(ROOT)]
+    from example_servers import NoServerError, your_servers  # noqa: PLC0415 - to list the examples nothing is needed
+
+    try:
+        your_servers(endpoint)
+    except NoServerError as error:
+        return str(error)
+    return None
+
+
 def main() -> int:
     """The exit code is 1 if an example failed."""
     parser = argparse.ArgumentParser(description="Runs the examples, each in a process of its own.")
@@ -73,6 +87,9 @@ def main() -> int:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     if options.endpoint:
         env["GPU_STATS_SERVICE_ENDPOINTS"] = options.endpoint
+    if USE_YOUR_SERVER.intersection(chosen) and (fault := fault_of_your_server(options.endpoint)):
+        print(f"run_examples: {fault}", file=sys.stderr)
+        return 1
     rows = []
     for name in chosen:
         print(f"\n{'=' * 20} {name}: {description(name)}\n", flush=True)

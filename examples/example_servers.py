@@ -7,6 +7,7 @@ Nothing is taken from it for longer than a moment, and what would disturb others
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -24,9 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import gpu_worker_pool
+from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.servers import Answer, Servers
 
 VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINT")
 START_S = 30.0
+# A server that is there answers in a fraction of it.
+ANSWER_S = 3.0
 # It ends when this process does, however that ends: 1 is PR_SET_PDEATHSIG and 15 is SIGTERM.
 SERVE = (
     "import ctypes, runpy; ctypes.CDLL(None).prctl(1, 15); "
@@ -107,6 +112,33 @@ def example_servers(*gpus: str) -> Iterator[list[ExampleServer]]:
         yield servers
 
 
+class NoServerError(Exception):
+    """You named servers, and none of them can be used."""
+
+
+def your_servers(endpoint: str | None) -> list[str]:
+    """The servers that you named, those first that answer; none if you named none. NoServerError says what to do."""
+    variable = next((name for name in VARIABLES if os.environ.get(name)), "")
+    given, source = (endpoint, "--endpoint") if endpoint else (os.environ.get(variable, ""), variable)
+    urls = [url.strip() for url in given.split(",") if url.strip()]
+    if not urls:
+        return []
+    advice = f"{'leave out' if endpoint else 'unset'} {source}, and the examples start servers of their own"
+    try:
+        answers = asyncio.run(_ask(urls))
+    except Failure as failure:
+        raise NoServerError(f"{str(failure).replace('--endpoint', source, 1)}; correct it, or {advice}") from None
+    if not any(answer.is_ok for answer in answers):
+        reasons = "; ".join(f"{answer.url}: {str(answer.error).rstrip('.')}" for answer in answers)
+        raise NoServerError(f"your GPU server cannot be used ({reasons}); see to it, or {advice}")
+    return [answer.url for answer in sorted(answers, key=lambda answer: not answer.is_ok)]
+
+
+async def _ask(urls: Sequence[str]) -> list[Answer]:
+    async with Servers(urls, timeout_s=ANSWER_S) as servers:
+        return await servers.ask_all("/gpu/summary")
+
+
 @dataclass(frozen=True)
 class Pool:
     """What an example works with. `servers` are the example's own; there are none where it uses yours."""
@@ -122,8 +154,10 @@ def example_pool(description: str, *gpus: str) -> Iterator[Pool]:
     logging.getLogger("gpu_worker_pool").addHandler(logging.NullHandler())
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--endpoint", metavar="URL", help="your GPU server; several are separated by commas")
-    given = parser.parse_args().endpoint or next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
-    urls = [url.strip() for url in given.split(",") if url.strip()]
+    try:
+        urls = your_servers(parser.parse_args().endpoint)
+    except NoServerError as error:
+        sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
     if urls:
         print(f"Using your GPU server: {', '.join(urls)}")
         yield Pool(urls)

@@ -16,12 +16,18 @@ if __package__ in {None, ""}:
 
 import logging
 
-import uvicorn
+try:
+    import uvicorn
 
-from gpu_worker_pool.server.app import PoolApp, create_app
-from gpu_worker_pool.server.logs import configure_logging
-from gpu_worker_pool.server.serving import advice, listen, run
-from gpu_worker_pool.server.settings import get_bool_env, get_float_env, get_int_env
+    from gpu_worker_pool.server.app import PoolApp, create_app
+    from gpu_worker_pool.server.logs import configure_logging
+    from gpu_worker_pool.server.serving import advice, listen, run
+    from gpu_worker_pool.server.settings import get_bool_env, get_float_env, get_int_env
+except ModuleNotFoundError as error:
+    # Who imports this module is a program, and gets an ImportError as from any other.
+    if __name__ != "__main__" or error.name is None or error.name.startswith("gpu_worker_pool"):
+        raise
+    sys.exit(f"gpu-worker-pool: {error.name} is not installed; pip install 'gpu-worker-pool[server]'")
 
 __all__ = ["app", "get_bool_env", "get_float_env", "get_int_env", "main"]
 

@@ -8,6 +8,8 @@
 
 Tests wait their turn, so those of several processes (pytest-xdist), users and programs never have the same GPU at once.
 
+Where CUDA_VISIBLE_DEVICES is set when pytest is called, only GPUs among those are asked for.
+
 CUDA looks at CUDA_VISIBLE_DEVICES once in a process, when it begins. A process that begins it during a test stays on
 that GPU: so its lease is kept until the end of the session, and the next tests of that process are given the same GPU.
 A process that began CUDA before any test had a GPU sees all of them, which a warning says.
@@ -22,7 +24,7 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -36,6 +38,7 @@ MARKER = (
     "with memory_mb the GPU is shared with others who said how much they need, timeout is how many seconds to wait"
 )
 WISHES = ("gpus", "memory_mb", "model", "priority", "timeout")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_TIMEOUT_S = 600.0
 MISSING = ("fail", "skip")
 # How long to wait for a first sign of any server. One that refuses the connection is not waited for.
@@ -58,8 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpu-timeout", metavar="S", type=float, help=f"{timeout_help} (ini: gpu_timeout)")
     parser.addini("gpu_timeout", timeout_help, default=f"{DEFAULT_TIMEOUT_S:g}")
     missing_help = (
-        "what becomes of a test whose GPU there is not, because no server answers or none has such a GPU: fail (the "
-        "default) or skip, which says why"
+        "what becomes of a test whose GPU there is not, because no server answers, none has such a GPU or "
+        "CUDA_VISIBLE_DEVICES hides them: fail (the default) or skip, which says why"
     )
     group.addoption("--gpu-missing", choices=MISSING, help=f"{missing_help} (ini: gpu_missing)")
     parser.addini("gpu_missing", missing_help, default=MISSING[0])
@@ -145,6 +148,8 @@ class _Leases:
         except ValueError as error:
             raise pytest.UsageError(f"the GPU server for the tests: {error}") from None
         self._has_answered = False
+        # As pytest's caller set it; around a test it is the test's own.
+        self._caller_sees = os.environ.get(VISIBLE)
         # Of a process that has begun CUDA during a test, and so cannot leave that GPU.
         self._kept: tuple[Assignment, dict[str, Any]] | None = None
         self._sees_all_gpus = False
@@ -177,13 +182,19 @@ class _Leases:
     def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
         from gpu_worker_pool import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
 
+        among = _visible(self._caller_sees)
+        if among == ():
+            self._miss(f"{VISIBLE}={self._caller_sees!r} hides every GPU; unset it, or name some that are there")
         self._wait_for_a_server()
+        only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} lets it have no others"
         try:
-            return self._pool.request_gpu(timeout_s, labels={"test": _label(item.nodeid)}, **wishes)
-        except (RequestRefusedError, ServiceUnavailableError) as error:
+            return self._pool.request_gpu(timeout_s, labels={"test": _label(item.nodeid)}, among=among, **wishes)
+        except ServiceUnavailableError as error:
             self._miss(str(error))
+        except RequestRefusedError as error:
+            self._miss(f"{error}{only}")
         except (PoolError, TypeError, ValueError) as error:
-            _fail(f"no GPU for this test: {error}")
+            _fail(f"no GPU for this test: {error}{only}")
 
     def _wait_for_a_server(self) -> None:
         """A request would wait for a server until its time is over. Where none is there at all, say so now."""
@@ -278,6 +289,20 @@ def _wishes(item: pytest.Item) -> dict[str, Any]:
             _fail(f"the marker gpu does not know {', '.join(unknown)}; possible are {', '.join(WISHES)}, each by name")
         wishes.update(marker.kwargs)
     return {name: value for name, value in wishes.items() if value is not None}
+
+
+def _visible(value: str | None) -> tuple[str, ...] | None:
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES names, whether they are there or not; None where all are meant."""
+    from gpu_worker_pool.core.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
+    from gpu_worker_pool.core.visible_devices import names_in  # noqa: PLC0415
+
+    if value is None:
+        return None
+    named: list[str] = []
+    for name in names_in(value)[0]:
+        with suppress(ValueError):  # no name of a GPU: passed over, as by the server
+            named += as_gpu_names([name])
+    return tuple(named)
 
 
 def _timeout_s(config: pytest.Config) -> float:

@@ -101,7 +101,8 @@ def parse_endpoint(text: str) -> EndpointUrl:
 def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:
     """A name for each endpoint: its host where no other has the same, else host-port, else more of the URL.
 
-    There is no colon in a name, so `server1:2` can be taken apart; and no two are the same. The order is kept.
+    There is no colon in a name, so `server1:2` can be taken apart, and no dash at its beginning, so that no command
+    takes it for an option; and no two are the same. The order is kept. An IPv6 address such as fe80::1 is ip6-fe80-1.
     """
     endpoints = list(endpoints)
     names: dict[int, str] = {}
@@ -206,7 +207,10 @@ def _shown(text: str) -> str:
 
 
 def _by_host(endpoint: EndpointUrl) -> str:
-    return endpoint.host.replace(":", "-")
+    if ":" in endpoint.host:
+        return "-".join(("ip6", *(filter(None, endpoint.host.split(":")))))
+    # A name in another script may begin with a dash, because it is looked up as xn--...
+    return endpoint.host.lstrip("-")
 
 
 def _by_port(endpoint: EndpointUrl) -> str:

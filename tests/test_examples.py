@@ -9,11 +9,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from tests.client.foreign_servers import ForeignServer, statistics
 from tests.server.leasing import eventually
 from tests.server.running import ROOT
 
 # Nothing here takes so long; an example that hangs must not hang the tests.
 MOST_S = 90.0
+# A port that needs rights that no test has.
+NOBODY = "http://127.0.0.1:1"
 OWN_SERVERS = r"Started with simulated GPUs, for this example only: http://127\.0\.0\.1:\d+"
 
 # What each prints, in this order, whatever stands between.
@@ -65,7 +68,8 @@ ON_MY_SERVER = [
     r"exit code 0, held: \[\], port \d+\n$",
 ]
 SOME_FAIL = [
-    r"basic_client_usage: service_endpoint: 'ftp://nowhere' is no endpoint URL",
+    r"Using your GPU server: http://127\.0\.0\.1:\d+\n",
+    r"basic_client_usage: the request was refused: .* this pool has no GPU",
     r"example +took  result\n",
     r"basic_client_usage +[\d.]+ s  failed: exit code 1\n",
     r"config_examples +[\d.]+ s  ok\n$",
@@ -112,11 +116,15 @@ with example_servers("4") as (server,):
 
 
 def test_every_example_prints_what_it_is_to_show() -> None:
-    with ThreadPoolExecutor() as together:
+    with ForeignServer(statistics(gpus=0)) as empty, ThreadPoolExecutor() as together:
         mine = together.submit(run, "-c", MY_SERVER, PYTHONPATH=".")
         others = {name: together.submit(run, name, PYTHONPATH=".") for name in PRINTED}
-        failing = ("basic_client_usage", "config_examples", "--endpoint", "ftp://nowhere")
+        failing = ("basic_client_usage", "config_examples", "--endpoint", empty.url)
         some_fail = together.submit(run, "run_examples.py", *failing)
+        nobody = [
+            together.submit(run, "run_examples.py", GPU_SERVICE_ENDPOINT=NOBODY),
+            together.submit(run, "examples/basic_client_usage.py", PYTHONPATH=".", GPU_SERVICE_ENDPOINT=NOBODY),
+        ]
 
     for name, done in others.items():
         assert_printed(done.result().stdout, PRINTED[name])
@@ -124,6 +132,11 @@ def test_every_example_prints_what_it_is_to_show() -> None:
     assert "a-secret-token" not in others["examples/config_examples.py"].result().stdout
     assert_printed(some_fail.result().stdout, SOME_FAIL)
     assert some_fail.result().returncode == 1
+    for example, done in zip(("run_examples", "basic_client_usage"), nobody, strict=True):
+        # At once, and before anything was tried.
+        said = f"{example}: your GPU server cannot be used \\({NOBODY}: .*unset GPU_SERVICE_ENDPOINT, and .*\n$"
+        assert re.fullmatch(said, done.result().stdout), done.result().stdout
+        assert done.result().returncode == 1
     assert_printed(mine.result().stdout, ON_MY_SERVER)
     assert_has_ended(port=int(mine.result().stdout.rsplit(" ", 1)[1]))
 

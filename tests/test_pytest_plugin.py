@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from gpu_worker_pool import pytest_plugin
 from tests.client.foreign_servers import ForeignServer, statistics
 from tests.server.leasing import get, release, take, wait_until_free
 from tests.server.running import ROOT, RunningServer
@@ -44,7 +45,9 @@ class Run:
 
 
 class Start(Protocol):
-    def __call__(self, program: str, *options: str, endpoint: str | None = None, plugins: str = "") -> Run: ...
+    def __call__(
+        self, program: str, *options: str, endpoint: str | None = None, plugins: str = "", visible: str | None = None
+    ) -> Run: ...
 
 
 @pytest.fixture
@@ -52,7 +55,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts pytest on a program, in a folder of its own; what is still under way at the end of the test is ended."""
     runs: list[Run] = []
 
-    def start_one(program: str, *options: str, endpoint: str | None = None, plugins: str = "") -> Run:
+    def start_one(
+        program: str, *options: str, endpoint: str | None = None, plugins: str = "", visible: str | None = None
+    ) -> Run:
         folder = tmp_path / f"run-{len(runs)}"
         folder.mkdir()
         (folder / "test_inner.py").write_text(textwrap.dedent(program), encoding="utf-8")
@@ -60,6 +65,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
         env = {**kept, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"}
         env |= {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
+        env |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         process = subprocess.Popen(
             [*PYTEST, *OPTIONS, *(("-p", plugins) if plugins else ()), *options],
             cwd=folder,
@@ -315,6 +321,57 @@ def test_a_missing_gpu_may_skip_a_test_but_not_a_busy_one(server: RunningServer,
     assert (code, outcomes(out)) == (1, {"test_it": "ERROR"}), out
     assert re.search(r"no GPU was granted within 0\.2.*leased by ada", said_of(out, "test_it")), out
     release(server, held["id"])
+
+
+SEES_ONE = """
+    import os
+
+    import pytest
+
+
+    def test_it(gpu):
+        assert gpu.gpu_ids == (1,)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+    def test_it_again(gpu):
+        assert gpu.gpu_ids == (1,)
+
+
+    @pytest.mark.gpu(gpus=2)
+    def test_more_than_is_seen(gpu): ...
+"""
+
+
+def test_only_gpus_that_the_caller_sees_are_leased(server: RunningServer, start: Start) -> None:
+    wait_until_free(server)
+    hidden = start(USES_IT, "--gpu-missing=skip", endpoint=server.url, visible="-1,0")
+    code, out = start(SEES_ONE, endpoint=server.url, visible="1,what,-1,0").end()
+    assert (code, outcomes(out)) == (
+        1,
+        {"test_it": "PASSED", "test_it_again": "PASSED", "test_more_than_is_seen": "ERROR"},
+    ), out
+    assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' lets it have no others" in said_of(out, "test_more_than_is_seen")
+
+    code, out = hidden.end()
+    assert code == 0, out
+    assert re.search(r"^SKIPPED .*CUDA_VISIBLE_DEVICES='-1,0' hides every GPU; unset it", out, re.MULTILINE), out
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (None, None),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("what", ()),
+        ("'0, 01' GPU-ab", ("0", "1", "GPU-ab")),
+        ("2,-1,0", ("2",)),
+    ],
+)
+def test_what_the_caller_sees(value: str | None, names: tuple[str, ...] | None) -> None:
+    assert pytest_plugin._visible(value) == names
 
 
 INTERRUPTED = """

@@ -10,6 +10,11 @@ from typing import Any, Literal
 DEFAULT_URL = "http://localhost:8000"
 
 
+def count_gpus(number: int) -> str:
+    """`1 GPU`, `4 GPUs`."""
+    return f"{number} GPU{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class GpusShown:
     """The GPUs that are handed out. `source` is "simulated", "nvml", "nvidia-smi", or "none" where there is no way to

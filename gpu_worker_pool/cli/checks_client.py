@@ -6,14 +6,16 @@ import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any
 
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
-from gpu_worker_pool.urls import EndpointUrl
+from gpu_worker_pool.urls import EndpointUrl, split_endpoints
 
 from .addresses import is_this_machine
+from .announcement import count_gpus
 from .finding import Finding
 from .servers import Answer, Servers
 from .units import show_memory
@@ -25,6 +27,7 @@ CLOCK_OFF_S = 5.0
 RIGHT_CALL = "/leases/renew"
 NO_LEASES: Mapping[str, Any] = {"ids": []}
 AS_IF_WRITTEN = 422
+NO_GPU_SERVER = "its answer is not a GPU server's"
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------
@@ -32,7 +35,9 @@ AS_IF_WRITTEN = 422
 
 @dataclass(frozen=True, slots=True)
 class EndpointFacts:
-    """What an endpoint showed. `pool` is what a server with leases shows, `stats` what one with statistics only shows."""
+    """What an endpoint showed. `pool` is what a server with leases shows, `stats` what one with statistics only shows.
+    `same_as` names an earlier endpoint that is the same server.
+    """
 
     id: str
     url: EndpointUrl
@@ -44,6 +49,7 @@ class EndpointFacts:
     stats: Mapping[str, Any] | None = None
     clock_off_s: float | None = None
     right: Answer | None = None
+    same_as: str | None = None
 
     @property
     def answers(self) -> bool:
@@ -53,7 +59,18 @@ class EndpointFacts:
 
 async def ask_all(servers: Servers) -> list[EndpointFacts]:
     """All endpoints, side by side."""
-    return list(await asyncio.gather(*(_ask(servers, endpoint) for endpoint in servers.ids)))
+    return mark_same(await asyncio.gather(*(_ask(servers, endpoint) for endpoint in servers.ids)))
+
+
+def mark_same(asked: Sequence[EndpointFacts]) -> list[EndpointFacts]:
+    """With those marked that are an earlier one by another address."""
+    first: dict[str, str] = {}
+    marked = []
+    for facts in asked:
+        server_id = (facts.pool or {}).get("server_id")
+        other = first.setdefault(server_id, facts.id) if isinstance(server_id, str) else facts.id
+        marked.append(facts if other == facts.id else replace(facts, same_as=other))
+    return marked
 
 
 async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
@@ -72,10 +89,14 @@ async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
     if pool.is_ok and isinstance(pool.data, dict) and isinstance(pool.data.get("gpus"), list):
         right = await servers.ask(endpoint, RIGHT_CALL, "POST", NO_LEASES)
         return EndpointFacts(endpoint, url, has_token, took_s, pool=pool.data, right=right, **common)
-    stats = await servers.ask(endpoint, "/gpu/stats")
-    if stats.is_ok and isinstance(stats.data, dict) and isinstance(stats.data.get("gpus"), list):
-        return EndpointFacts(endpoint, url, has_token, took_s, stats=stats.data, **common)
-    return EndpointFacts(endpoint, url, has_token, took_s, error=stats.error or "its answer is not a GPU server's")
+    if not pool.is_ok and pool.status != HTTPStatus.NOT_FOUND:
+        return EndpointFacts(endpoint, url, has_token, took_s, error=pool.error)
+    for path, key in (("/gpu/stats", "gpus"), ("/gpu/summary", "gpus_summary")):
+        stats = await servers.ask(endpoint, path)
+        if stats.is_ok and isinstance(stats.data, dict) and isinstance(stats.data.get(key), list):
+            shown = {**stats.data, "gpus": stats.data[key]}
+            return EndpointFacts(endpoint, url, has_token, took_s, stats=shown, **common)
+    return EndpointFacts(endpoint, url, has_token, took_s, error=NO_GPU_SERVER)
 
 
 async def _clock_off_s(config: ClientConfig, url: EndpointUrl) -> float | None:
@@ -110,15 +131,18 @@ def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, url
     name, listed = "endpoints", ", ".join(urls)
     if given:
         return Finding(name, "ok", f"by --endpoint: {listed}")
-    found = [
-        variable for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE) if environ.get(variable, "").strip(" ,\t\n")
-    ]
+    filled = [variable for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE) if environ.get(variable, "").strip()]
+    found = [variable for variable in filled if split_endpoints(environ[variable])]
+    empty = [variable for variable in filled if variable not in found]
     if not found:
-        return Finding(name, "ok", f"no variable is set, so it is the default: {listed}")
-    if len(found) > 1:
+        text = f"no variable {'names one' if empty else 'is set'}, so it is the default: {listed}"
+    elif len(found) > 1:
         text = f"{' and '.join(found)} are set: {found[0]} wins ({listed}), and the rest is passed over"
-        return Finding(name, "warning", text, f"unset {', '.join(found[1:])}")
-    return Finding(name, "ok", f"by {found[0]}: {listed}")
+    else:
+        text = f"by {found[0]}: {listed}"
+    text += "".join(f"; {variable}={environ[variable]!r} names nothing and is ignored" for variable in empty)
+    useless = found[1:] + empty
+    return Finding(name, "warning", text, f"unset {', '.join(useless)}") if useless else Finding(name, "ok", text)
 
 
 def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
@@ -135,7 +159,10 @@ def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
     gpus = [gpu for gpu in shown.get("gpus", ()) if isinstance(gpu, dict)]
     source = "simulated" if shown.get("source") == "simulated" else str(shown.get("source") or "source unknown")
     version = f", version {facts.version}" if facts.version else ""
-    text = f"{where}: {len(gpus)} GPUs ({source}){version}, answers in {1000 * facts.took_s:.0f} ms"
+    text = f"{where}: {count_gpus(len(gpus))} ({source}){version}, answers in {1000 * facts.took_s:.0f} ms"
+    if facts.same_as is not None:
+        how = f"take {facts.id} or {facts.same_as} out: a Python client would take its GPUs for twice as many"
+        return Finding("endpoint", "warning", f"{text}; it is the same server as {facts.same_as}", how, facts.id)
     if facts.pool is None:
         how = "only the workers of one process are coordinated there; for leases, run gpu-pool serve on that machine"
         return Finding("endpoint", "warning", f"{text}; it has statistics only", how, facts.id)
@@ -202,7 +229,7 @@ def judge_thresholds(
     """A server's thresholds that no GPU can be below, and its GPUs that are never below them because of somebody outside
     the pool. What the client asks for takes the place of the server's.
     """
-    if facts.pool is None:
+    if facts.pool is None or facts.same_as is not None:
         return []
     theirs = facts.pool.get("thresholds")
     theirs = theirs if isinstance(theirs, dict) else {}
@@ -258,7 +285,8 @@ def _number(value: Any) -> float | None:
 
 def is_wanted(environ: Mapping[str, str], given: Sequence[str] | None) -> bool:
     """Whether somebody chose the endpoints, rather than nobody having said anything."""
-    return bool(given) or any(environ.get(variable, "").strip() for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE))
+    variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
+    return bool(given) or any(split_endpoints(environ.get(variable, "")) for variable in variables)
 
 
 def is_client_only(config: ClientConfig) -> bool:

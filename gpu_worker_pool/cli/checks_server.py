@@ -16,12 +16,15 @@ from gpu_worker_pool.server.deaths import open_pidfd
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
 
+from .announcement import count_gpus
 from .finding import Finding, Status, complaints
 from .port_holder import PortHolder, find_server
 from .units import show_memory
 
 LITTLE_MB = 200.0
 HARDLY_ANY_MB = 20.0
+# How the settings complain of a file that they left out.
+LOST_FILE = ".env cannot be read"
 
 _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|ncpfs|fuse\.(sshfs|glusterfs|ceph\S*|s3fs|rclone)"
@@ -138,7 +141,16 @@ def judge_settings(heard: list[str]) -> list[Finding]:
     """Values in the environment or in .env that are no good."""
     if not heard:
         return [Finding("server-settings", "ok", "the server's settings are in order")]
-    return [Finding("server-settings", "problem", words, "mend or unset that variable") for words in heard]
+    in_file = "mend that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
+    return [
+        Finding(
+            "server-settings",
+            "problem",
+            words,
+            in_file if words.startswith(LOST_FILE) else "mend or unset that variable",
+        )
+        for words in heard
+    ]
 
 
 def judge_simulated(simulated_gpus: str | None, *, has_gpus: bool) -> Finding | None:
@@ -156,7 +168,9 @@ def judge_port(port: Port, *, is_client_only: bool) -> Finding:
     name, where = "port", f"{port.host}:{port.port}"
     if port.holder is not None:
         source = ", simulated" if port.holder.source == "simulated" else ""
-        text = f"a GPU server runs at {port.holder.url} ({port.holder.node}, {port.holder.gpu_count} GPUs{source})"
+        text = (
+            f"a GPU server runs at {port.holder.url} ({port.holder.node}, {count_gpus(port.holder.gpu_count)}{source})"
+        )
         return Finding(name, "ok", text)
     if port.error is not None:
         words = advice(port.error)
@@ -222,11 +236,15 @@ def check_state_dir(settings: ServerSettings) -> list[Finding]:
         return [Finding("state-dir", "problem", str(error), "set GPU_POOL_STATE_DIR")]
 
 
-def check_tokens(settings: ServerSettings) -> list[Finding]:
-    """Who has a token."""
+def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Finding]:
+    """Who has a token. `heard_before` is what the settings complained about."""
     with complaints() as heard:
         tokens = settings.load_tokens()
     file = settings.gpu_pool_tokens_file
+    is_told_elsewhere = settings.gpu_pool_tokens is not None or file is not None
+    if not is_told_elsewhere and any(words.startswith(LOST_FILE) for words in heard_before):
+        text = "whether there are tokens is not known, because .env cannot be read: see server-settings"
+        return [Finding("tokens", "skipped", text)]
     return judge_tokens(tokens, heard, file if file and can_everybody_read(Path(file)) else None)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
 from gpu_worker_pool.client.transport import CallFailed, Transport
+from gpu_worker_pool.core.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.ledger.clock import boot_time
 
 from .demo_check import Line, Outage, Turn, survival, turns_of
+from .demo_folder import DemoFolder, demo_folder
 from .demo_scene import Scene, WorkerRow
 from .demo_stage import DemoServer, DemoWorkers
 from .demo_summary import Record, left_over
@@ -23,6 +24,7 @@ from .demo_view import LiveView, PlainView, View
 from .failure import Failure
 
 SIMULATED: Final = "4"
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 # What the end takes at most.
 _ENDING_S: Final = 9.0
 _STARTING_S: Final = 12.0
@@ -38,7 +40,9 @@ _AWAY_S: Final = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for. Without `gpus` the machine's are used, or simulated ones where it has none that is free."""
+    """What was asked for. Without `gpus` the machine's are used, as far as CUDA_VISIBLE_DEVICES shows them, or simulated
+    ones where none is free.
+    """
 
     workers: int
     gpus: int | None
@@ -71,12 +75,11 @@ class Demo:
     async def run(self) -> Record:
         """From the start to the end; Failure where it cannot be, or does not end in time."""
         began_at = boot_time()
-        folder = tempfile.TemporaryDirectory(prefix="gpu-pool-demo-", ignore_cleanup_errors=True)
-        with folder as name, self._view:
-            server = DemoServer(Path(name))
+        with demo_folder() as folder, self._view:
+            server = DemoServer(folder)
             try:
                 async with asyncio.timeout(self._plan.longest_s), self._shown(server):
-                    pool = await self._raise_curtain(server, Path(name))
+                    pool = await self._raise_curtain(server, folder)
                     await self._play(server, began_at)
                     waiting_pool = await self._finish(server)
                     self._workers.close()
@@ -102,7 +105,7 @@ class Demo:
 
     # --- before ----------------------------------------------------------------------------------------------------
 
-    async def _raise_curtain(self, server: DemoServer, folder: Path) -> Mapping[str, Any]:
+    async def _raise_curtain(self, server: DemoServer, folder: DemoFolder) -> Mapping[str, Any]:
         """Start everything, side by side; what the server shows then."""
         await self._transport.open()
         self._announce(f"starting a server on {server.url} and {self._plan.workers} worker processes")
@@ -123,16 +126,23 @@ class Demo:
     async def _start_server(self, server: DemoServer) -> Mapping[str, Any]:
         """With real GPUs where some are free, but never more than the workers can compete for."""
         simulated = {"SIMULATED_GPUS": SIMULATED if self._plan.gpus is None else str(self._plan.gpus)}
-        self._settings = {} if self._plan.gpus is None and _has_gpus() else simulated
+        installed = _installed_gpus() if self._plan.gpus is None else []
+        visible = os.environ.get(VISIBLE)
+        if is_any_visible(visible, installed):
+            self._settings = {} if visible is None else {VISIBLE: visible}
+        else:
+            self._settings = simulated
+            if installed:
+                self._announce(f"{VISIBLE} shows no GPU of this machine: simulated ones take their place")
         await server.start(self._settings)
         pool = await self._must_ask(server, "/pool")
-        if self._settings:
+        if self._settings is simulated:
             return pool
         free, most = [gpu["uuid"] for gpu in pool["gpus"] if gpu["state"] == "free"], max(1, self._plan.workers // 3)
         if free and len(pool["gpus"]) <= most:
             return pool
         await server.stop()
-        self._settings = {"CUDA_VISIBLE_DEVICES": ",".join(free[:most])} if free else simulated
+        self._settings = {VISIBLE: ",".join(free[:most])} if free else simulated
         if not free:
             self._announce("all GPUs of this machine are in use, and are left alone: simulated ones take their place")
         await server.start(self._settings)
@@ -275,15 +285,24 @@ def _is_open(turn: Turn, at: float) -> bool:
     return bool(turn.lease) and turn.ended_at > at and min(turn.queued_at, turn.began_at) <= at
 
 
-def _has_gpus() -> bool:
+def is_any_visible(value: str | None, installed: Sequence[InstalledGpu]) -> bool:
+    """Whether a value of CUDA_VISIBLE_DEVICES lets us have a GPU of this machine. One that names none of them does not:
+    a server would show all, but those are not the ones that were meant.
+    """
+    visible = select_visible(value, installed)
+    return bool(visible.indices) and (value is None or visible.is_filtering)
+
+
+def _installed_gpus() -> list[InstalledGpu]:
     from gpu_worker_pool.gpus.choose import choose_probe  # noqa: PLC0415 - loads the driver's library
     from gpu_worker_pool.gpus.probe import ProbeUnavailable  # noqa: PLC0415
 
     try:
         probe = choose_probe("demo", None)
     except ProbeUnavailable:
-        return False
+        return []
     try:
-        return bool(probe.look(boot_time()).readings)
+        readings = probe.look(boot_time()).readings
+        return [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings]
     finally:
         probe.close()

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from gpu_worker_pool.ledger.clock import boot_time
 
+from .demo_folder import DemoFolder
 from .demo_worker import Orders, die_with
 from .failure import Failure
 
@@ -25,25 +26,17 @@ ROOT: Final = Path(__file__).parent.parent.parent
 # However busy the machine is; the demo as a whole is given up sooner.
 START_S: Final = 30.0
 STOP_S: Final = 3.0
-# What a server and a worker of ours may see of the environment. Nothing of a real pool's settings is in it.
-_PASSED_ON: Final = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "GPU_MEMORY_THRESHOLD_PERCENT",
-    "GPU_UTILIZATION_THRESHOLD_PERCENT",
-)
+# What a server and a worker of ours may see of the caller's environment. No setting of a server or a client is in it:
+# they are made for another pool.
+_PASSED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 class DemoServer:
     """A real server, on a free port of this machine and with a journal of its own: no other pool notices it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: DemoFolder) -> None:
         self._folder = folder
-        self._log = folder / "server.log"
+        self._log = folder.path / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         # Kept while the server is away: otherwise somebody else, or a worker that tries to connect, may be given the port.
         self._reserved = socket.socket()
@@ -70,10 +63,10 @@ class DemoServer:
         """Start it, or start it again with the journal it has; returns when it is ready, as it says itself."""
         name = f"gpu-pool-demo-{os.getpid()}-{secrets.token_hex(4)}"
         env = {
-            **_environment(),
+            **environment(os.environ),
             "HOST": "127.0.0.1",
             "PORT": str(self.port),
-            "GPU_POOL_STATE_DIR": str(self._folder / "state"),
+            "GPU_POOL_STATE_DIR": str(self._folder.path / "state"),
             "REFRESH_INTERVAL": "0.5",
             "ACCESS_LOG": "false",
             "NOTIFY_SOCKET": f"@{name}",
@@ -172,14 +165,14 @@ class DemoWorkers:
     def __getitem__(self, name: str) -> DemoWorker:
         return self._by_name[name]
 
-    def start(self, folder: Path, endpoint: str, seed: int, cheat: str | None) -> None:
+    def start(self, folder: DemoFolder, endpoint: str, seed: int, cheat: str | None) -> None:
         """Start them; `cheat` is the name of one who does not keep to the rules."""
         workers = self._by_name.values()
         orders = [
             Orders(
                 name=worker.name,
                 endpoint=endpoint,
-                folder=str(folder),
+                folder=str(folder.path),
                 reads=worker.reads,
                 writes=worker.writes,
                 seed=seed,
@@ -189,10 +182,10 @@ class DemoWorkers:
         ]
         command = [sys.executable, "-m", "gpu_worker_pool.cli.demo_worker", json.dumps([asdict(one) for one in orders])]
         theirs = [end for worker in workers for end in (worker.reads, worker.writes)]
-        self._log = folder / "workers.log"
+        self._log = folder.path / "workers.log"
         with self._log.open("wb") as log:
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self._process = _start(command, _environment(), folder, pass_fds=theirs, **streams)
+            self._process = _start(command, environment(os.environ), folder, theirs, **streams)
         for end in theirs:
             os.close(end)
 
@@ -220,22 +213,26 @@ class DemoWorkers:
             self._process.wait()
 
 
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a process of the demo sees of the caller's environment."""
+    kept = {name: environ[name] for name in _PASSED_ON if name in environ}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))}
 
 
-def _start(command: list[str], env: Mapping[str, str], folder: Path, **more: Any) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], env: Mapping[str, str], folder: DemoFolder, descriptors: Iterable[int] = (), **streams: Any
+) -> subprocess.Popen[bytes]:
     """In a group of its own: Ctrl-C is for the demo, which then ends them in order."""
     parent = os.getpid()
     # No other thread runs in this process, so nothing can be locked in the child. The folder has no .env in it.
     return subprocess.Popen(  # noqa: S603 - our own command
         command,
         env=dict(env),
-        cwd=folder,
+        cwd=folder.path,
         process_group=0,
+        pass_fds=(folder.lock, *descriptors),
         preexec_fn=lambda: die_with(parent),  # noqa: PLW1509 - see above
-        **more,
+        **streams,
     )
 
 

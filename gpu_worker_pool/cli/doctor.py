@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from .failure import Failure
 from .finding import Check, Finding, Status, complaints
 from .options import Endpoints, Json
 from .output import out, print_json
@@ -122,7 +123,7 @@ def _server_checks(servers: Servers, facts: GpuFacts) -> list[Check]:
         Check("simulated", lambda: server.judge_simulated(settings.simulated_gpus, has_gpus=bool(facts.readings))),
         Check("port", lambda: server.judge_port(server.Port.of(settings), is_client_only=is_no_server)),
         Check("state-dir", lambda: server.check_state_dir(settings)),
-        Check("tokens", lambda: server.check_tokens(settings)),
+        Check("tokens", lambda: server.check_tokens(settings, heard)),
         Check("pidfd", server.check_pidfd),
     ]
 
@@ -137,11 +138,12 @@ def _client_checks(servers: Servers, given: list[str] | None, heard: list[str]) 
         Check("client-settings", lambda: client.judge_settings(heard)),
         Check("thresholds", lambda: client.judge_own_thresholds(memory, utilization)),
         Check("endpoints", lambda: client.judge_variables(os.environ, given, urls)),
-        Check("endpoint", lambda: _endpoint_findings(servers, is_wanted=client.is_wanted(os.environ, given))),
+        Check("endpoint", lambda: endpoint_findings(servers, is_wanted=client.is_wanted(os.environ, given))),
     ]
 
 
-def _endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
+def endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
+    """What there is to say about the servers, once they were asked."""
     from . import checks_client as client  # noqa: PLC0415
 
     async def ask() -> list[EndpointFacts]:
@@ -149,8 +151,13 @@ def _endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
             return await client.ask_all(servers)
 
     config = servers.config
+    try:
+        asked = asyncio.run(ask())
+    except Failure as failure:  # nobody was asked: the certificates that it is to be done with cannot be used
+        how = "set GPU_POOL_CA_FILE to a file with the certificate of your authority, in PEM format, or unset it"
+        return [Finding("endpoint", "problem", str(failure), how)]
     found: list[Finding | None] = []
-    for facts in asyncio.run(ask()):
+    for facts in asked:
         found += [
             client.judge_reachable(facts, is_wanted=is_wanted),
             client.judge_right(facts),

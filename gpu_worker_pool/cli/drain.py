@@ -13,8 +13,8 @@ from .failure import FAILED, USAGE, Failure
 from .lease_search import REFUSED
 from .options import Endpoints, Json
 from .output import out, plain, print_json
-from .pool_reading import read_gpu
-from .pool_report import GpuReport
+from .pool_reading import ask_pool, read_gpu
+from .pool_report import GpuReport, PoolReport
 from .servers import Answer, Servers
 
 Gpu = Annotated[
@@ -51,9 +51,27 @@ async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[st
     async with Servers(endpoint) as servers:
         endpoint_id, local = find_endpoint(gpu, servers.ids)
         answer = await servers.ask(endpoint_id, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            # It may know no such GPU, or no such call.
+            raise not_found(answer, await ask_pool(servers, endpoint_id, "?queue=0"), gpu, action)
         if not answer.is_ok:
-            raise _failure(answer, gpu, action)
-        return read_gpu(servers, answer)
+            raise failure_of(answer, gpu, action)
+        found = read_gpu(servers, answer)
+        if not is_gpu(answer.data):
+            raise Failure(
+                f"whether GPU {gpu} is {action}ed is not known: the answer of {answer.url} shows no GPU; "
+                "`gpu-pool status` shows how it is",
+                FAILED,
+            )
+        return found
+
+
+def is_gpu(data: object) -> bool:
+    """Whether an answer shows a GPU."""
+    if not isinstance(data, dict) or not isinstance(data.get("state"), str):
+        return False
+    index = data.get("gpu_id")
+    return isinstance(data.get("uuid"), str) or (isinstance(index, int) and not isinstance(index, bool))
 
 
 def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
@@ -69,12 +87,28 @@ def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
     )
 
 
-def _failure(answer: Answer, gpu: str, action: str) -> Failure:
+def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Failure:
+    """For a server that answered that there is no such thing, by what it is."""
+    message = f"cannot {action} GPU {gpu}"
+    if not report.is_up:
+        return Failure(
+            f"{message}: {answer.url} is no GPU server ({report.error}); `gpu-pool doctor` looks closer", FAILED
+        )
+    if not report.has_leases:
+        return Failure(
+            f"{message}: {answer.url} has statistics only, and hands out nothing that could be kept back; for leases, run "
+            "`gpu-pool serve` on that machine",
+            FAILED,
+        )
+    return Failure(f"{message}: {plain(answer.error)} `gpu-pool status` shows what it has.", REFUSED)
+
+
+def failure_of(answer: Answer, gpu: str, action: str) -> Failure:
+    """For an answer that is an error, or none."""
     message = f"cannot {action} GPU {gpu}: {plain(answer.error)}"
     if answer.status is None:
         return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer", FAILED)
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         message += " Set GPU_POOL_TOKEN to the token of admin."
-    elif answer.status == HTTPStatus.NOT_FOUND:
-        message += " `gpu-pool status` shows what it has."
-    return Failure(message, REFUSED)
+    is_its_fault = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return Failure(message, FAILED if is_its_fault else REFUSED)

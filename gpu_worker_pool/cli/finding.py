@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from .failure import Failure
+from .output import plain
 
 Status = Literal["ok", "warning", "problem", "skipped"]
 T = TypeVar("T")
@@ -37,7 +38,15 @@ class Check:
     find: Callable[[], Finding | Sequence[Finding] | None]
 
     def run(self, limit_s: float = LONGEST_S) -> list[Finding]:
-        """What it finds. One that raises or hangs is a finding itself."""
+        """What it finds, in plain text: servers, drivers and variables have their words in it, and it goes to a terminal.
+        One that raises or hangs is a finding itself.
+        """
+        return [
+            replace(found, message=plain(found.message), advice=None if found.advice is None else plain(found.advice))
+            for found in self._found(limit_s)
+        ]
+
+    def _found(self, limit_s: float) -> Sequence[Finding]:
         try:
             found = within(limit_s, self.find)
         except Failure as failure:
@@ -47,7 +56,7 @@ class Check:
             return [Finding(self.name, "problem", words, "this is a fault of gpu-pool doctor: please report it")]
         if found is None:
             return []
-        return [found] if isinstance(found, Finding) else list(found)
+        return [found] if isinstance(found, Finding) else found
 
 
 class TookTooLong(Exception):  # noqa: N818 - what happened

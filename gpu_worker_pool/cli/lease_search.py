@@ -21,6 +21,7 @@ from .servers import Servers, nobody_answered
 # The answer was no. What could not be answered at all is FAILED.
 REFUSED: Final = 1
 MOST_SHOWN: Final = 10
+EMPTY_ID: Final = "the id is empty; `gpu-pool leases` lists those there are"
 COMPLETE_WITHIN_S: Final = 2.0
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._~@/, -]")
 
@@ -72,7 +73,7 @@ async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str)
     where several ids begin so.
     """
     if not text:
-        raise Failure("the id is empty; `gpu-pool leases` lists those there are", USAGE)
+        raise Failure(EMPTY_ID, USAGE)
     live = distinct_leases(reports)
     found = [lease for lease in live if lease.id == text]
     if not found:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from .failure import FAILED, Failure
-from .lease_search import REFUSED, LeaseIds, ask_pools_or_fail, find_lease, lease_path
+from .failure import FAILED, USAGE, Failure
+from .lease_search import EMPTY_ID, REFUSED, LeaseIds, ask_pools_or_fail, find_lease, lease_path
 from .options import Endpoints, Json
 from .output import complain, out, plain, print_json
 from .pool_reading import read_lease
@@ -33,6 +33,8 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
     to hold memory there. Only a lease's owner and admin may do this: GPU_POOL_TOKEN tells who you are.
     Ends with 1 if one of them is not known or not yours.
     """
+    if not all(ids):
+        raise Failure(EMPTY_ID, USAGE)
     released, failed = asyncio.run(_release(ids, endpoint))
     if json:
         print_json(
@@ -76,10 +78,14 @@ async def _release(ids: list[str], endpoint: list[str] | None) -> tuple[list[_Re
 async def _release_at(servers: Servers, lease: LeaseReport) -> LeaseReport | _Failed:
     answer = await servers.ask(lease.endpoint, lease_path(lease.id), "DELETE")
     if answer.is_ok:
-        return read_lease(servers, answer)
+        after = read_lease(servers, answer)
+        if after.id == lease.id:
+            return after
+        unsure = f"whether {lease.id} was given back is not known: the answer of {answer.url} shows no such lease"
+        return _Failed(lease.id, lease.endpoint, f"{unsure}; `gpu-pool leases` lists those there are", FAILED)
     detail = f"{lease.id} was not given back: {plain(answer.error)}"
-    if answer.status is None:
-        return _Failed(lease.id, lease.endpoint, f"{detail}; try again", FAILED)
+    if answer.status is None or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _Failed(lease.id, lease.endpoint, f"{detail.rstrip('.')}; try again", FAILED)
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         whose = f"of {lease.owner} or of admin" if lease.owner else "of admin"
         detail += f" It is {lease.owner or 'somebody'}'s: set GPU_POOL_TOKEN to the token {whose}."

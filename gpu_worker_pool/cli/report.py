@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import os
+import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from http import HTTPStatus
 from typing import Annotated, Final
 
 import typer
@@ -18,15 +20,19 @@ from rich.text import Text
 from .failure import USAGE, Failure
 from .options import Endpoints, Json
 from .output import complain, out, print_json
-from .servers import Servers, nobody_answered
+from .pool_reading import ask_pool
+from .servers import Answer, Servers
 from .table import make_table, print_table
 from .units import iso_time, parse_duration_s, show_duration
-from .usage_report import COLUMNS, ServerUsage, Usage, UsageReport, mark_same, read_usage
+from .usage_report import COLUMNS, ServerUsage, Usage, UsageReport, mark_same, no_report, read_usage, without_ledger
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0
-# A server with a million leases to add up takes a while.
-EXTRA_S: Final = 20.0
+# A server with a million leases to add up takes a while. Who sets a limit himself has that one.
+ANSWER_S: Final = 30.0
+LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
 NOBODY: Final = "(no owner)"
+# In the year 6000; later ones cannot be shown in every time zone.
+LATEST_S: Final = 127_174_492_800.0
 
 
 def report(
@@ -50,14 +56,16 @@ def report(
 
     Two GPUs for an hour are two GPU-hours; a lease that still runs counts until now. Leases that share a GPU are counted
     apart. With several servers their sums are added; one that does not answer is named, and the others are shown. Ends
-    with 125 if none answers.
+    with 125 if none has anything to report.
     """
     if as_csv and json:
         raise Failure("--csv and --json exclude each other; choose one", USAGE)
     now = time.time()
     until_at = None if until is None else parse_time(until, now, "--until")
+    if until_at is not None and until_at >= now:
+        until_at = None  # of what is to come there is nothing to report
     end_at = now if until_at is None else until_at
-    since_at = end_at - DEFAULT_SPAN_S if since is None else parse_time(since, now, "--since")
+    since_at = max(end_at - DEFAULT_SPAN_S, 0.0) if since is None else parse_time(since, now, "--since")
     if since_at >= end_at:
         end = "now" if until_at is None else f"--until ({_show_time(until_at)})"
         raise Failure(f"--since ({_show_time(since_at)}) must be before {end}", USAGE)
@@ -73,29 +81,58 @@ def report(
 
 def parse_time(text: str, now: float, option: str) -> float:
     """`7d`, `12h`: so long before now. `2026-11-01`, `2026-11-01 12:00`, `2026-11-01T12:00Z`: then, in local time
-    unless it says otherwise. In seconds since 1970.
+    unless it says otherwise. In seconds since 1970; what is before that is 1970, when there was nothing to report.
     """
-    at = -1.0
     try:
-        at = datetime.fromisoformat(text.strip()).timestamp()
-    except (ValueError, OverflowError, OSError):
-        # A number alone might be meant in days, in seconds ago or since 1970.
-        if not text.strip().isdigit():
-            with suppress(typer.BadParameter):
-                at = now - parse_duration_s(text)
-    if at < 0:
+        date = datetime.fromisoformat(text.strip())
+    except ValueError:
+        at = _ago(text, now)
+    else:
+        try:
+            at = date.timestamp()
+        except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
+            at = 0.0 if date.year < 1970 else LATEST_S
+    if at is None:
         raise Failure(f"{option}: {text!r} is no time; write 7d, 12h, 2026-11-01 or '2026-11-01 12:00'", USAGE)
-    return at
+    return max(at, 0.0)
+
+
+def _ago(text: str, now: float) -> float | None:
+    """When that was; None where it is no length of time."""
+    # A number alone might be meant in days, in seconds ago or since 1970.
+    if text.strip().isdigit():
+        return None
+    try:
+        return now - parse_duration_s(text)
+    except typer.BadParameter:
+        pass
+    try:
+        parse_duration_s(re.sub(r"[0-9]+", "1", text))
+    except typer.BadParameter:
+        return None
+    return 0.0  # it is written as it should be, so it is too long
 
 
 async def _ask(endpoint: list[str] | None, since_at: float, until_at: float | None) -> list[ServerUsage]:
     path = f"/usage?since={since_at:.3f}" + ("" if until_at is None else f"&until={until_at:.3f}")
-    async with Servers(endpoint) as servers:
-        answers = await asyncio.gather(*(servers.ask(id_, path, extra_s=EXTRA_S) for id_ in servers.ids))
-    found = mark_same(map(read_usage, answers))
+    async with Servers(endpoint, timeout_s=limit_s(os.environ)) as servers:
+        asked = await asyncio.gather(*(_ask_one(servers, id_, path) for id_ in servers.ids))
+    found = mark_same(usage for _, usage in asked)
     if all(server.error is not None for server in found):
-        raise nobody_answered(answers)
+        raise no_report(asked)
     return found
+
+
+async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[Answer, ServerUsage]:
+    answer = await servers.ask(endpoint, path)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        return answer, without_ledger(await ask_pool(servers, endpoint, "?queue=0"))
+    return answer, read_usage(answer)
+
+
+def limit_s(environ: Mapping[str, str]) -> float | None:
+    """How long a server may take; None where the user says it himself."""
+    return None if environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
 
 
 def _warn(found: UsageReport) -> None:

@@ -15,7 +15,7 @@ import gpu_worker_pool
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
 
 from .addresses import is_every_address, is_this_machine, names_of_this_machine, urls
-from .announcement import Announcement, GpusShown, Writing
+from .announcement import Announcement, GpusShown, Writing, count_gpus
 from .failure import FAILED, Failure
 from .options import Json
 from .output import out, print_json
@@ -223,7 +223,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
         what = f"cannot listen on {settings.host}:{settings.port}"
         holder = find_server(settings.host, settings.port, settings.api_prefix)
         if holder is not None:
-            why = f"a GPU server runs there already ({holder.node}, {holder.gpu_count} GPUs)"
+            why = f"a GPU server runs there already ({holder.node}, {count_gpus(holder.gpu_count)})"
             raise Failure(f"{what}: {why}; use that one, or set --port to another port") from None
         raise Failure(f"{what}: {advice(error, host='--host', port='--port')}") from None
 

@@ -38,10 +38,11 @@ class _Typed(ServerSettings):
 
 def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSettings:
     """The settings by which to serve. `typed` are those that were given, by the names of the settings, and `flags` says how
-    each is typed. Failure for one that is no good; one in the environment that is no good is logged and left out.
+    each is typed. Failure for one that is no good, and for a .env that cannot be read: there may be tokens in it. One in
+    the environment that is no good is logged and left out.
     """
     try:
-        _Typed(**typed)
+        _Typed(**typed, _env_file=None)  # whether it is used or not, it would be read
     except ValidationError as error:
         fault = error.errors()[0]
         name = str(fault["loc"][0]) if fault["loc"] else ""
@@ -49,7 +50,11 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSet
         raise Failure(f"{flags.get(name, name)} is {typed.get(name)!r}: {reason}", USAGE) from None
     if tokens_file := typed.get("gpu_pool_tokens_file"):
         _check_tokens(flags["gpu_pool_tokens_file"], Path(tokens_file))
-    return ServerSettings.load(**typed)
+    try:
+        return ServerSettings(**typed)
+    except (UnicodeDecodeError, OSError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror or str(error)
+        raise Failure(f".env in this folder cannot be read: {reason}; mend it, or move it away", USAGE) from None
 
 
 def _check_tokens(flag: str, path: Path) -> None:

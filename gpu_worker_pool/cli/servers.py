@@ -69,9 +69,7 @@ class Servers:
         """The ids of the endpoints, in the order they were given."""
         return list(self.config.endpoints)
 
-    async def ask(
-        self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None, extra_s: float = 0.0
-    ) -> Answer:
+    async def ask(self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None) -> Answer:
         """One call to one endpoint. Never raises for what the server does or does not do: see the answer's error."""
         url = self.config.endpoints[endpoint].url
         try:
@@ -80,7 +78,7 @@ class Servers:
                 f"{url}{path}",
                 body=body,
                 token=self.config.tokens.get(endpoint),
-                timeout_s=self._timeout_s + extra_s,
+                timeout_s=self._timeout_s,
             )
         except CallFailed as failed:
             return Answer(endpoint, url, error=str(failed))

@@ -75,7 +75,7 @@ async def _top(
 ) -> int:
     news = asyncio.Event()
     async with Servers(endpoint) as servers:
-        watches = [Watch(servers, id_, interval_s, news.set) for id_ in servers.ids]
+        watches = [Watch(servers, id_, interval_s, news.set, is_complete=not is_live) for id_ in servers.ids]
         screen = _Screen(console, watches, interval_s, news) if is_live else None
         showing = screen.run(count) if screen else _print(console, watches, interval_s, count, is_json=is_json)
         # Not a task group: what the showing raises is for the command, as it is.

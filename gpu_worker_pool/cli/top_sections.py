@@ -58,12 +58,20 @@ _QUEUE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and so many lines. They are drawn when they are asked for: of a thousand GPUs a screen shows a few."""
+    """A heading and so many lines. They are drawn when they are asked for: of a thousand GPUs a screen shows a few.
+
+    The last line may stand for `unlisted` others, which were not asked for one by one.
+    """
 
     noun: str
     heading: Text
     size: int
     draw_line: Callable[[int], Text]
+    unlisted: int = 0
+
+    def below(self, end: int) -> int:
+        """How many there are after the lines up to this one."""
+        return self.size - end + max(self.unlisted - 1, 0) if end < self.size else 0
 
     def lines(self, start: int = 0, end: int | None = None) -> list[Text]:
         """Those that are shown."""
@@ -121,9 +129,10 @@ def queue_section(frame: Frame, width: int, *, is_whole: bool) -> Section:
         for part in parts if is_old else ():
             part.stylize(_STALE)
         lines += parts
-    if length > len(found):
-        lines.append(Text(f" … and {length - len(found)} more", "dim"))
-    return Section("waiting", section.heading, len(lines), lines.__getitem__)
+    unlisted = max(length - len(found), 0)
+    if unlisted:
+        lines.append(Text(f" … and {unlisted} more behind them; `gpu-pool leases --state queued` lists all", "dim"))
+    return Section("waiting", section.heading, len(lines), lines.__getitem__, unlisted)
 
 
 def _wrapped(text: Text, last: Text, width: int) -> list[Text]:

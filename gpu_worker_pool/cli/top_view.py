@@ -223,7 +223,7 @@ def _footer(frame: Frame, width: int) -> Text:
 
 
 def _more(section: Section, start: int, end: int, *, has_keys: bool) -> Text:
-    above, below = start, section.size - end
+    above, below = start, section.below(end)
     parts = [f"{above} more above"] if above else []
     parts += [f"{below} more {section.noun}{' below' if above else ''}"] if below or not above else []
     return Text(f" … {', '.join(parts)}{' (↑↓ PgUp PgDn)' if has_keys else ' (Tab, then ↑↓)'}", "bold yellow")

@@ -23,13 +23,24 @@ _Key = str | int | None
 
 
 class Watch:
-    """One server: its last report and the last readings. `on_change` is called when there is news of it."""
+    """One server: its last report and the last readings. `on_change` is called when there is news of it. `is_complete`:
+    all who wait are asked for, however many they are.
+    """
 
-    def __init__(self, servers: Servers, endpoint: str, interval_s: float, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        endpoint: str,
+        interval_s: float,
+        on_change: Callable[[], None],
+        *,
+        is_complete: bool = False,
+    ) -> None:
         self._servers = servers
         self._endpoint = endpoint
         self._interval_s = interval_s
         self._on_change = on_change
+        self._query = "" if is_complete else f"?queue={max(MOST_QUEUED // len(servers.ids), 10)}"
         self._report: PoolReport | None = None
         self._error: str | None = None
         self._answered_at = 0.0
@@ -60,7 +71,7 @@ class Watch:
     async def _look(self) -> None:
         # The pool tells all but temperature and power, and those matter least: without them the rest is still shown.
         report, stats = await asyncio.gather(
-            ask_pool(self._servers, self._endpoint, f"?queue={max(MOST_QUEUED // len(self._servers.ids), 10)}"),
+            ask_pool(self._servers, self._endpoint, self._query),
             self._servers.ask(self._endpoint, "/gpu/stats"),
         )
         is_new = self._report is None or self._error is not None

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from http import HTTPStatus
 from math import isfinite
 from typing import Any
 
+from .failure import FAILED, USAGE, Failure
 from .output import plain
-from .servers import Answer
+from .pool_report import PoolReport
+from .servers import Answer, nobody_answered
 
 # What is known of each owner, as the server's documentation of /usage has it.
 COLUMNS = (
@@ -23,6 +26,10 @@ COLUMNS = (
     "unknown_waits",
 )
 NO_REPORT = "its answer is no report of usage; is it an older or another kind of server?"
+STATISTICS_ONLY = "it has statistics only, no leases, so there is no ledger to report from"
+NO_USAGE = "it has leases, but is too old to report from them; update it"
+# What was asked for makes no sense to the server.
+_TYPED_WRONG = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 @dataclass(slots=True)
@@ -114,6 +121,25 @@ def read_usage(answer: Answer) -> ServerUsage:
         )
     except (KeyError, TypeError, ValueError):
         return ServerUsage(answer.endpoint, answer.url, error=NO_REPORT)
+
+
+def without_ledger(report: PoolReport) -> ServerUsage:
+    """For a server that does not know /usage, by what it is otherwise."""
+    if not report.is_up:
+        return ServerUsage(report.endpoint, report.url, error=f"it is no GPU server: {report.error}")
+    error = NO_USAGE if report.has_leases else STATISTICS_ONLY
+    return ServerUsage(report.endpoint, report.url, error=error, source=report.source)
+
+
+def no_report(asked: Sequence[tuple[Answer, ServerUsage]]) -> Failure:
+    """For when no server has anything to report; what to do depends on what they said."""
+    if all(answer.status is None for answer, _ in asked):
+        return nobody_answered([answer for answer, _ in asked])
+    reasons = "; ".join(f"{usage.endpoint} ({usage.url}): {usage.error}" for _, usage in asked)
+    if any(answer.status in _TYPED_WRONG for answer, _ in asked):
+        return Failure(f"this cannot be reported: {reasons}", USAGE)
+    hint = " For leases and reports, run `gpu-pool serve` there." if STATISTICS_ONLY in reasons else ""
+    return Failure(f"there is nothing to report from: {reasons.rstrip('.')}.{hint}", FAILED)
 
 
 def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:

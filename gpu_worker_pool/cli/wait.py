@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -46,6 +47,27 @@ class Wanted:
         """Whether this endpoint has as many as are wanted, whoever has them now."""
         return sum(self._fits(gpu) and self._has_room(gpu, 0.0, report) for gpu in report.gpus) >= self.gpus
 
+    def standing_in(self, report: PoolReport) -> str:
+        """How many of those that would do are free now; where memory is what is missing, how much of it there is."""
+        if not report.is_up:
+            return "down"
+        if not report.can_grant:
+            return f"grants nothing now: {report.trouble or 'it does not say why'}"
+        fitting = [gpu for gpu in report.gpus if self._fits(gpu)]
+        standing = f"{sum(self._is_free(gpu, report) for gpu in fitting)} of {len(fitting)} free"
+        open_ = [gpu for gpu in fitting if gpu.state in {FREE, SHARED}]
+        if self.memory_mb is None or len(open_) < self.gpus or self.free_in(report) is not None:
+            return standing
+        rooms = sorted((_room_mb(gpu, gpu.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
+        # So much as many GPUs as are wanted have, each.
+        fits = f"; {int(rooms[self.gpus - 1])}MB would fit now" if rooms[self.gpus - 1] >= 1 else ""
+        return f"{standing} with so much room under {_threshold(report)}{fits}"
+
+    def most_mb(self, report: PoolReport) -> float | None:
+        """The most memory that a GPU that would do otherwise ever has to give; None where that is not known."""
+        rooms = [room for gpu in report.gpus if self._fits(gpu) and (room := _room_mb(gpu, 0.0, report)) is not None]
+        return max(rooms, default=None)
+
     def __str__(self) -> str:
         return str(Wishes(gpus=self.gpus, memory_mb=self.memory_mb, model=self.model))
 
@@ -61,10 +83,21 @@ class Wanted:
     def _has_room(self, gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> bool:
         if self.memory_mb is None:
             return True
-        if gpu.memory_total_mb is None or committed_mb is None:
-            return False
-        threshold_percent = 100.0 if report.memory_threshold_percent is None else report.memory_threshold_percent
-        return committed_mb + self.memory_mb <= gpu.memory_total_mb * threshold_percent / 100
+        room_mb = _room_mb(gpu, committed_mb, report)
+        return room_mb is not None and self.memory_mb <= room_mb
+
+
+def _room_mb(gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> float | None:
+    """What is left of a GPU's memory below the threshold; None where that is not known."""
+    if gpu.memory_total_mb is None or committed_mb is None:
+        return None
+    threshold_percent = 100.0 if report.memory_threshold_percent is None else report.memory_threshold_percent
+    return gpu.memory_total_mb * threshold_percent / 100 - committed_mb
+
+
+def _threshold(report: PoolReport) -> str:
+    percent = report.memory_threshold_percent
+    return "the memory threshold" if percent is None else f"the memory threshold ({percent:g} %)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +106,30 @@ class _Found:
 
     endpoint: str
     gpus: tuple[GpuName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOver:
+    """What was known of each server when the time was over; nothing of those that had not answered."""
+
+    reports: Sequence[PoolReport]
+    silent: Sequence[str]
+
+    def in_words(self, wanted: Wanted, timeout_s: float) -> str:
+        """For the user: what nobody told is not said to be busy."""
+        if not any(report.is_up for report in self.reports):
+            within = _within(max(timeout_s, FIRST_LOOK_S))
+            down = [f"{report.endpoint} ({report.error})" for report in self.reports]
+            return (
+                f"no GPU server answered {within}, so it is not known what is free: {', '.join([*self.silent, *down])}"
+            )
+        standing = [f"{report.endpoint}: {wanted.standing_in(report)}" for report in self.reports]
+        standing += [f"{endpoint}: no answer yet" for endpoint in self.silent]
+        return f"not free {_within(timeout_s)}: {wanted} ({'; '.join(standing)})"
+
+
+def _within(seconds: float) -> str:
+    return f"within {seconds:g}s" if seconds < 60 else f"within {show_duration(seconds)}"
 
 
 def wait(
@@ -96,22 +153,21 @@ def wait(
     began = time.monotonic()
     found = asyncio.run(_wait(wanted, endpoint, inf if timeout is None else timeout))
     waited_s = time.monotonic() - began
+    is_free = isinstance(found, _Found)
     if json:
-        free = [gpu.as_json() for gpu in found.gpus] if found else []
-        where = found.endpoint if found else None
-        print_json(
-            "wait", {"is_free": found is not None, "endpoint": where, "gpus": free, "waited_s": round(waited_s, 3)}
-        )
-    if found is None:
-        complain(f"not free within {show_duration(timeout or 0)}: {wanted}")
+        free = [gpu.as_json() for gpu in found.gpus] if isinstance(found, _Found) else []
+        where = found.endpoint if isinstance(found, _Found) else None
+        print_json("wait", {"is_free": is_free, "endpoint": where, "gpus": free, "waited_s": round(waited_s, 3)})
+    if not isinstance(found, _Found):
+        complain(found.in_words(wanted, timeout or 0.0))
         return TIMED_OUT
     if not json:
         out().print(f"free at {found.endpoint}: {show_gpus(found.gpus)}", markup=False)
     return 0
 
 
-async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) -> _Found | None:
-    """Look at every server once a second; None where the time is over."""
+async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) -> _Found | TimeOver:
+    """Look at every server once a second, until the time is over."""
     clock = asyncio.get_running_loop().time
     until = clock() + timeout_s
     async with Servers(endpoint) as servers:
@@ -129,7 +185,7 @@ async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) ->
                     _check_can_come(wanted, watch)
                 left_s = (until if watch.has_seen_all else first_until) - clock()
                 if left_s <= 0:
-                    return None
+                    return watch.so_far()
                 if watch.reports:
                     line.show(watch)
                 await watch.news(left_s)
@@ -153,6 +209,10 @@ class _Watch:
     def has_seen_all(self) -> bool:
         return len(self.reports) == len(self._servers.ids)
 
+    def so_far(self) -> TimeOver:
+        silent = [endpoint for endpoint in self._servers.ids if endpoint not in self.reports]
+        return TimeOver(list(self.reports.values()), silent)
+
     async def look_at(self, endpoint: str) -> None:
         while True:
             # Who waits there does not matter here, and may be many.
@@ -175,7 +235,16 @@ def _check_can_come(wanted: Wanted, watch: _Watch) -> None:
     if not watch.was_any_up:
         raise nobody_answered(as_answers(reports))
     if all(report.is_up and not wanted.could_come(report) for report in reports):
-        raise Failure(f"no server has {wanted}, free or not; `gpu-pool status` shows what there is")
+        untold = [report.endpoint for report in reports if wanted.memory_mb and not report.has_leases]
+        if untold:
+            raise Failure(
+                f"how much memory is left is not known of {', '.join(untold)}, with statistics only; leave --memory out"
+            )
+        most = [room for report in reports if (room := wanted.most_mb(report)) is not None]
+        fits = (
+            f"; the most that a GPU has below its threshold is {int(max(most))}MB" if wanted.memory_mb and most else ""
+        )
+        raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
 
 
 class _WaitingLine:
@@ -188,7 +257,8 @@ class _WaitingLine:
         self._was_said = False
 
     def show(self, watch: _Watch) -> None:
-        line = f"waiting for {self._wanted}: {_standing(watch)}"
+        standing = (f"{report.endpoint}: {self._wanted.standing_in(report)}" for report in watch.reports.values())
+        line = f"waiting for {self._wanted}: {'; '.join(standing)}"
         if self._live is not None:
             self._live.update(Text(line))
             self._live.start()
@@ -199,10 +269,3 @@ class _WaitingLine:
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
-
-
-def _standing(watch: _Watch) -> str:
-    return "; ".join(
-        f"{report.endpoint}: {report.free} of {len(report.gpus)} free" if report.is_up else f"{report.endpoint} is down"
-        for report in watch.reports.values()
-    )

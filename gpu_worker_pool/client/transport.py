@@ -99,6 +99,8 @@ class Transport:
         except TimeoutError:
             # That was long enough: whoever wants to know it again has to wait for his turn.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
+        except aiohttp.ClientSSLError as error:
+            raise CallFailed(str(error)) from None
         except aiohttp.ClientConnectorError as error:
             raise CallFailed(f"cannot connect: {_in_words(error.os_error)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -109,7 +111,7 @@ class Transport:
 
 
 def _in_words(error: OSError) -> str:
-    """As the system says it; where a name was not found there is no number of the system's, and the text says it."""
+    """As the system says it; where a name was not found its number is none of the system's, and the text says it."""
     number = error.errno
     return os.strerror(number) if number is not None and number > 0 else error.strerror or str(error)
 

@@ -43,7 +43,7 @@ def select_visible(value: str | None, gpus: Sequence[InstalledGpu]) -> VisibleDe
     if value is None:
         return VisibleDevices(everything, is_filtering=False)
 
-    names, is_rest_hidden = _names_in(value)
+    names, is_rest_hidden = names_in(value)
     chosen: set[int] = set()
     warnings: list[str] = []
     for name in names:
@@ -61,8 +61,8 @@ def select_visible(value: str | None, gpus: Sequence[InstalledGpu]) -> VisibleDe
     return VisibleDevices(tuple(sorted(chosen)), is_filtering=True, warnings=_without_repetition(warnings))
 
 
-def _names_in(value: str) -> tuple[list[str], bool]:
-    """Return the names up to one that hides the rest, and whether there was such a one."""
+def names_in(value: str) -> tuple[list[str], bool]:
+    """Return the names in a value up to one that hides the rest, and whether there was such a one."""
     names: list[str] = []
     for name in (part.strip(_QUOTES) for part in _SEPARATORS.split(value)):
         if name.lower() in _HIDES_THE_REST:

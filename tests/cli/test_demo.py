@@ -10,6 +10,7 @@ import select
 import shlex
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -20,12 +21,16 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from gpu_worker_pool.cli import demo_check
+from gpu_worker_pool.cli import demo_check, demo_stage
 from gpu_worker_pool.cli.demo_check import Outage
+from gpu_worker_pool.cli.demo_director import is_any_visible
+from gpu_worker_pool.cli.demo_folder import clear_away_the_dead, demo_folder
 from gpu_worker_pool.cli.demo_scene import Scene, WorkerRow
 from gpu_worker_pool.cli.demo_summary import Record, render, summarize
 from gpu_worker_pool.cli.demo_view import picture
 from gpu_worker_pool.cli.guard import descendants
+from gpu_worker_pool.core.visible_devices import InstalledGpu
+from gpu_worker_pool.server.settings import ServerSettings
 
 from .commands import GPU_POOL, MOST_S, environment, start_gpu_pool
 from .terminal import Terminal
@@ -52,7 +57,9 @@ def test_in_a_terminal_it_shows_what_happens_and_ends_with_what_was_measured(
 ) -> None:
     written = tmp_path / "summary.json"
     command = f"exec {shlex.join([*GPU_POOL, *SHORT, '--json'])} > {written}"
-    with Terminal(["/bin/sh", "-c", command], environment(), columns=100, rows=40) as terminal:
+    # Made for another pool, and none of this one's business.
+    theirs = environment(extra={"CUDA_VISIBLE_DEVICES": "", "GPU_MEMORY_THRESHOLD_PERCENT": "0"})
+    with Terminal(["/bin/sh", "-c", command], theirs, columns=100, rows=40) as terminal:
         terminal.wait_for("2 simulated GPUs, 6 worker processes")
         terminal.wait_for("waits, 1st")
         terminal.wait_for("kill -9 of w")
@@ -92,9 +99,15 @@ def test_a_worker_that_ignores_the_pool_is_found(cheating: subprocess.Popen[str]
 
 
 def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
-    env = {"TMPDIR": str(tmp_path)}  # one that is killed leaves its folder behind
+    env = {"TMPDIR": str(tmp_path)}
+
+    def folders() -> list[Path]:
+        return list(tmp_path.glob("gpu-pool-demo-*"))
+
     with start_gpu_pool(*SHORT, env=env) as killed, start_gpu_pool(*SHORT, env=env) as interrupted:
         below = [descendants_of_working(killed), descendants_of_working(interrupted)]
+        clear_away_the_dead(tmp_path)
+        assert len(folders()) == 2
         killed.kill()
         interrupted.send_signal(signal.SIGINT)
         codes = killed.wait(MOST_S), interrupted.wait(MOST_S)
@@ -103,6 +116,50 @@ def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
 
     assert [len(pids) for pids in below] == [8, 8]  # the server, six workers and who forked them
     assert codes == (-signal.SIGKILL, 128 + signal.SIGINT)
+    # One that is killed with -9 leaves its folder to the next one.
+    assert len(folders()) == 1
+    clear_away_the_dead(tmp_path)
+    assert folders() == []
+
+
+def test_what_is_not_provably_a_dead_demos_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    unknown, elsewhere = tmp_path / "gpu-pool-demo-unknown", tmp_path / "elsewhere"
+    for folder in (unknown, elsewhere):
+        folder.mkdir()
+    (elsewhere / "lock").touch()
+    link = tmp_path / "gpu-pool-demo-link"
+    link.symlink_to(elsewhere)
+
+    with demo_folder() as alive:
+        clear_away_the_dead(tmp_path)
+        assert set(tmp_path.iterdir()) == {unknown, elsewhere, link, alive.path}
+    assert set(tmp_path.iterdir()) == {unknown, elsewhere, link}
+    link.rename(tmp_path / "another")
+    elsewhere.rename(tmp_path / "gpu-pool-demo-dead")
+    with demo_folder():
+        assert not (tmp_path / "gpu-pool-demo-dead").exists()
+
+
+# --- what reaches it -----------------------------------------------------------------------------------------------
+
+
+def test_no_setting_of_another_pool_reaches_its_processes() -> None:
+    settings = [name.upper() for name in ServerSettings.model_fields]
+    client = ["GPU_SERVICE_ENDPOINT", "GPU_POOL_TOKEN", "GPU_POOL_TTL", "GPU_POLLING_INTERVAL"]
+    given = dict.fromkeys([*settings, *client], "0") | {"PATH": "/bin"}
+
+    assert "CUDA_VISIBLE_DEVICES" in settings
+    assert demo_stage.environment(given).keys() == {"PATH", "PYTHONPATH"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_any"),
+    [(None, True), ("", False), ("-1", False), ("-1,0", False), ("1", True), ("GPU-b", True), ("7", False)],
+)
+def test_a_machines_gpus_are_used_where_the_caller_sees_them(value: str | None, is_any: bool) -> None:
+    assert is_any_visible(value, [InstalledGpu(0, "GPU-a"), InstalledGpu(1, "GPU-b")]) is is_any
+    assert not is_any_visible(value, [])
 
 
 def descendants_of_working(demo: subprocess.Popen[str]) -> list[int]:

@@ -18,12 +18,22 @@ from gpu_worker_pool.cli import checks_gpus as gpus
 from gpu_worker_pool.cli import checks_server as server
 from gpu_worker_pool.cli.checks_client import EndpointFacts
 from gpu_worker_pool.cli.checks_gpus import Driver, Probed
+from gpu_worker_pool.cli.doctor import endpoint_findings
 from gpu_worker_pool.cli.finding import Check, Finding
 from gpu_worker_pool.cli.port_holder import PortHolder
-from gpu_worker_pool.cli.servers import Answer
+from gpu_worker_pool.cli.servers import Answer, Servers
 from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.server.access import Tokens
 from gpu_worker_pool.urls import parse_endpoint
+from tests.client.foreign_servers import (
+    Behaviour,
+    ForeignServer,
+    Seen,
+    answering,
+    internal_error,
+    not_found,
+    statistics,
+)
 from tests.gpus.fake_nvidia_smi import install
 from tests.gpus.stub_nvml import StubConfig, StubGpu, build
 from tests.server.running import ROOT, RunningServer, free_port
@@ -206,6 +216,25 @@ def test_tokens_that_everybody_can_read_are_a_problem(tmp_path: Path) -> None:
     assert server.can_everybody_read(Path("/etc/passwd"))
 
 
+def test_a_settings_file_that_cannot_be_read_is_one_problem_and_not_taken_for_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfe\x00bad")
+    monkeypatch.chdir(tmp_path)
+    for name in ("GPU_POOL_TOKENS", "GPU_POOL_TOKENS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    settings, heard = server.load_settings()
+    (problem,) = server.judge_settings(heard)
+    (tokens,) = server.check_tokens(settings, heard)
+
+    assert ".env cannot be read" in problem.message
+    assert "mend that file" in str(problem.advice)
+    assert "variable" not in str(problem.advice)
+    assert tokens.status == "skipped"
+    assert ".env" in tokens.message
+
+
 def test_simulated_gpus_that_hide_real_ones_are_a_warning() -> None:
     assert server.judge_simulated(None, has_gpus=True) is None
     assert [
@@ -245,6 +274,18 @@ FACTS = EndpointFacts("box", parse_endpoint("http://box:8000"), has_token=False,
             "warning",
             "GPU_STATS_SERVICE_ENDPOINTS wins",
         ),
+        (
+            {"GPU_STATS_SERVICE_ENDPOINTS": ",,"},
+            None,
+            "warning",
+            "the default: http://box; GPU_STATS_SERVICE_ENDPOINTS=',,' names nothing and is ignored",
+        ),
+        (
+            {"GPU_STATS_SERVICE_ENDPOINTS": ",,", "GPU_SERVICE_ENDPOINT": "http://box"},
+            None,
+            "warning",
+            "by GPU_SERVICE_ENDPOINT: http://box; GPU_STATS_SERVICE_ENDPOINTS=',,' names nothing",
+        ),
     ],
 )
 def test_which_variable_decides(environ: dict[str, str], given: list[str] | None, status: str, words: str) -> None:
@@ -257,7 +298,8 @@ def test_which_variable_decides(environ: dict[str, str], given: list[str] | None
 @pytest.mark.parametrize(
     ("facts", "status", "words"),
     [
-        (FACTS, "ok", "1 GPUs (nvml)"),
+        (FACTS, "ok", "1 GPU (nvml)"),
+        (replace(FACTS, same_as="other"), "warning", "it is the same server as other"),
         (replace(FACTS, pool=None, stats=POOL), "warning", "statistics only"),
         (replace(FACTS, pool={**POOL, "can_grant": False, "trouble": "disk full"}), "problem", "disk full"),
         (replace(FACTS, pool={**POOL, "gpus": []}), "warning", "no GPU"),
@@ -270,6 +312,52 @@ def test_what_an_endpoint_is_good_for(facts: EndpointFacts, status: str, words: 
 
     assert (finding.status, finding.endpoint) == (status, "box")
     assert words in finding.message
+
+
+def test_a_server_with_two_addresses_is_found_out() -> None:
+    first = replace(FACTS, pool={**POOL, "server_id": "x"})
+    stranger = replace(FACTS, id="stranger", pool={**POOL, "server_id": "y"})
+    older = [
+        replace(FACTS, id="old"),
+        replace(FACTS, id="older"),
+        replace(FACTS, id="down", pool=None, error="refused"),
+    ]
+
+    found = client.mark_same([first, stranger, replace(first, id="again"), *older])
+
+    assert [facts.same_as for facts in found] == [None, None, "box", None, None, None]
+
+
+async def only_a_summary(seen: Seen) -> tuple[int, Any]:
+    shown = {"gpus_summary": [{"gpu_id": 0}]}
+    return (200, shown) if seen.path == "/gpu/summary" else (404, {"detail": "Not Found"})
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "words"),
+    [
+        (statistics(gpus=1), "warning", "1 GPU (source unknown), answers in"),
+        (answering(only_a_summary), "warning", "it has statistics only"),
+        (not_found, "problem", "its answer is not a GPU server's"),
+        (internal_error, "problem", "status 500"),
+    ],
+)
+def test_a_server_with_statistics_only_is_told_from_none(behaviour: Behaviour, status: str, words: str) -> None:
+    with ForeignServer(behaviour) as foreign:
+        (finding,) = endpoint_findings(Servers([foreign.url]), is_wanted=True)
+
+    assert finding.status == status
+    assert words in finding.message
+    assert status == "problem" or "only the workers of one process are coordinated" in str(finding.advice)
+
+
+def test_certificates_that_cannot_be_used_are_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_POOL_CA_FILE", "/nonexistent")
+
+    (finding,) = endpoint_findings(Servers(["https://box"]), is_wanted=True)
+
+    assert finding.status == "problem"
+    assert "GPU_POOL_CA_FILE" in str(finding.advice)
 
 
 def test_the_default_endpoint_need_not_be_there() -> None:
@@ -351,6 +439,22 @@ def test_a_gpu_that_somebody_outside_keeps_over_the_threshold_is_told_with_his_n
     assert "Xorg (pid 17, 850 MiB), an unknown program (pid 18)" in finding.message
     assert "/admin/ignored-processes/Xorg" in str(finding.advice)
     assert client.judge_thresholds(replace(FACTS, pool={**POOL, "gpus": [busy]}), 90.0, None) == []
+
+
+# --- what a terminal would obey ------------------------------------------------------------------------------------
+
+
+def test_what_comes_from_outside_is_made_plain() -> None:
+    evil = "a\x1b[31m\x07\x9b\u202eb\nc"
+    pool = {**POOL, "source": evil, "can_grant": False, "trouble": evil}
+    facts = replace(FACTS, pool=pool, version=evil)
+
+    (judged,) = Check("x", lambda: client.judge_reachable(facts, is_wanted=True)).run()
+    (advised,) = Check("x", lambda: Finding("x", "problem", "m", evil)).run()
+
+    assert judged.message.count("a\N{REPLACEMENT CHARACTER}[31m") == 3
+    assert judged.message.isprintable()
+    assert str(advised.advice).isprintable()
 
 
 # --- a check that goes wrong ---------------------------------------------------------------------------------------

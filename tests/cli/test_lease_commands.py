@@ -5,13 +5,24 @@ from __future__ import annotations
 import getpass
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from gpu_worker_pool.cli.leases import short_ids
 from gpu_worker_pool.cli.pool_reading import read_pool
 from gpu_worker_pool.cli.servers import Answer
-from gpu_worker_pool.cli.wait import Wanted
+from gpu_worker_pool.cli.wait import TimeOver, Wanted
+from tests.client.foreign_servers import (
+    Behaviour,
+    ForeignServer,
+    ScriptedLeases,
+    internal_error,
+    lease,
+    not_found,
+    saying,
+    statistics,
+)
 from tests.server.leasing import OFTEN, get, new_id, put, queue, queued, release, release_all, take, wait_until_free
 from tests.server.running import RunningServer, free_port
 
@@ -210,6 +221,79 @@ def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> N
     assert not free(some, state="leased", memory_committed_mb=3000)
     assert not free(some, state="free", memory_committed_mb=None)
     assert free(Wanted(), state="free")
+
+
+def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
+    free = {"state": "free", "memory_total_mb": 10_000, "memory_committed_mb": 100}
+    pool = {"gpus": [{"gpu_id": index, **free} for index in range(2)], "thresholds": {"memory_percent": 80}}
+    report = read_pool(Answer("box", "http://box", 200, pool), is_multi=False)
+
+    assert Wanted().standing_in(report) == "2 of 2 free"
+    assert Wanted(model="A100").standing_in(report) == "0 of 0 free"
+    much = Wanted(memory_mb=7950)
+    assert much.free_in(report) is None
+    assert much.standing_in(report) == (
+        "0 of 2 free with so much room under the memory threshold (80 %); 7900MB would fit now"
+    )
+    assert Wanted(memory_mb=7900).standing_in(report) == "2 of 2 free"
+    uneven = replace(report, gpus=(report.gpus[0], replace(report.gpus[1], memory_committed_mb=3000.0)))
+    assert Wanted(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
+    unknown = replace(report, gpus=(replace(report.gpus[0], memory_committed_mb=None),))
+    assert "would fit" not in Wanted(memory_mb=1).standing_in(unknown)
+    assert "not free within 1.5s: 1 GPU with 7950 MB each (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
+
+
+def test_wait_does_not_call_busy_what_nobody_told(server: RunningServer) -> None:
+    words = TimeOver([], ["box"]).in_words(Wanted(), 2.0)
+    assert words == "no GPU server answered within 2s, so it is not known what is free: box"
+    with ForeignServer(statistics()) as foreign:
+        untold = called("wait", "--memory", "1GB", "-e", foreign.url)
+    assert untold.code == 125
+    assert "how much memory is left is not known of 127.0.0.1" in untold.err
+    too_much = called("wait", "--memory", "64GB", server=server)
+    assert too_much.code == 125
+    assert "the most that a GPU has below its threshold is 12288MB" in too_much.err
+
+
+# --- servers that are not ours, or in a bad way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        (statistics(), "has statistics only"),
+        (not_found, "is no GPU server"),
+        (internal_error, "status 500"),
+        (saying(200, b"null"), "shows no GPU"),
+        (saying(200, b'{"state": "free"}'), "shows no GPU"),
+        (saying(200, b"[]"), "shows no GPU"),
+    ],
+)
+def test_drain_fails_where_nothing_was_drained(behaviour: Behaviour, words: str) -> None:
+    with ForeignServer(behaviour) as foreign:
+        done = called("drain", "0", "--json", "-e", foreign.url)
+
+    assert (done.code, done.out) == (125, "")
+    assert words in done.err
+
+
+@pytest.mark.parametrize("delete", [(200, None), (503, {"detail": "Nothing can be ended now."})])
+def test_release_fails_where_nothing_is_known_to_be_released(delete: object) -> None:
+    pool = {**ScriptedLeases.empty_pool(), "leases": [lease("mine", "active")]}
+    with ForeignServer(ScriptedLeases(pool=(200, pool), delete=delete).behaviour()) as foreign:
+        done = called("release", "mine", "--json", "-e", foreign.url)
+
+    assert done.code == 125
+    assert ([item["id"] for item in done.json["failed"]], done.json["released"]) == (["mine"], [])
+
+
+def test_an_empty_id_is_typed_wrong_and_nothing_is_released(server: RunningServer) -> None:
+    held = take(server)
+    done = called("release", held["id"], "", "--json", server=server)
+
+    assert (done.code, done.out) == (2, "")
+    assert "the id is empty" in done.err
+    assert get(server, held["id"])["state"] == "active"
 
 
 # --- drain, undrain ------------------------------------------------------------------------------------------------

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.report import parse_time
+from gpu_worker_pool.cli.report import limit_s, parse_time
 from gpu_worker_pool.cli.report import report as report_command
 from gpu_worker_pool.cli.servers import Answer
 from gpu_worker_pool.cli.usage_report import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
+from tests.client.foreign_servers import Behaviour, ForeignServer, not_found, saying, statistics
 from tests.server.past_leases import past, server_with_past
 from tests.server.running import RunningServer, free_port
 
 from .commands import Done, gpu_pool
+from .in_process import called
 
 SPAN = ("--since", "2026-03-01T00:00Z", "--until", "2026-03-02T00:00Z")
 AWKWARD = 'eve, "the [red]second"'
@@ -128,6 +130,47 @@ def test_what_makes_no_sense_is_told_before_anybody_is_asked(options: dict[str, 
     assert caught.value.code == 2
 
 
+def test_a_span_that_ends_in_the_future_ends_now(server: RunningServer) -> None:
+    done = called("report", "--since", "0001-01-01", "--until", "9999-12-31", "--json", server=server)
+
+    assert done.code == 0, done.err
+    assert (done.json["since"], done.json["until"]) == ("1970-01-01T00:00:00.000Z", None)
+    assert [item["owner"] for item in done.json["owners"]] == ["ada", AWKWARD, None, "bob"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "words"),
+    [
+        (statistics(), 125, "it has statistics only, no leases, so there is no ledger to report from"),
+        (not_found, 125, "it is no GPU server"),
+        (saying(200, b"null"), 125, NO_REPORT),
+        (saying(422, b'{"detail": "since: no."}'), 2, "this cannot be reported: 127.0.0.1"),
+        (saying(503, b'{"detail": "the disk is full."}'), 125, "the disk is full."),
+    ],
+)
+def test_a_server_that_reports_nothing_is_told_by_its_reason(behaviour: Behaviour, code: int, words: str) -> None:
+    with ForeignServer(behaviour) as foreign:
+        done = called("report", "-e", foreign.url)
+
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
+    assert "no GPU server can be used" not in done.err
+    assert "None" not in done.err
+
+
+def test_a_server_with_statistics_only_hinders_no_other(server: RunningServer) -> None:
+    with ForeignServer(statistics()) as foreign:
+        done = called("report", *SPAN, "-e", f"{server.url},{foreign.url}")
+
+    assert done.code == 0
+    assert "is missing in these sums: it has statistics only" in done.err
+
+
+def test_who_sets_a_time_limit_has_that_one_and_no_more() -> None:
+    assert limit_s({}) == limit_s({"GPU_ENDPOINT_TIMEOUT": " "}) == 30
+    assert limit_s({"GPU_ENDPOINT_TIMEOUT": "2"}) is None
+
+
 # Times as people write them
 
 NOW = 1_800_000_000.0
@@ -160,7 +203,16 @@ def test_a_date_alone_is_of_the_users_time_zone() -> None:
         time.tzset()
 
 
-@pytest.mark.parametrize("text", ["", "7", "1700000000", "yesterday", "1950-01-01", "2026-13-01", "30000d"])
+@pytest.mark.parametrize("text", ["1950-01-01", "0001-01-01", "30000d", "99999d", "1h99999999999m"])
+def test_what_is_too_long_ago_is_the_beginning(text: str) -> None:
+    assert parse_time(text, NOW, "--since") == 0.0
+
+
+def test_the_last_day_of_the_calendar_is_a_time_too() -> None:
+    assert parse_time("9999-12-31", NOW, "--until") > NOW
+
+
+@pytest.mark.parametrize("text", ["", "7", "1700000000", "yesterday", "2026-13-01", "99999x", "7d ago"])
 def test_what_is_no_time_or_might_be_several_is_refused(text: str) -> None:
     with pytest.raises(Failure, match=r"--since: .* is no time; write 7d") as caught:
         parse_time(text, NOW, "--since")

@@ -161,6 +161,16 @@ def test_a_bad_flag_is_named_with_what_is_possible(name: str, value: object, wor
     assert words in str(failure.value)
 
 
+def test_a_settings_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfe\x00bad")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(Failure, match=r"\.env in this folder cannot be read: it is not UTF-8; mend it") as failure:
+        settings_of({"port": 0}, FLAGS)
+
+    assert failure.value.code == 2
+
+
 def test_a_file_of_bad_tokens_is_refused_without_showing_them(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{SECRET}\n")

@@ -25,10 +25,12 @@ from gpu_worker_pool.cli.pool_report import GpuName, GpuReport, LeaseReport, Poo
 from gpu_worker_pool.cli.sparkline import bar, sparkline
 from gpu_worker_pool.cli.top_frame import Frame, GpuRow, ServerState, without_twins
 from gpu_worker_pool.cli.top_view import LEASES, QUEUE, Picture, Scroll, draw, draw_all
+from tests.client.foreign_servers import ForeignServer, Seen, answering
 from tests.server.leasing import OFTEN, queue, release_all, take
 from tests.server.running import ROOT, RunningServer, free_port
 
 from .commands import GPU_POOL, environment, gpu_pool
+from .in_process import called
 from .terminal import Terminal
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -202,6 +204,20 @@ def test_more_than_fits_is_counted_and_can_be_scrolled_to() -> None:
     assert draw(A_FULL_POOL, 100, 24, leases.moved(2)).scroll.offsets == {"gpus": 0, "leases": 2, "queue": 0}
 
 
+def test_those_in_a_long_queue_that_were_not_asked_for_are_counted_too() -> None:
+    case = server([gpu(0)], [], [waiter(position) for position in range(1, 301)])
+    assert case.report is not None
+    long = frame(replace(case, report=replace(case.report, queue_length=525)))
+    first = draw(long, 100, 24, Scroll(QUEUE))
+    assert "QUEUE (525)" in shown(first, 100)
+    assert f"… {525 - first.page_rows} more waiting (↑↓ PgUp PgDn)" in shown(first, 100)
+    near_the_end = draw(long, 100, 24, first.scroll.moved(300 - first.page_rows))
+    assert f"{300 - first.page_rows} more above, 225 more waiting below" in shown(near_the_end, 100)
+    end = shown(draw(long, 100, 24, first.scroll.moved(1000)), 100)
+    assert "… and 225 more behind them" in end
+    assert f"… {301 - first.page_rows} more above (" in end
+
+
 def test_without_a_screen_everything_is_there_and_nothing_is_cut() -> None:
     text = shown(draw_all(A_FULL_POOL, 80, is_whole=True), 80)
     assert all(f"user{number} " in text for number in [*range(30), *range(101, 110)])
@@ -330,6 +346,16 @@ def test_json_is_one_object_a_line_and_a_pool_of_the_dead_is_a_failure(pool: Run
     assert "no GPU server can be used" in gone.err
     (down,) = gone.json["endpoints"]
     assert (down["is_up"], down["age_s"], down["gpus"]) == (False, None, [])
+
+
+def test_json_has_all_who_wait_however_many() -> None:
+    async def answer(seen: Seen) -> tuple[int, object]:
+        most = int(seen.target.rpartition("queue=")[2]) if "queue=" in seen.target else 400
+        return 200, {"gpus": [], "queue": [{"id": f"w{number}"} for number in range(most)], "queue_length": 400}
+
+    with ForeignServer(answering(answer)) as many:
+        (seen,) = called("top", "--json", "--once", server=many.url).json["endpoints"]
+    assert (len(seen["queue"]), seen["queue_length"]) == (400, 400)
 
 
 def left_as_it_was(terminal: Terminal) -> bool:

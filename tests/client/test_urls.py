@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 import pytest
@@ -229,8 +230,11 @@ def test_any_text_is_parsed_or_refused_with_a_value_error(text: str) -> None:
         ("http://Gpu.Company.com", ["gpu.company.com"]),
         ("http://server1:8000,http://server1:8001,http://b", ["server1-8000", "server1-8001", "b"]),
         ("http://a,https://a", ["a-80", "a-443"]),
-        ("http://[::1]:8000,http://[fe80::1]", ["--1", "fe80--1"]),
-        ("http://[::1]:1,http://[::1]:2", ["--1-1", "--1-2"]),
+        ("http://[::1]:8000,http://[fe80::1]", ["ip6-1", "ip6-fe80-1"]),
+        ("http://[::1]:1,http://[::1]:2", ["ip6-1-1", "ip6-1-2"]),
+        ("http://[::]:1,http://ip6-1,http://[::1]", ["ip6", "ip6-1-80-http-2", "ip6-1-80-http-3"]),
+        ("http://[1::2:3],http://[1:2::3]:81", ["ip6-1-2-3-80", "ip6-1-2-3-81"]),
+        ("http://-ü.de", ["ü.de"]),
         ("http://proxy/gpu1,http://proxy/gpu2", ["proxy-80-gpu1", "proxy-80-gpu2"]),
         ("http://proxy,http://proxy/x/y", ["proxy-80", "proxy-80-x-y"]),
         ("http://a:1/x,https://a:1/x", ["a-1-x-http", "a-1-x-https"]),
@@ -248,14 +252,14 @@ def test_ids_are_unique_without_colons_and_in_order(written: list[str]) -> None:
     named = assign_ids(endpoints)
 
     assert list(named.values()) == endpoints
-    assert not any(":" in endpoint_id or not endpoint_id for endpoint_id in named)
+    assert not any(":" in endpoint_id or endpoint_id.startswith("-") or not endpoint_id for endpoint_id in named)
 
 
 @given(st.lists(texts, min_size=1, max_size=8))
 def test_a_host_that_no_other_has_is_the_id(written: list[str]) -> None:
     endpoints = parse_endpoints(written)
     named = assign_ids(endpoints)
-    wanted = [endpoint.host.replace(":", "-") for endpoint in endpoints]
+    wanted = ["-".join(re.findall("[^:]+", f"{'ip6:' * (':' in each.host)}{each.host}")) for each in endpoints]
 
     for endpoint, host in zip(endpoints, wanted, strict=True):
         assert (named.get(host) == endpoint) is (wanted.count(host) == 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +139,20 @@ def test_reload_keeps_to_the_log_settings() -> None:
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(timeout=10)
+
+
+def test_without_its_packages_it_says_what_to_install_and_a_program_gets_an_import_error(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('not here', name='uvicorn')")
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+    started = refuse(path)
+    program = (
+        "try:\n    from gpu_worker_pool.gpu_server import app\nexcept ImportError as error:\n    print(error.name)"
+    )
+    imported = subprocess.run(
+        [sys.executable, "-c", program], env=path, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (started.returncode, started.stdout) == (1, "")
+    assert started.stderr == "gpu-worker-pool: uvicorn is not installed; pip install 'gpu-worker-pool[server]'\n"
+    assert (imported.stdout, imported.stderr) == ("uvicorn\n", "")
