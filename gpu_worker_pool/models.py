@@ -23,12 +23,6 @@ class Loss(Protocol):
     def is_set(self) -> bool:
         """Whether it is lost."""
 
-    @property
-    def ends_at(self) -> float | None:
-        """When it is lost if nothing more is heard, on the clock that counts from the machine's start; None where it
-        cannot be.
-        """
-
     async def wait(self) -> str:
         """Wait for the loss; returns its reason."""
 

@@ -183,6 +183,11 @@ class _Leases:
         from gpu_worker_pool import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
 
         among = _visible(self._caller_sees)
+        if os.environ.get("GPU_POOL_LEASE_ID") and self._caller_sees is not None:
+            # Its only GPUs are those that the command around us holds: one would wait for oneself.
+            _fail(
+                f"pytest runs inside `gpu-pool run`, which holds the GPUs of {VISIBLE}; run it without, or unset {VISIBLE}"
+            )
         if among == ():
             self._miss(f"{VISIBLE}={self._caller_sees!r} hides every GPU; unset it, or name some that are there")
         self._wait_for_a_server()

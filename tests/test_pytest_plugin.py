@@ -46,7 +46,13 @@ class Run:
 
 class Start(Protocol):
     def __call__(
-        self, program: str, *options: str, endpoint: str | None = None, plugins: str = "", visible: str | None = None
+        self,
+        program: str,
+        *options: str,
+        endpoint: str | None = None,
+        plugins: str = "",
+        visible: str | None = None,
+        lease_id: str | None = None,
     ) -> Run: ...
 
 
@@ -56,7 +62,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     runs: list[Run] = []
 
     def start_one(
-        program: str, *options: str, endpoint: str | None = None, plugins: str = "", visible: str | None = None
+        program: str,
+        *options: str,
+        endpoint: str | None = None,
+        plugins: str = "",
+        visible: str | None = None,
+        lease_id: str | None = None,
     ) -> Run:
         folder = tmp_path / f"run-{len(runs)}"
         folder.mkdir()
@@ -66,6 +77,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         env = {**kept, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"}
         env |= {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
         env |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        env |= {} if lease_id is None else {"GPU_POOL_LEASE_ID": lease_id}
         process = subprocess.Popen(
             [*PYTEST, *OPTIONS, *(("-p", plugins) if plugins else ()), *options],
             cwd=folder,
@@ -352,6 +364,11 @@ def test_only_gpus_that_the_caller_sees_are_leased(server: RunningServer, start:
         {"test_it": "PASSED", "test_it_again": "PASSED", "test_more_than_is_seen": "ERROR"},
     ), out
     assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' lets it have no others" in said_of(out, "test_more_than_is_seen")
+
+    # As in `gpu-pool run -- pytest`: the GPU that it sees is held by what is around it, and never comes free.
+    code, out = start(USES_IT, endpoint=server.url, visible="1", lease_id="held-around-it").end()
+    assert code == 1
+    assert "pytest runs inside `gpu-pool run`" in out
 
     code, out = hidden.end()
     assert code == 0, out

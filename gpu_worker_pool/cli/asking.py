@@ -207,7 +207,7 @@ async def tell_guard(job: Job, assignment: Assignment, ttl_s: float) -> None:
     """Keep the guard informed of how long the lease is safe: if we are stopped or hang, it must act without us."""
     told: float | None = None
     while True:
-        ends_at = None if assignment.lost is None else assignment.lost.ends_at
+        ends_at: float | None = getattr(assignment.lost, "ends_at", None)  # None where it cannot be lost
         if ends_at is not None and ends_at != told:
             told = ends_at
             job.tell_safe_until(ends_at)
