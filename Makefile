@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # More than the cores that are wanted, because many tests wait; each file's tests share servers, so it stays in one worker.
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 4
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .PHONY: help demo test cover soak lint format bench picture clean

@@ -95,7 +95,7 @@ def test_the_constraints_hold_names_and_versions_and_nothing_else() -> None:
 def test_make_demo_is_gpu_pool_demo() -> None:
     result = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
 
-    assert result.stdout.splitlines()[-1] == ".venv/bin/gpu-pool demo"
+    assert ".venv/bin/gpu-pool demo" in result.stdout.splitlines()
 
 
 @pytest.mark.parametrize(("name", "shown"), [("decisions.py", "decisions/s"), ("serving.py", "of bare")])

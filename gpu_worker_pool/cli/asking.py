@@ -27,8 +27,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEASE_VARIABLE = "GPU_POOL_LEASE_ID"
 # As long as it takes: who wants less says so.
 FOREVER_S = 1e9
-# How much of the time between our giving up a lost lease and the server's giving it away a command may take to end.
-_PART_OF_THE_MARGIN = 0.8
+# How much of the time between our giving up a lost lease and the server's giving it away a command may take to end; the
+# rest is for the kernel, which takes its time to free the memory of a GPU.
+_PART_OF_THE_MARGIN = 0.5
 _BEATS_PER_TTL = 3
 _LONGEST_LABEL = 200
 # How often within a TTL the guard is told that the lease was renewed.

@@ -16,6 +16,7 @@ from tests.server.running import ROOT, RunningServer
 GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
 # Nothing here takes so long; a command that hangs must not hang the tests.
 MOST_S = 60.0
+_started: list[subprocess.Popen[str]] = []
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def start_gpu_pool(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[str]:
-    """Start it, in a process group of its own; whoever does ends it."""
-    return subprocess.Popen(
+    """Start it, in a process group of its own; whoever does ends it, or has `end_all` do it."""
+    process = subprocess.Popen(
         [*GPU_POOL, *arguments],
         env=environment(server, env),
         stdin=subprocess.DEVNULL,
@@ -83,3 +84,14 @@ def start_gpu_pool(
         cwd=cwd,
         process_group=0,
     )
+    _started.append(process)
+    return process
+
+
+def end_all() -> None:
+    """Where a test failed half-way, what it had started must not outlive it."""
+    for process in _started:
+        if process.returncode is None:
+            process.kill()
+            process.communicate()
+    _started.clear()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpu_worker_pool.cli.batch_jobs import Batch, Job, Outcome, State, read_jobs
 from gpu_worker_pool.cli.batch_state import StateFile
 from gpu_worker_pool.cli.failure import Failure
-from tests.cli.commands import GPU_POOL, environment, gpu_pool, start_gpu_pool
+from tests.cli.commands import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server.leasing import OFTEN, eventually, wait_until_free
 from tests.server.running import RunningServer
@@ -114,9 +114,15 @@ def test_a_file_that_is_something_else_is_left_as_it_is(tmp_path: Path, text: st
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def two_gpus() -> Iterator[RunningServer]:
     with RunningServer({"SIMULATED_GPUS": "2", **OFTEN}) as running:
         yield running
+
+
+@pytest.fixture
+def server(two_gpus: RunningServer) -> Iterator[RunningServer]:
+    yield two_gpus
+    end_all()
 
 
 def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(

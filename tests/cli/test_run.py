@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import GPU_POOL, environment, gpu_pool, start_gpu_pool
+from tests.cli.commands import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server.leasing import OFTEN, eventually, put, queue, take, wait_until_free
 from tests.server.running import RunningServer
@@ -29,6 +29,7 @@ def two_gpus() -> Iterator[RunningServer]:
 @pytest.fixture
 def server(two_gpus: RunningServer) -> Iterator[RunningServer]:
     yield two_gpus
+    end_all()
     for lease in two_gpus.json("/leases")["leases"]:
         two_gpus.ask(f"/leases/{lease['id']}", "DELETE")
     wait_until_free(two_gpus)
@@ -205,7 +206,7 @@ def test_a_command_that_is_stopped_still_ends_on_a_signal(server: RunningServer)
 def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_the_lease_is_over(
     server: RunningServer,
 ) -> None:
-    env = {"GPU_POOL_TTL": "1.5"}
+    env = {"GPU_POOL_TTL": "3"}
     process = start_gpu_pool("run", "--gpus", "2", "--", "sh", "-c", STUBBORN, server=server, env=env)
     command = int(read_line(process))
     waiter = queue(server)
