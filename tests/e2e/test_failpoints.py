@@ -110,10 +110,12 @@ class Client:
             assert_kept(before, found)
 
     def clear(self) -> None:
-        """End what is left."""
+        """End what is left, and wait until the GPU is free of it."""
         for lease in self.leases():
             if lease["state"] in {"active", "queued"}:
                 self.end(lease["id"])
+        while self.leases():
+            pass  # one that was given back before the server died still drains
 
     def look(self, lease: str) -> dict[str, Any] | None:
         status, answer = call(self.port, "GET", f"/leases/{lease}", None, TIMEOUT_S)
