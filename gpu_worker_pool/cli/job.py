@@ -138,7 +138,7 @@ class Job:
 
     async def _kill_what_it_left(self) -> None:
         """What the command had started is our child now that its guard is dead."""
-        while left := [pid for pid in guard.descendants(os.getpid()) if not self._is_guarded(pid)]:
+        while left := self._unguarded():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -146,9 +146,9 @@ class Job:
                     os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - that does not block
             await asyncio.sleep(_KILL_AGAIN_S)
 
-    @classmethod
-    def _is_guarded(cls, pid: int) -> bool:
-        return any(pid == other or pid in guard.descendants(other) for other in cls._guards)
+    def _unguarded(self) -> list[int]:
+        guarded = {pid for guard_pid in self._guards for pid in (guard_pid, *guard.descendants(guard_pid))}
+        return [pid for pid in guard.descendants(os.getpid()) if pid not in guarded]
 
 
 def check_can_run(program: str, environ: Mapping[str, str]) -> None:

@@ -136,6 +136,9 @@ class Runner:
             code = await self._watch(assignment, job, grace_s, has_terminal=shares_terminal)
         except GuardDied:
             raise Failure("the guard of the command was killed, and the command with it") from None
+        except BaseException:
+            job.close()  # whatever it was, the GPU is given back only when the command is gone
+            raise
         finally:
             await settle(*telling)
         with contextlib.suppress(StaleAssignmentError):  # told already; or it was lost after the command had ended
