@@ -33,6 +33,7 @@ class LeaseMetrics(Collector):
     def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
         self._driver = authority.driver
         self._authority = authority
+        self._began = authority.driver.now()
         self._owners: set[str] = set()
         self._gpu_seconds: dict[str, float] = {}
         self._granted = CounterMetric("gpupool_leases_granted", "Leases granted.", registry=registry)
@@ -88,8 +89,15 @@ class LeaseMetrics(Collector):
         for lease in self._driver.state.leases.values():
             if isinstance(lease, ActiveLease):
                 owner = self._label(lease.request.holder.owner)
-                totals[owner] = totals.get(owner, 0.0) + max(now_at - lease.granted_at, 0.0) * len(lease.gpus)
+                totals[owner] = totals.get(owner, 0.0) + self._counted_s(lease.granted_at, now_at) * len(lease.gpus)
         return totals
+
+    def _counted_s(self, granted_at: float, until_at: float) -> float:
+        """How long it was held since this server runs. What came before was counted by the one before: whoever adds up
+        counters over a restart would count it twice.
+        """
+        began_at = self._began + self._driver.state.wall_offset_s
+        return max(until_at - max(granted_at, began_at), 0.0)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:
@@ -108,10 +116,10 @@ class LeaseMetrics(Collector):
         self._ended.labels(event.reason).inc()
         lease = self._now(event.lease_id)
         if isinstance(lease, EndedLease) and lease.granted_at is not None:
-            held_s = max(lease.ended_at - lease.granted_at, 0.0)
-            self._hold.observe(held_s)
+            self._hold.observe(max(lease.ended_at - lease.granted_at, 0.0))
             owner = self._label(lease.request.holder.owner)
-            self._gpu_seconds[owner] = self._gpu_seconds.get(owner, 0.0) + held_s * len(lease.gpus)
+            counted_s = self._counted_s(lease.granted_at, lease.ended_at)
+            self._gpu_seconds[owner] = self._gpu_seconds.get(owner, 0.0) + counted_s * len(lease.gpus)
 
     def _now(self, lease_id: str) -> QueuedLease | ActiveLease | EndedLease | None:
         lease = self._driver.state.find(lease_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -197,6 +198,21 @@ def test_with_a_damaged_journal_nobody_is_told_anything_about_a_lease(
 
     assert_problem(answer, 503, "damaged", "set aside")
     assert "retry-after" in answer.headers
+
+
+def test_gpu_seconds_count_from_the_start_of_the_server_so_that_a_restart_is_an_ordinary_reset() -> None:
+    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
+
+        def held_s() -> float:
+            text = server.ask("/metrics").body.decode()
+            found = re.search(r'^gpupool_gpu_seconds_total{owner="ada"} (\S+)$', text, re.MULTILINE)
+            return float(found[1]) if found else 0.0
+
+        take(server, owner="ada", ttl_s=60)
+        eventually(lambda: held_s() > 0.5, "half a second is counted")
+        killed_at = time.monotonic()
+        server.restart()
+        assert held_s() < time.monotonic() - killed_at
 
 
 def test_a_state_folder_that_cannot_be_made() -> None:

@@ -1,0 +1,266 @@
+"""The dashboard and the alerts in deploy/ ask for nothing that GET /metrics does not have."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.leasing import queue, take
+from tests.server.running import RunningServer
+
+ROOT = Path(__file__).parent.parent
+DASHBOARD = ROOT / "deploy/grafana-dashboard.json"
+RULES = ROOT / "deploy/prometheus-alerts.yml"
+CONFIG = ROOT / "deploy/prometheus.yml"
+
+# Prometheus puts these labels on everything it scrapes, and makes this metric itself.
+TARGET_LABELS = frozenset({"job", "instance"})
+OWN_METRICS: Mapping[str, Mapping[str, set[str]]] = {"up": {}}
+# Words that a list of labels follows, and those that stand between two sides.
+GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+BETWEEN = frozenset({"and", "or", "unless", "bool", "offset"})
+TOKEN = re.compile(
+    r"""(?P<range>\[[^\]]*\])|(?P<string>"[^"]*")|(?P<number>\d[\w.]*)|(?P<name>[a-zA-Z_:][\w:]*)"""
+    r"""|(?P<match>=~|!~|!=|==|=)|(?P<sign>[-+*/%^<>(){},])|(?P<space>\s+)|(?P<wrong>.)"""
+)
+
+Found = Mapping[str, Mapping[str, set[str]]]
+
+
+@dataclass
+class Asked:
+    """What an expression names: of each metric the labels with their values, and the labels it groups by."""
+
+    metrics: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    grouped_by: set[str] = field(default_factory=set)
+
+
+def tokens(expression: str) -> list[tuple[str, str]]:
+    found = [(match.lastgroup or "", match[0]) for match in TOKEN.finditer(expression)]
+    assert not [text for kind, text in found if kind == "wrong"], expression
+    return [*((kind, text) for kind, text in found if kind != "space"), ("end", "")]
+
+
+def read(expression: str) -> Asked:
+    """PromQL, as far as names go."""
+    asked, rest, metric = Asked(), tokens(expression), ""
+    place = 0
+    while rest[place][0] != "end":
+        (kind, text), (_, following) = rest[place : place + 2]
+        place += 1
+        if text == "{":
+            end = rest.index(("sign", "}"), place)
+            for at in range(place, end, 4):  # name, match, value, comma
+                values = rest[at + 2][1].strip('"').split("|")
+                asked.metrics[metric].setdefault(rest[at][1], set()).update(values)
+            place = end + 1
+        elif kind == "name" and text in GROUPING:
+            assert following == "(", expression
+            end = rest.index(("sign", ")"), place)
+            asked.grouped_by |= {name for sort, name in rest[place:end] if sort == "name"}
+            place = end + 1
+        elif kind == "name" and text not in BETWEEN and following not in {"(", "by", "without"}:
+            metric = text
+            asked.metrics.setdefault(metric, {})
+    return asked
+
+
+def missing(expression: str, shown: str, found: Found) -> list[str]:
+    """What the expression, or the text that shows its result by {{label}}, names and `found` has not."""
+    asked, wrong = read(expression), []
+    known = {**found, **OWN_METRICS}
+    on_all: set[str] | None = None
+    for metric, matchers in asked.metrics.items():
+        if metric not in known:
+            wrong.append(metric)
+            continue
+        labels = known[metric].keys() | TARGET_LABELS
+        on_all = labels if on_all is None else on_all & labels
+        for label, values in matchers.items():
+            if label not in labels:
+                wrong.append(f"{metric}{{{label}}}")
+            elif label not in TARGET_LABELS:
+                there = known[metric][label]
+                wrong += [f"{label}={value}" for value in values if "$" not in value and value not in there]
+    wrong += sorted(asked.grouped_by - (on_all or set()))
+    is_summed = re.match(r"(?:topk\(\d+, )?\w+ by ", expression) is not None
+    return wrong + sorted(shown_labels(shown) - (asked.grouped_by if is_summed else on_all or set()))
+
+
+def shown_labels(text: str) -> set[str]:
+    return set(re.findall(r"\{\{\s*(?:\$labels\.)?([a-z_]+)\s*\}\}", text))
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[Found]:
+    """The metrics of a server with a lease and a waiter: their labels, and the values of these."""
+    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box1"}) as server:
+        take(server, owner="ada")
+        queue(server, owner="bob")
+        metrics: dict[str, dict[str, set[str]]] = {}
+        for family in text_string_to_metric_families(server.ask("/metrics").body.decode()):
+            for sample in family.samples:
+                labels = metrics.setdefault(sample.name, {})
+                for name, value in sample.labels.items():
+                    labels.setdefault(name, set()).add(value)
+        yield metrics
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def queries(dashboard: dict[str, Any]) -> list[tuple[str, str]]:
+    """Every expression, and how its result is shown; those of the variables too."""
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    asked = [(target["expr"], target["legendFormat"]) for target in targets]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            selector = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert selector is not None, variable
+            asked.append((selector[1], f"{{{{{selector[2]}}}}}"))
+    return asked
+
+
+# --- the names -------------------------------------------------------------------------------------------------------
+
+
+def test_the_dashboard_asks_for_what_is_there(dashboard: dict[str, Any], found: Found) -> None:
+    wrong = {expression: missing(expression, shown, found) for expression, shown in queries(dashboard)}
+    assert {expression: names for expression, names in wrong.items() if names} == {}
+
+
+def test_the_alerts_ask_for_what_is_there(alerts: list[dict[str, Any]], found: Found) -> None:
+    wrong = {rule["alert"]: missing(rule["expr"], " ".join(rule["annotations"].values()), found) for rule in alerts}
+    assert {alert: names for alert, names in wrong.items() if names} == {}
+
+
+def test_every_metric_of_the_server_is_on_the_dashboard(dashboard: dict[str, Any], found: Found) -> None:
+    asked = {metric for expression, _ in queries(dashboard) for metric in read(expression).metrics}
+    assert {name for name in found if not re.search(r"_(created|sum|count)$", name)} <= asked
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown", "wrong"),
+    [
+        ("sum(gpupool_leases_gone)", "", ["gpupool_leases_gone"]),
+        ("gpupool_gpus > 0 and on (job) gpupool_gpu_count", "", ["gpupool_gpu_count"]),
+        ('gpupool_gpus{node=~"$node"}', "", ["gpupool_gpus{node}"]),
+        ('increase(gpupool_leases_ended_total{reason=~"expired|crashed"}[5m])', "", ["reason=crashed"]),
+        ("sum by (user) (gpupool_gpu_seconds_total)", "", ["user"]),
+        ("gpupool_gpu_healthy and on (node) gpupool_leases_queued", "", ["node"]),
+        ("sum by (owner) (gpupool_gpu_seconds_total)", "{{node}}", ["node"]),
+        ("gpupool_gpu_healthy == 0", "GPU {{ $labels.index }} of {{ $labels.node }}", ["index"]),
+    ],
+)
+def test_a_name_that_is_not_there_is_noticed(expression: str, shown: str, wrong: list[str], found: Found) -> None:
+    assert missing(expression, shown, found) == wrong
+
+
+# --- the files -------------------------------------------------------------------------------------------------------
+
+
+def test_the_dashboard_can_be_loaded_anywhere(dashboard: dict[str, Any]) -> None:
+    """Whatever the Prometheus is called there, and whatever else is there."""
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert dashboard["templating"]["list"][0]["type"] == "datasource"
+    assert dashboard["id"] is None
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            continue
+        assert panel["title"]
+        assert panel["targets"]
+        for part in (panel, *panel["targets"]):
+            assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(references) == len(set(references))
+        for target in panel["targets"]:
+            assert target["expr"].strip()
+            used = {name for name in re.findall(r"\$\{?(\w+)", target["expr"]) if not name.startswith("__")}
+            assert used <= variables
+
+
+def test_panels_do_not_lie_on_each_other(dashboard: dict[str, Any]) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        for spot in ((x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])):
+            assert spot not in taken, (panel["title"], taken[spot])
+            taken[spot] = panel["title"]
+
+
+def test_an_alert_says_what_is_wrong_and_what_to_do(alerts: list[dict[str, Any]]) -> None:
+    assert len({rule["alert"] for rule in alerts}) == len(alerts)
+    for rule in alerts:
+        assert rule["for"]
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert len(rule["annotations"]["description"]) > 80
+
+
+def test_every_alert_is_described_and_tried(alerts: list[dict[str, Any]]) -> None:
+    names = {rule["alert"] for rule in alerts}
+    for path in ("docs/DEPLOYMENT.md", "tests/prometheus-alerts-test.yml"):
+        assert set(re.findall(r"\bGpuPool[A-Z]\w+", (ROOT / path).read_text(encoding="utf-8"))) == names
+
+
+def test_the_example_loads_the_alerts_under_the_name_they_expect(
+    alerts: list[dict[str, Any]], dashboard: dict[str, Any]
+) -> None:
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    assert [(CONFIG.parent / name).resolve() for name in config["rule_files"]] == [RULES]
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    expressions = [rule["expr"] for rule in alerts] + [expression for expression, _ in queries(dashboard)]
+    asked = [labels.get("job", set()) for text in expressions for labels in read(text).metrics.values()]
+    assert set().union(*asked) == jobs
+
+
+# --- what Prometheus itself says -------------------------------------------------------------------------------------
+
+
+def promtool(*arguments: str | Path) -> None:
+    """Have it look at files; what it complains of is an error."""
+    command = shutil.which("promtool")
+    if command is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    done = subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_the_example_and_its_alerts() -> None:
+    promtool("check", "config", CONFIG)
+
+
+def test_promtool_sees_alerts_fire_when_they_should_and_only_then() -> None:
+    promtool("test", "rules", ROOT / "tests/prometheus-alerts-test.yml")
+
+
+def test_promtool_takes_every_expression_of_the_dashboard(dashboard: dict[str, Any], tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel:{number}", "expr": re.sub(r"\$__\w+", "5m", expression)}
+        for number, (expression, _) in enumerate(queries(dashboard))
+    ]
+    path = tmp_path / "dashboard.yml"  # JSON is YAML
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}), encoding="utf-8")
+    promtool("check", "rules", path)
