@@ -33,12 +33,14 @@ from .lease_calls import LeaseCalls
 from .lease_docs import make_lease_docs
 from .logs import configure_logging_where_nobody_has
 from .machine import Machine
+from .peer_calls import PeerCalls
 from .problems import install_problem_handlers
 from .sampler import Sampler
 from .service_manager import notify, when_asked_to_stop
 from .settings import ServerSettings
 from .snapshot import Snapshot
 from .statistics import JSON, Statistics, make_router
+from .timeline_calls import TimelineCalls
 from .usage_calls import UsageCalls
 
 logger = logging.getLogger(__name__)
@@ -65,12 +67,17 @@ class PoolApp(FastAPI):
         self.tokens = leases.tokens
         self._leases = leases
         self._admin = AdminCalls(leases, prefix=settings.api_prefix, node=settings.gpu_pool_node)
-        self._usage = UsageCalls(
-            leases.authority,
-            lambda: Accounts(journal_path(settings)),
-            prefix=settings.api_prefix,
-            node=settings.gpu_pool_node,
-        )
+        self._history = [
+            kind(
+                leases.authority,
+                lambda: Accounts(journal_path(settings)),
+                prefix=settings.api_prefix,
+                node=settings.gpu_pool_node,
+            )
+            for kind in (UsageCalls, TimelineCalls)
+        ]
+        self.peers = PeerCalls(settings.gpu_pool_peers, own_id=leases.authority.id, prefix=settings.api_prefix)
+        self._found_by = [calls.find for calls in (leases, self._admin, *self._history, self.peers)]
         self._events = events
         self._events_path = f"{settings.api_prefix}/events"
         self.why_not_started: str | None = None
@@ -97,7 +104,7 @@ class PoolApp(FastAPI):
         method = scope["method"]
         body_of = self._polled.get(path) if method == "GET" else None
         if body_of is None:
-            answer = self._leases.find(method, path) or self._admin.find(method, path) or self._usage.find(method, path)
+            answer = next(filter(None, (find(method, path) for find in self._found_by)), None)
             if answer is not None:
                 await self._leases.serve(answer, scope, receive, send)
             else:
@@ -191,6 +198,7 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
             yield
             notify("STOPPING=1")
             watch.cancel()
+            await app.peers.close()
         stop_waiting()
         authority.stop()
         sampler.stop()

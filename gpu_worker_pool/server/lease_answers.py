@@ -168,3 +168,65 @@ class UsageAnswer(BaseModel):
     total: UsageTotal
     server_id: str
     source: str
+
+
+class TimelineSpan(BaseModel):
+    """That a lease held the GPU; `until` and `end_reason` are null where it still does. `label` is its label `command`."""
+
+    lease_id: str
+    owner: str | None
+    worker_id: str | None
+    label: str | None
+    since: str
+    until: str | None
+    end_reason: Literal["released", "expired", "cancelled", "holder_died", "revoked"] | None
+    is_shared: bool
+
+
+class TimelineGpu(BaseModel):
+    """A GPU and who held it, in the order in which they got it. One that is no longer there has no index and no name."""
+
+    uuid: str
+    gpu_id: int | None
+    name: str | None
+    spans: list[TimelineSpan]
+
+
+class TimelineAnswer(BaseModel):
+    """Who held which GPU at some time from `since` to `until`; a span may have begun before.
+
+    Of what ended before `complete_since` not everything is known any more; null: all is known. `is_cut`: there were too
+    many, and those that ended first are left out. Of `unknown_leases` it is not known when they held their GPUs, because a
+    clock was set meanwhile; they are left out as well.
+    """
+
+    node: str
+    since: str
+    until: str
+    complete_since: str | None
+    gpus: list[TimelineGpu]
+    is_cut: bool
+    unknown_leases: int
+    server_id: str
+    source: str
+
+
+class PeerAnswer(BaseModel):
+    """Another server. `is_up` is null until it has been asked; `error` is why it is not up.
+
+    `age_s` is how long ago it answered last; null: never yet. `pool` is what its `/pool` said then, with at most 200 of
+    its queue; null where that is more than a minute ago.
+    """
+
+    url: str
+    node: str | None
+    is_up: bool | None
+    error: str | None
+    age_s: float | None
+    pool: dict[str, Any] | None
+
+
+class PeersAnswer(BaseModel):
+    """The other servers that this one is told of, in the order of the setting; without itself."""
+
+    peers: list[PeerAnswer]

@@ -12,9 +12,20 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel
 
 from .admin_calls import DrainForm
-from .lease_answers import IgnoredProcesses, Lease, LeaseList, Pool, PoolGpu, RenewAnswer, UsageAnswer
+from .lease_answers import (
+    IgnoredProcesses,
+    Lease,
+    LeaseList,
+    PeersAnswer,
+    Pool,
+    PoolGpu,
+    RenewAnswer,
+    TimelineAnswer,
+    UsageAnswer,
+)
 from .lease_form import MAX_WAIT_S, LeaseForm, LeaseId, RenewForm
 from .problems import Problem
+from .timeline_calls import DEFAULT_HOURS, FEWEST_HOURS, MOST_HOURS
 
 LeaseIdInPath = Annotated[LeaseId, Path()]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Hold the answer back while it is queued.")]
@@ -26,6 +37,7 @@ Since = Annotated[
     ),
 ]
 Until = Annotated[str | None, Query(description="To before when, likewise. Now.")]
+Hours = Annotated[float, Query(ge=FEWEST_HOURS, le=MOST_HOURS, description="How far back from now.")]
 Devices = Annotated[str, Query(pattern="^(index|uuid)$", description="How `env` names the GPUs.")]
 
 _WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
@@ -38,6 +50,8 @@ async def _release(lease_id: LeaseIdInPath) -> None: ...
 async def _renew(form: RenewForm) -> None: ...
 async def _pool(queue: Shown = None) -> None: ...
 async def _usage(since: Since = None, until: Until = None) -> None: ...
+async def _timeline(hours: Hours = DEFAULT_HOURS) -> None: ...
+async def _peers() -> None: ...
 async def _events() -> None: ...
 async def _revoke(lease_id: LeaseIdInPath) -> None: ...
 async def _drain(gpu: str, form: DrainForm | None = None) -> None: ...
@@ -58,6 +72,8 @@ def make_lease_docs() -> APIRouter:
     _list(router, "DELETE", "/leases/{lease_id}", _release, Lease, "Give back, or leave the queue", (*_WRITING, 404))
     _list(router, "GET", "/pool", _pool, Pool, "The node at a glance", (422,))
     _list(router, "GET", "/usage", _usage, UsageAnswer, "GPU-hours by owner", (422, 503))
+    _list(router, "GET", "/timeline", _timeline, TimelineAnswer, "Who held which GPU", (422, 503))
+    _list(router, "GET", "/peers", _peers, PeersAnswer, "The pools of other servers", (422,))
     router.add_api_route(
         "/events",
         _events,

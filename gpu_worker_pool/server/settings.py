@@ -63,6 +63,7 @@ class ServerSettings(BaseSettings):
     simulated_gpus: str | None = None
     gpu_pool_node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
     gpu_pool_dcgm_metrics: bool = False
+    gpu_pool_peers: str | None = None
 
     gpu_pool_state_dir: str | None = None
     # "full": a grant is on the disk before it is answered. "normal": it survives a crash of the server, and of the

@@ -35,6 +35,8 @@ ENDPOINTS = {
     "/leases/renew": "POST: a sign of life for leases",
     "/pool": "Get the node at a glance: GPUs, leases, queue",
     "/usage": "Get GPU-hours by owner; ?since=...&until=...",
+    "/timeline": "Get who held which GPU over the last hours; ?hours=6",
+    "/peers": "Get the pools of the other servers that this one is told of",
     "/events": "Follow what happens, as Server-Sent Events",
     "/admin/leases/{id}/revoke": "POST: take a lease away (admin)",
     "/admin/gpus/{gpu}/drain": "POST: take a GPU out of service (admin)",

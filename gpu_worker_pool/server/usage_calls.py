@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -13,11 +12,9 @@ from typing import Any
 from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.usage import US_PER_S, LeaseTimes, Reckoning, Usage
 from gpu_worker_pool.ledger.accounts import Accounts
-from gpu_worker_pool.ledger.journal import JournalError
 
-from .authority import Authority
-from .calls import Call, Reply, not_possible
-from .lease_calls import RETRY_AFTER
+from .calls import Call, Reply
+from .history_calls import HistoryCalls
 from .lease_view import iso_time
 from .problems import Refused
 from .snapshot import encode
@@ -27,67 +24,33 @@ LATEST_S = 253_402_300_799.0  # the last second that a calendar of four digits h
 US_PER_HOUR = 3600 * US_PER_S
 # Owners are the callers' own words, so there may be very many. Those who used least are shown as one.
 MOST_OWNERS = 2_000
-# A long history takes seconds to add up. One is added up at a time, and so many may wait for their turn.
-MOST_ASKING = 16
 
 
-class UsageCalls:
-    """Answers it. The history is read in a thread and by a connection of its own, so that nobody else waits."""
+class UsageCalls(HistoryCalls):
+    """Answers it."""
 
-    def __init__(self, authority: Authority, open_accounts: Callable[[], Accounts], *, prefix: str, node: str) -> None:
-        self._authority = authority
-        self._open_accounts = open_accounts
-        self._node = node
-        self._path = f"{prefix}/usage"
-        self._turn = asyncio.Lock()
-        self._asking = 0
-
-    def find(self, method: str, path: str) -> Callable[[Call], Awaitable[Reply]] | None:
-        """What answers this call; None where it is another one."""
-        if path != self._path:
-            return None
-        return self.show if method == "GET" else not_possible(method, path, ("GET",))
+    name = "usage"
 
     async def show(self, call: Call) -> Reply:
         """GET /usage: what the leases of a span come to, by owner."""
         query = call.query("since", "until")
-        self._check_is_well()  # before the journal is open not even the time is known
-        now = self._now()
+        self.check_is_well()  # before the journal is open not even the time is known
+        now = self.now()
         until = _time(query, "until")
         end = now if until is None else min(until, now)
         since = _time(query, "since")
         since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
         if since >= end:
             raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, where the span ends.")
-        if self._asking >= MOST_ASKING:
-            raise Refused(503, f"{MOST_ASKING} others ask for the same; ask again in a moment.", RETRY_AFTER)
-        self._asking += 1
-        try:
-            async with self._turn:
-                self._check_is_well()
-                return 200, await self._reckon(since, until)
-        except JournalError as error:
-            raise _not_readable(str(error)) from error
-        finally:
-            self._asking -= 1
 
-    async def _reckon(self, since: float, until: float | None) -> bytes:
-        # Each lease is counted once: who is live now, as such; who has ended by now is written before it is read; and who
-        # ends in between is known by his id.
-        leases = list(self._authority.driver.state.leases.values())
-        await self._authority.driver.caught_up()
-        self._check_is_well()
-
-        def read() -> bytes:
+        def reckon(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
             live = _live(leases)
-            reckoning, complete_since = self._open_accounts().reckon(
-                lambda: Reckoning(since, until, self._now()), but_for=live
-            )
+            reckoning, complete_since = accounts.reckon(lambda: Reckoning(since, until, self.now()), but_for=live)
             for lease in live.values():
                 reckoning.count(lease)
             return self._encode(reckoning, complete_since)
 
-        return await asyncio.to_thread(read)
+        return 200, await self.read(reckon)
 
     def _encode(self, reckoning: Reckoning, complete_since: float | None) -> bytes:
         shown = nsmallest(MOST_OWNERS, reckoning.by_owner.items(), key=_place)
@@ -99,7 +62,7 @@ class UsageCalls:
         left_out = len(reckoning.by_owner) - len(shown)
         return encode(
             {
-                "node": self._node,
+                "node": self.node,
                 "since": iso_time(reckoning.since),
                 "until": iso_time(min(reckoning.now, inf if reckoning.until is None else reckoning.until)),
                 "complete_since": iso_time(complete_since),
@@ -107,19 +70,10 @@ class UsageCalls:
                 "owners": [{"owner": owner, **_view(usage)} for owner, usage in shown],
                 "others": {"owners": left_out, **_view(others)} if left_out else None,
                 "total": _view(reckoning.total()),
-                "server_id": self._authority.id,
-                "source": self._authority.sampler.snapshot.source,
+                "server_id": self.authority.id,
+                "source": self.authority.sampler.snapshot.source,
             }
         )
-
-    def _now(self) -> float:
-        """As it is written for leases: on the wall, but by a clock that is not set while the server runs."""
-        driver = self._authority.driver
-        return driver.now() + driver.state.wall_offset_s
-
-    def _check_is_well(self) -> None:
-        if self._authority.trouble is not None:
-            raise _not_readable(self._authority.trouble)
 
 
 def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
@@ -138,10 +92,6 @@ def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
                 is_live=True,
             )
     return found
-
-
-def _not_readable(why: str) -> Refused:
-    return Refused(503, f"What was used cannot be told now: {why.rstrip('.')}. Mend that, or ask later.", RETRY_AFTER)
 
 
 def _place(item: tuple[str | None, Usage]) -> tuple[int, int, int, str]:

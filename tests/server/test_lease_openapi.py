@@ -35,7 +35,7 @@ def test_the_lease_calls_keep_to_their_description(server: RunningServer) -> Non
     for found in schema.get_all_operations():
         assert isinstance(found, Ok)
         operation = found.ok()
-        if not operation.path.startswith(("/leases", "/pool", "/usage", "/admin")):
+        if not operation.path.startswith(("/leases", "/pool", "/usage", "/timeline", "/peers", "/admin")):
             continue
         prepare(server)
 
@@ -50,7 +50,7 @@ def test_the_lease_calls_keep_to_their_description(server: RunningServer) -> Non
 
         call()
         calls.append((operation.method, operation.path))
-    assert len(calls) == 12, calls
+    assert len(calls) == 14, calls
     assert server.json("/health")["status"] == "healthy"
 
 

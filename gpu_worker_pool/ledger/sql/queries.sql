@@ -66,3 +66,15 @@ SELECT complete_since FROM accounting;
 -- ended_at. Where a clock was set, any of the three times may be the first. Who ended at an unknown time is always there.
 SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at FROM ended_lease
 WHERE ended_at >= ? AND (ended_at < ? OR requested_at < ? OR granted_at < ?) OR ended_at IS NULL;
+
+-- name: read_held_within
+-- Since and now: who held GPUs and ended in between, the last one first, by the index on ended_at.
+SELECT lease_id, body FROM ended_lease
+WHERE ended_at BETWEEN ? AND ? AND gpu_count > 0 AND granted_at BETWEEN 0 AND ended_at
+ORDER BY ended_at DESC;
+
+-- name: read_unknown_within
+-- Since and now: who held GPUs and is not among those above, though he ended since then or at an unknown time.
+SELECT lease_id FROM ended_lease
+WHERE (ended_at >= ? OR ended_at IS NULL) AND gpu_count > 0
+    AND NOT coalesce(ended_at <= ? AND granted_at BETWEEN 0 AND ended_at, 0);
