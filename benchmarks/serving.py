@@ -68,7 +68,12 @@ def serving(name: str, module: str, folder: Path, env: dict[str, str] | None = N
     """A server under uvicorn, from the start to the first 200."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", f"{module}:app", "--port", str(port), "--no-access-log"]
-    settings = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", **(env or {})}
+    settings = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{folder}",
+        "GPU_POOL_STATE_DIR": str(folder / "state"),
+        **(env or {}),
+    }
     began = time.perf_counter()
     process = subprocess.Popen([*command, "--log-level", "warning"], cwd=folder, env=settings)
     try:

@@ -204,14 +204,20 @@ async def settle(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def safe_until(assignment: Assignment) -> float | None:
+    """When it is lost if it is not renewed, on the clock that leases run on; None where it cannot be."""
+    at: float | None = getattr(assignment.lost, "ends_at", None)
+    return at
+
+
 async def tell_guard(job: Job, assignment: Assignment, ttl_s: float) -> None:
     """Keep the guard informed of how long the lease is safe: if we are stopped or hang, it must act without us."""
-    told: float | None = None
+    told = safe_until(assignment)
     while True:
-        ends_at: float | None = getattr(assignment.lost, "ends_at", None)  # None where it cannot be lost
-        if ends_at is not None and ends_at != told:
-            told = ends_at
-            job.tell_safe_until(ends_at)
+        at = safe_until(assignment)
+        if at is not None and at != told:
+            told = at
+            job.tell_safe_until(at)
         await asyncio.sleep(min(ttl_s / _TOLD_PER_TTL, 1.0))
 
 

@@ -14,7 +14,7 @@ from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import StaleAssignmentError
 
 from . import job as guarded
-from .asking import Sources, Wanted, ask, command_env, grace_within, label, settle, tell_guard, until_lost
+from .asking import Sources, Wanted, ask, command_env, grace_within, label, safe_until, settle, tell_guard, until_lost
 from .batch_jobs import Batch, Job, Outcome
 from .batch_state import StateFile
 from .failure import TIMED_OUT, Failure
@@ -185,6 +185,7 @@ class BatchRunner:
                     (nothing.fileno(), log, log),
                     group=0,
                     grace_s=self._grace_s,
+                    safe_until=safe_until(assignment),
                 )
             ended = asyncio.create_task(guard.wait())
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)

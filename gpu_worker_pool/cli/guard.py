@@ -177,11 +177,11 @@ class Guard:
 
     def _start(self, message: dict[str, Any]) -> None:
         self._grace_s = message["grace_s"]
+        self._safe_until = message["safe_until"]
         try:
             started = subprocess.Popen(  # noqa: S603 - the user's command is what this is for
                 message["command"],
                 env=message["env"],
-                cwd=message["folder"],
                 stdin=self._streams[0],
                 stdout=self._streams[1],
                 stderr=self._streams[2],

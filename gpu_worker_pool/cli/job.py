@@ -70,17 +70,18 @@ class Job:
         *,
         group: int,
         grace_s: float,
-        folder: str | None = None,
+        safe_until: float | None,
     ) -> None:
         """Run it with these standard streams, in this process group (0: one of its own). `grace_s` is what it has between
-        SIGTERM and SIGKILL if we die, or if it leaves something behind. Failure with 126 or 127 where it cannot be run.
+        SIGTERM and SIGKILL if we die, or if it leaves something behind; `safe_until` is as in `tell_safe_until`. Failure
+        with 126 or 127 where it cannot be run.
         """
         message = guard.frame(
             {
                 "do": "start",
                 "command": list(command),
                 "env": dict(env),
-                "folder": folder,
+                "safe_until": safe_until,
                 "group": group,
                 "grace_s": grace_s,
             }

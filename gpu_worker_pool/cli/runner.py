@@ -22,6 +22,7 @@ from .asking import (
     find_sources,
     grace_within,
     has_terminal,
+    safe_until,
     settle,
     tell_guard,
     until_lost,
@@ -122,17 +123,19 @@ class Runner:
 
     async def _use(self, client: GPUWorkerPoolClient, assignment: Assignment, job: Job, ttl_s: float) -> int:
         grace_s = grace_within(self._plan.grace_s, ttl_s)
-        shares_terminal = has_terminal()
-        await job.start(
-            self._plan.command,
-            command_env(os.environ, assignment),
-            (0, 1, 2),
-            group=os.getpgrp() if shares_terminal else 0,
-            grace_s=grace_s,
-        )
-        stops = self._plan.on_lost is OnLost.STOP
-        telling = [asyncio.create_task(tell_guard(job, assignment, ttl_s))] if stops else []
+        shares_terminal, stops = has_terminal(), self._plan.on_lost is OnLost.STOP
+        telling: list[asyncio.Task[None]] = []
         try:
+            await job.start(
+                self._plan.command,
+                command_env(os.environ, assignment),
+                (0, 1, 2),
+                group=os.getpgrp() if shares_terminal else 0,
+                grace_s=grace_s,
+                safe_until=safe_until(assignment) if stops else None,
+            )
+            if stops:
+                telling.append(asyncio.create_task(tell_guard(job, assignment, ttl_s)))
             code = await self._watch(assignment, job, grace_s, has_terminal=shares_terminal)
         except GuardDied:
             raise Failure("the guard of the command was killed, and the command with it") from None

@@ -361,7 +361,7 @@ def test_in_a_terminal_the_command_can_ask_its_user(server: RunningServer) -> No
 
 
 def test_in_a_shell_with_job_control_it_is_one_job(server: RunningServer) -> None:
-    env = {**environment(server), "PS1": "$ "}
+    env = {**environment(server), "PS1": "$ ", "HISTFILE": os.devnull}
     with Terminal(["bash", "--norc", "--noprofile", "-i"], env) as shell:
         run = " ".join(GPU_POOL)
         shell.type(f"{run} run -q -- sh -c 'read line; echo got $line' &\n")
