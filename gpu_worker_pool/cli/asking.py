@@ -13,24 +13,23 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_worker_pool.client.events import Hook
+from gpu_worker_pool.client.heartbeat import BEATS_PER_TTL
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.core.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.errors import NoEndpointAnsweredError, PoolError, WorkerTimeoutError
 from gpu_worker_pool.ledger.clock import machine_mark
 
 from .failure import TIMED_OUT, USAGE, Failure
-from .job import Job
+from .job import GuardedCommand
 from .output import complain
 from .servers import Answer, Servers, nobody_answered
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEASE_VARIABLE = "GPU_POOL_LEASE_ID"
-# As long as it takes: who wants less says so.
 FOREVER_S = 1e9
 # How much of the time between our giving up a lost lease and the server's giving it away a command may take to end; the
 # rest is for the kernel, which takes its time to free the memory of a GPU.
 _PART_OF_THE_MARGIN = 0.5
-_BEATS_PER_TTL = 3
 _LONGEST_LABEL = 200
 # How often within a TTL the guard is told that the lease was renewed.
 _TOLD_PER_TTL = 20
@@ -40,13 +39,13 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for."""
+    """What is asked for, and how long to wait for it: None is as long as it takes."""
 
     gpus: int = 1
     memory_mb: float | None = None
     model: str | None = None
     priority: int = 0
-    timeout_s: float = FOREVER_S
+    timeout_s: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -136,7 +135,7 @@ async def ask(client: GPUWorkerPoolClient, sources: Sources, wanted: Wanted, pid
     """Wait for what is wanted, on behalf of this process; Failure where it is not to be had."""
     try:
         return await client.request_gpu(
-            wanted.timeout_s,
+            FOREVER_S if wanted.timeout_s is None else wanted.timeout_s,
             gpus=wanted.gpus,
             memory_mb=wanted.memory_mb,
             model=wanted.model,
@@ -183,7 +182,7 @@ def grace_within(grace_s: float, ttl_s: float) -> float:
     """How long a command may take to end once its lease is lost: it must be gone before the server grants the GPU anew,
     which is one heartbeat after we gave it up.
     """
-    return min(grace_s, _PART_OF_THE_MARGIN * ttl_s / _BEATS_PER_TTL)
+    return min(grace_s, _PART_OF_THE_MARGIN * ttl_s / BEATS_PER_TTL)
 
 
 def has_terminal() -> bool:
@@ -210,7 +209,7 @@ def safe_until(assignment: Assignment) -> float | None:
     return at
 
 
-async def tell_guard(job: Job, assignment: Assignment, ttl_s: float) -> None:
+async def tell_guard(job: GuardedCommand, assignment: Assignment, ttl_s: float) -> None:
     """Keep the guard informed of how long the lease is safe: if we are stopped or hang, it must act without us."""
     told = safe_until(assignment)
     while True:

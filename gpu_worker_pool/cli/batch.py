@@ -64,7 +64,7 @@ def batch(
     Exit codes: 0 all are done, 1 some failed, 2 something was typed wrong or FILE cannot be read, 125 gpu-pool failed,
     128+N signal N broke it off.
     """
-    from .asking import FOREVER_S, Wanted, label  # noqa: PLC0415 - loads the client
+    from .asking import Wanted, label  # noqa: PLC0415 - loads the client
     from .batch_jobs import Batch, read_jobs  # noqa: PLC0415 - the same
     from .batch_runner import BatchPlan  # noqa: PLC0415
     from .batch_state import StateFile  # noqa: PLC0415
@@ -80,7 +80,7 @@ def batch(
         memory_mb=memory,
         model=model,
         priority=priority,
-        timeout_s=FOREVER_S if timeout is None else timeout,
+        timeout_s=timeout,
         labels={"command": label(f"batch {Path(name).name}")},
     )
     work = Batch(jobs, retries=retries, keeps_going=keep_going)

@@ -13,11 +13,11 @@ from pathlib import Path
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import StaleAssignmentError
 
-from . import job as guarded
 from .asking import Sources, Wanted, ask, command_env, grace_within, label, safe_until, settle, tell_guard, until_lost
 from .batch_jobs import Batch, Job, Outcome
 from .batch_state import StateFile
 from .failure import TIMED_OUT, Failure
+from .job import GuardDied, GuardedCommand
 from .signals import ENDING, Received, SignalThread
 
 SHELL = "/bin/sh"
@@ -65,7 +65,7 @@ class BatchRunner:
         self._grace_s = grace_within(plan.grace_s, sources.ttl_s)
         self._signals: asyncio.Queue[Received] = asyncio.Queue()
         self._attempts: dict[asyncio.Task[Outcome | None], Job] = {}
-        self._guards: set[guarded.Job] = set()
+        self._guards: set[GuardedCommand] = set()
         self._trouble: Exception | None = None
         self.running: dict[str, Started] = {}
         self.interrupted_by: int | None = None
@@ -140,7 +140,7 @@ class BatchRunner:
         self._on_end(started or Started(job, attempt, (), time.time()), outcome)
 
     async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
-        guard = guarded.Job()
+        guard = GuardedCommand()
         try:
             wanted = replace(self._plan.wanted, labels={**self._plan.wanted.labels, "job": label(f"line {job.line}")})
             try:
@@ -156,7 +156,7 @@ class BatchRunner:
             guard.close()
 
     async def _run(
-        self, client: GPUWorkerPoolClient, assignment: Assignment, guard: guarded.Job, job: Job
+        self, client: GPUWorkerPoolClient, assignment: Assignment, guard: GuardedCommand, job: Job
     ) -> Outcome | None:
         attempt = self._batch.progress[job.key].attempts
         started = Started(job, attempt, tuple(assignment.gpu_ids), time.time())
@@ -172,7 +172,7 @@ class BatchRunner:
             await client.release_gpu(assignment)
         return outcome
 
-    async def _run_on(self, assignment: Assignment, guard: guarded.Job, started: Started) -> Outcome:
+    async def _run_on(self, assignment: Assignment, guard: GuardedCommand, started: Started) -> Outcome:
         outcome = Outcome(None, gpus=started.gpus, started_at=started.started_at)
         log = _open_log(self._plan.logs, started)
         lost = asyncio.create_task(until_lost(assignment))
@@ -198,7 +198,7 @@ class BatchRunner:
             if guard.was_late:
                 return replace(outcome, why="its GPU was lost: the lease could not be renewed in time")
             return replace(outcome, exit_code=code)
-        except guarded.GuardDied:
+        except GuardDied:
             return replace(outcome, why="its guard was killed, and the job with it")
         except Failure as failure:  # there is no shell, say
             return replace(outcome, exit_code=failure.code, why=str(failure))

@@ -31,7 +31,7 @@ class GuardDied(Exception):  # noqa: N818 - what happened
     """Somebody killed the guard. What it guarded is dead by then."""
 
 
-class Job:
+class GuardedCommand:
     """Made before the GPU is asked for, because its guard is who holds the lease."""
 
     # The guards that live; what else descends from us was left by one that was killed.

@@ -38,7 +38,7 @@ def run(
     Exit codes are those of timeout(1): the command's own, 128+N where signal N ended it, 124 where --timeout passed
     while waiting, 125 where gpu-pool failed or the lease was lost, 126 and 127 where the command cannot be run or found.
     """
-    from .asking import FOREVER_S, Wanted, label, short_name  # noqa: PLC0415 - loads the client
+    from .asking import Wanted, label, short_name  # noqa: PLC0415 - loads the client
     from .runner import Plan, Runner  # noqa: PLC0415 - the same
 
     if not command[0]:
@@ -48,7 +48,7 @@ def run(
         memory_mb=memory,
         model=model,
         priority=priority,
-        timeout_s=FOREVER_S if timeout is None else timeout,
+        timeout_s=timeout,
         labels={"command": label(name) if name else short_name(command)},
     )
     plan = Plan(tuple(command), wanted, on_lost, grace, is_remote=remote, is_quiet=quiet, is_json=json)

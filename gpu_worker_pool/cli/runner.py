@@ -28,7 +28,7 @@ from .asking import (
     until_lost,
 )
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
-from .job import GuardDied, Job, check_can_run
+from .job import GuardDied, GuardedCommand, check_can_run
 from .options import OnLost
 from .output import complain, err, pass_on_warnings
 from .servers import Servers
@@ -76,13 +76,13 @@ class Runner:
         check_can_run(self._plan.command[0], os.environ)
         async with Servers(self._endpoints) as servers:
             sources = await find_sources(servers, os.environ, is_remote=self._plan.is_remote, warn=self._warn)
-        job = Job()
+        job = GuardedCommand()
         try:
             return await self._hold(job, sources)
         finally:
             job.close()
 
-    async def _hold(self, job: Job, sources: Sources) -> int:
+    async def _hold(self, job: GuardedCommand, sources: Sources) -> int:
         plan, console = self._plan, err()
         async with Servers(sources.urls) as servers:
             line = WaitingLine(servers, console, is_quiet=plan.is_quiet or plan.is_json)
@@ -104,7 +104,9 @@ class Runner:
                     complain(f"GPU {gpu_ids} granted after {show_duration(line.waited_s)}")
                 return await self._use(client, assignment, job, sources.ttl_s)
 
-    async def _wait_for_gpus(self, client: GPUWorkerPoolClient, sources: Sources, job: Job) -> Assignment | int:
+    async def _wait_for_gpus(
+        self, client: GPUWorkerPoolClient, sources: Sources, job: GuardedCommand
+    ) -> Assignment | int:
         """The GPUs; or the exit code, where a signal came: then the queue is left, or the GPU given back, at once."""
         asking = asyncio.create_task(ask(client, sources, self._plan.wanted, job.pid))
         signalled = asyncio.create_task(self._signals.get())
@@ -121,7 +123,7 @@ class Runner:
         finally:
             await settle(asking, signalled)
 
-    async def _use(self, client: GPUWorkerPoolClient, assignment: Assignment, job: Job, ttl_s: float) -> int:
+    async def _use(self, client: GPUWorkerPoolClient, assignment: Assignment, job: GuardedCommand, ttl_s: float) -> int:
         grace_s = grace_within(self._plan.grace_s, ttl_s)
         shares_terminal, stops = has_terminal(), self._plan.on_lost is OnLost.STOP
         telling: list[asyncio.Task[None]] = []
@@ -148,7 +150,7 @@ class Runner:
             await client.release_gpu(assignment)
         return code
 
-    async def _watch(self, assignment: Assignment, job: Job, grace_s: float, *, has_terminal: bool) -> int:
+    async def _watch(self, assignment: Assignment, job: GuardedCommand, grace_s: float, *, has_terminal: bool) -> int:
         """Until nothing of the command is left; the exit code."""
         ended = asyncio.create_task(job.wait())
         signalled = asyncio.create_task(self._signals.get())
@@ -175,7 +177,7 @@ class Runner:
         finally:
             await settle(ended, signalled, lost)
 
-    def _act_on_loss(self, reason: str, job: Job, grace_s: float) -> bool:
+    def _act_on_loss(self, reason: str, job: GuardedCommand, grace_s: float) -> bool:
         """Whether the command is stopped for it."""
         is_stopped = self._plan.on_lost is OnLost.STOP
         self._say("lost", reason=reason, is_stopped=is_stopped)
