@@ -8,8 +8,10 @@ READY := $(VENV)/.ready
 # More than the cores that are wanted, because many tests wait; each file's tests share servers, so it stays in one worker.
 PYTEST_WORKERS ?= 4
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# Where this is set, each of them compiles every test anew, each time.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test cover soak lint format bench picture clean
+.PHONY: help demo test cover soak lint format bench pictures clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,11 +57,13 @@ bench: $(READY) ## Measure; prints what it measured
 	$(BIN)/python benchmarks/decisions.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/leases.py
+	$(BIN)/python benchmarks/pages.py
 	$(BIN)/python benchmarks/endpoints.py
 	$(BIN)/python benchmarks/import_time.py
 
-picture: $(READY) ## Make docs/images/top.svg anew, from a real server with simulated GPUs
+pictures: $(READY) ## Make the pictures in docs/images anew, from a real server with simulated GPUs
 	$(BIN)/python scripts/picture
+	$(BIN)/python scripts/screenshot
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -42,6 +42,15 @@ def free_port() -> int:
 @contextmanager
 def pool_server(folder: Path, gpus: int, durability: str, env: dict[str, str] | None = None) -> Iterator[int]:
     """This server with so many simulated GPUs, from when it says that it is ready; its port."""
+    with pool_process(folder, str(gpus), durability, env) as (port, _):
+        yield port
+
+
+@contextmanager
+def pool_process(
+    folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[int, int]]:
+    """The same with GPUs of any kind; its port and its pid."""
     port = free_port()
     folder.mkdir()
     notify_path = folder / "notify"
@@ -50,7 +59,7 @@ def pool_server(folder: Path, gpus: int, durability: str, env: dict[str, str] | 
         **kept,
         "HOST": "127.0.0.1",
         "PORT": str(port),
-        "SIMULATED_GPUS": str(gpus),
+        "SIMULATED_GPUS": gpus,
         "GPU_POOL_STATE_DIR": str(folder),
         "GPU_POOL_DURABILITY": durability,
         "LOG_LEVEL": "warning",
@@ -63,12 +72,12 @@ def pool_server(folder: Path, gpus: int, durability: str, env: dict[str, str] | 
         ready.bind(str(notify_path))
         ready.settimeout(START_S)
         command = [sys.executable, "-m", "gpu_worker_pool.gpu_server"]
-        with _process(command, settings, folder, log.fileno()):
+        with _process(command, settings, folder, log.fileno()) as pid:
             try:
                 assert ready.recv(1024) == b"READY=1"
             except TimeoutError:
                 raise RuntimeError(f"the server did not start: {(folder / 'log').read_text()}") from None
-            yield port
+            yield port, pid
 
 
 @contextmanager
@@ -108,10 +117,10 @@ def has_redis_server() -> bool:
 
 
 @contextmanager
-def _process(command: list[str], env: dict[str, str], folder: Path, log: int) -> Iterator[None]:
+def _process(command: list[str], env: dict[str, str], folder: Path, log: int) -> Iterator[int]:
     process = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         try:

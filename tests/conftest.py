@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 # Hypothesis would take an example that is slow on a busy machine for a failure. All else stays as the profile in force has
 # it, which on a machine of continuous integration is another one.
 settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
+
+# The files that take longest, most of it waiting. They begin first, so that there is always somebody else to use the
+# processors meanwhile, and no worker is left alone with one of them at the end.
+LONGEST = (
+    "e2e/test_nemesis.py",
+    "e2e/test_failpoints.py",
+    "client/test_failover.py",
+    "cli/test_run.py",
+    "server/test_lease_restart.py",
+    "server/test_real_probes.py",
+    "gpus/test_nvidia_smi.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where several processes share the files (pytest-xdist), in our order, and not those with the most tests first."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; all else as it was."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests measured, by record_property("measured", ...): what they print themselves is not seen where they pass."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "measured":
+                terminalreporter.write_line(f"measured: {value}")

@@ -98,7 +98,10 @@ def test_make_demo_is_gpu_pool_demo() -> None:
     assert ".venv/bin/gpu-pool demo" in result.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("name", "shown"), [("decisions.py", "decisions/s"), ("serving.py", "of bare")])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("decisions.py", "decisions/s"), ("serving.py", "of bare"), ("pages.py", "with pages / without")],
+)
 def test_a_benchmark_runs_and_prints_what_it_measured(name: str, shown: str) -> None:
     command = [sys.executable, f"benchmarks/{name}", "--quick"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from tests.server.leasing import queue, take
+from gpu_worker_pool.server.pool_view import STATES
+from tests.server.leasing import eventually, queue, take
 from tests.server.running import RunningServer
 
 ROOT = Path(__file__).parent.parent
@@ -75,9 +78,31 @@ def read(expression: str) -> Asked:
     return asked
 
 
+def operands(expression: str) -> list[tuple[set[str], str]]:
+    """What and, unless stand between, each with the labels that it is matched on with the first."""
+    found, matched_on, begin = [], set[str](), 0
+    for match in re.finditer(r"\b(?:and|unless) on \(([^)]*)\)", expression):
+        before = expression[: match.start()]
+        if before.count("(") == before.count(")"):
+            found.append((matched_on, expression[begin : match.start()].strip()))
+            matched_on, begin = set(re.findall(r"\w+", match[1])), match.end()
+    return [*found, (matched_on, expression[begin:].strip())]
+
+
 def missing(expression: str, shown: str, found: Found) -> list[str]:
     """What the expression, or the text that shows its result by {{label}}, names and `found` has not."""
-    asked, wrong = read(expression), []
+    wrong: list[str] = []
+    result: set[str] | None = None  # what comes out has the labels of the first
+    for matched_on, operand in operands(expression):
+        wrong_here, labels = look_at(operand, found)
+        result = labels if result is None else result
+        wrong += [*wrong_here, *sorted(matched_on - (labels & result))]
+    return wrong + sorted(shown_labels(shown) - (result or set()))
+
+
+def look_at(operand: str, found: Found) -> tuple[list[str], set[str]]:
+    """What it names and `found` has not; and which labels its result has."""
+    asked, wrong = read(operand), []
     known = {**found, **OWN_METRICS}
     on_all: set[str] | None = None
     for metric, matchers in asked.metrics.items():
@@ -93,8 +118,8 @@ def missing(expression: str, shown: str, found: Found) -> list[str]:
                 there = known[metric][label]
                 wrong += [f"{label}={value}" for value in values if "$" not in value and value not in there]
     wrong += sorted(asked.grouped_by - (on_all or set()))
-    is_summed = re.match(r"(?:topk\(\d+, )?\w+ by ", expression) is not None
-    return wrong + sorted(shown_labels(shown) - (asked.grouped_by if is_summed else on_all or set()))
+    is_summed = re.match(r"(?:topk\(\d+, )?\w+ by ", operand) is not None
+    return wrong, asked.grouped_by if is_summed else on_all or set()
 
 
 def shown_labels(text: str) -> set[str]:
@@ -102,18 +127,35 @@ def shown_labels(text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[Found]:
-    """The metrics of a server with a lease and a waiter: their labels, and the values of these."""
-    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box1"}) as server:
+def server() -> Iterator[RunningServer]:
+    """One whose GPUs are leased, shared, out of service and held for a waiter."""
+    with RunningServer({"SIMULATED_GPUS": "4", "GPU_POOL_NODE": "box1", "REFRESH_INTERVAL": "4"}) as server:
+        assert server.ask("/admin/gpus/3/drain", "POST", body={"reason": "a fan"}).status == 200
         take(server, owner="ada")
-        queue(server, owner="bob")
-        metrics: dict[str, dict[str, set[str]]] = {}
-        for family in text_string_to_metric_families(server.ask("/metrics").body.decode()):
-            for sample in family.samples:
-                labels = metrics.setdefault(sample.name, {})
-                for name, value in sample.labels.items():
-                    labels.setdefault(name, set()).add(value)
-        yield metrics
+        take(server, owner="cleo", memory_mb=1000)
+        queue(server, owner="bob", gpus=3)
+        yield server
+
+
+def scrape(server: RunningServer) -> list[Metric]:
+    return list(text_string_to_metric_families(server.ask("/metrics").body.decode()))
+
+
+@pytest.fixture(scope="module")
+def families(server: RunningServer) -> list[Metric]:
+    return scrape(server)
+
+
+@pytest.fixture(scope="module")
+def found(families: list[Metric]) -> Found:
+    """Of each metric of the server its labels, and the values of these."""
+    metrics: dict[str, dict[str, set[str]]] = {}
+    for family in families:
+        for sample in family.samples:
+            labels = metrics.setdefault(sample.name, {})
+            for name, value in sample.labels.items():
+                labels.setdefault(name, set()).add(value)
+    return metrics
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +182,41 @@ def queries(dashboard: dict[str, Any]) -> list[tuple[str, str]]:
     return asked
 
 
+# --- the metrics -----------------------------------------------------------------------------------------------------
+
+
+def test_every_gpu_is_in_the_state_that_the_pool_shows(server: RunningServer) -> None:
+    def shown() -> dict[tuple[str, str, str], str]:
+        return {(gpu["node"], str(gpu["gpu_id"]), gpu["uuid"]): gpu["state"] for gpu in server.json("/pool")["gpus"]}
+
+    def scraped() -> tuple[list[Sample], dict[tuple[str, str, str], str]] | None:
+        """With what was shown before and after, where that was the same: one that is being written is unknown."""
+        before, families, after = shown(), scrape(server), shown()
+        samples = next(family.samples for family in families if family.name == "gpupool_gpu_state")
+        return (samples, after) if before == after and "unknown" not in after.values() else None
+
+    samples, there = eventually(scraped, "a quiet moment")
+    states: dict[tuple[str, str, str], dict[str, float]] = {}
+    for sample in samples:
+        place = (sample.labels["node"], sample.labels["gpu"], sample.labels["uuid"])
+        states.setdefault(place, {})[sample.labels["state"]] = sample.value
+    assert states == {place: {each: float(each == state) for each in STATES} for place, state in there.items()}
+    assert sorted(there.values()) == ["held", "leased", "out_of_service", "shared"]
+
+
+def test_the_states_are_those_that_are_described() -> None:
+    text = (ROOT / "docs/SERVER.md").read_text(encoding="utf-8")
+    assert {state for state in STATES if f"`{state}`" not in text} == set()
+    assert set(STATES) == {
+        *("free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "held")
+    }
+
+
+def test_from_when_a_reading_is_stale(families: list[Metric]) -> None:
+    samples = next(family.samples for family in families if family.name == "gpupool_reading_stale_after_seconds")
+    assert [sample.value for sample in samples] == [12.0]
+
+
 # --- the names -------------------------------------------------------------------------------------------------------
 
 
@@ -162,12 +239,15 @@ def test_every_metric_of_the_server_is_on_the_dashboard(dashboard: dict[str, Any
     ("expression", "shown", "wrong"),
     [
         ("sum(gpupool_leases_gone)", "", ["gpupool_leases_gone"]),
-        ("gpupool_gpus > 0 and on (job) gpupool_gpu_count", "", ["gpupool_gpu_count"]),
+        ("gpupool_gpus > 0 or gpupool_gpu_count", "", ["gpupool_gpu_count"]),
+        ("gpupool_gpus > 0 and on (job) gpupool_gpu_count", "", ["gpupool_gpu_count", "job"]),
         ('gpupool_gpus{node=~"$node"}', "", ["gpupool_gpus{node}"]),
         ('increase(gpupool_leases_ended_total{reason=~"expired|crashed"}[5m])', "", ["reason=crashed"]),
         ("sum by (user) (gpupool_gpu_seconds_total)", "", ["user"]),
         ("gpupool_gpu_healthy and on (node) gpupool_leases_queued", "", ["node"]),
         ("sum by (owner) (gpupool_gpu_seconds_total)", "{{node}}", ["node"]),
+        ("gpupool_gpu_healthy unless on (job) sum by (instance) (gpupool_gpu_state)", "{{name}}", ["job"]),
+        ('gpupool_gpus and on (job) gpupool_gpu_state{state="idle"}', "{{node}}", ["state=idle", "node"]),
         ("gpupool_gpu_healthy == 0", "GPU {{ $labels.index }} of {{ $labels.node }}", ["index"]),
     ],
 )
@@ -239,13 +319,17 @@ def test_the_example_loads_the_alerts_under_the_name_they_expect(
 # --- what Prometheus itself says -------------------------------------------------------------------------------------
 
 
-def promtool(*arguments: str | Path) -> None:
-    """Have it look at files; what it complains of is an error."""
+def promtool(*arguments: str | Path, given: bytes = b"") -> None:
+    """Have it look at files, or at what it is given; what it complains of is an error."""
     command = shutil.which("promtool")
     if command is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
-    done = subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([command, *arguments], input=given, capture_output=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+def test_promtool_takes_the_metrics(server: RunningServer) -> None:
+    promtool("check", "metrics", given=server.ask("/metrics").body)
 
 
 def test_promtool_takes_the_example_and_its_alerts() -> None:

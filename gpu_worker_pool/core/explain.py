@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .eligibility import Eligible, Held, Leased, Verdict, judge
 from .gpu import Gpu, GpuKey
 from .lease import QueuedLease
+from .request import Wishes
 from .slot import GpuSlot
 from .state import PoolState
 
@@ -32,40 +33,68 @@ class Explanation:
     verdicts: tuple[GpuVerdict, ...]
     wants: str
 
+    @property
+    def head(self) -> str:
+        """Where he stands and what for."""
+        return f"Position {self.position} of {self.queue_length}, waiting for {self.wants}"
+
+    @property
+    def obstacles(self) -> str:
+        """What is the matter with the GPUs, in short."""
+        return "; ".join(_summary(self.verdicts)) if self.verdicts else "no GPU has been seen yet"
+
     def __str__(self) -> str:
-        head = f"Position {self.position} of {self.queue_length}, waiting for {self.wants}"
-        if not self.verdicts:
-            return f"{head}: no GPU has been seen yet"
-        return f"{head}: {'; '.join(_summary(self.verdicts))}"
+        return f"{self.head}: {self.obstacles}"
 
 
 def explain(state: PoolState, lease_id: str, now: float) -> Explanation | None:
     """Explain a waiting request; None where the lease does not wait."""
     lease = state.leases.get(lease_id)
-    if not isinstance(lease, QueuedLease):
-        return None
-    now = max(now, state.clock)
-    slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
-    return Explanation(
-        lease_id,
-        state.queue.position(lease),
-        len(state.queue),
-        tuple(
-            GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, _verdict(state, slot, lease, now))
-            for slot in slots
-        ),
-        str(lease.request.wishes),
-    )
+    return Explainer(state, now).explain(lease) if isinstance(lease, QueuedLease) else None
 
 
-def _verdict(state: PoolState, slot: GpuSlot, lease: QueuedLease, now: float) -> Verdict:
-    verdict = judge(state, slot, lease.request.wishes, now)
-    held_for = state.holds.get(slot.key)
-    if isinstance(verdict, Eligible) and held_for not in (None, lease.id):
+class Explainer:
+    """Explains many waiting requests, and judges the GPUs once for all that wish for the same. What is said of a GPU is
+    therefore as of when the first of them was explained; who is ahead in the line is as of now.
+    """
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._now = max(now, state.clock)
+        self._verdicts: dict[Wishes, tuple[GpuVerdict, ...]] = {}
+        self._texts: dict[Wishes, str] = {}
+
+    def explain(self, lease: QueuedLease) -> Explanation:
+        """All about this one."""
+        state, wishes = self._state, lease.request.wishes
+        verdicts = self._verdicts.get(wishes)
+        if verdicts is None:
+            slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
+            verdicts = self._verdicts[wishes] = tuple(
+                GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, judge(state, slot, wishes, self._now))
+                for slot in slots
+            )
+        if state.holds:
+            verdicts = tuple(_as_held(state, item, lease) for item in verdicts)
+        return Explanation(lease.id, state.queue.position(lease), len(state.queue), verdicts, str(wishes))
+
+    def reason(self, lease: QueuedLease) -> str:
+        """The same in one sentence."""
+        explanation, wishes = self.explain(lease), lease.request.wishes
+        if self._state.holds:
+            return str(explanation)
+        if wishes not in self._texts:
+            self._texts[wishes] = explanation.obstacles
+        return f"{explanation.head}: {self._texts[wishes]}"
+
+
+def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:
+    held_for = state.holds.get(item.key)
+    if isinstance(item.verdict, Eligible) and held_for not in (None, lease.id):
         other = state.queued(held_for)
         if other.order < lease.order:
-            return Held(other.id, str(other.request.holder))
-    return verdict
+            return GpuVerdict(item.key, item.gpu, Held(other.id, str(other.request.holder)))
+    return item
 
 
 def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:

@@ -102,11 +102,7 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     observed_mb = dict.fromkeys(slot.occupants, 0.0)
     asked_mb = {lease_id: occupant.asked_mb or 0.0 for lease_id, occupant in slot.occupants.items()}
     # Leases whose processes cannot all be weighed may own some of what nobody else accounts for.
-    unweighed = {
-        lease_id
-        for lease_id, occupant in slot.occupants.items()
-        if reading.processes is None or (occupant.process is None and lease_id not in slot.members)
-    }
+    unweighed = {lease_id for lease_id in slot.occupants if reading.processes is None or _is_unknown(slot, lease_id)}
     for process in reading.processes or ():
         owners = _owners(slot, process.id)
         if process.memory_mb is None:
@@ -157,6 +153,36 @@ def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -
     if not slot.occupants or processes is None:
         return False
     return all(_owners(slot, p.id) or p.name in ignored_processes for p in processes)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """Whose a process on a GPU is: the leases it belongs to, and whether it belongs to none. That is None where it cannot
+    be told, because of some lease there it is not known which processes are its.
+    """
+
+    lease_ids: tuple[str, ...]
+    is_outside: bool | None
+    is_ignored: bool
+
+
+def place_processes(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> list[tuple[GpuProcess, ProcessPlace]]:
+    """All processes that a GPU shows, each with whose it is; reckoned as `memory_use` reckons whose their memory is."""
+    processes = slot.reading.processes if slot.reading else None
+    if not processes:
+        return []
+    is_somebody_unknown = any(_is_unknown(slot, lease_id) for lease_id in slot.occupants)
+    found = []
+    for process in processes:
+        owners, is_ignored = tuple(_owners(slot, process.id)), process.name in ignored_processes
+        is_outside = None if is_somebody_unknown and not owners and not is_ignored else not owners
+        found.append((process, ProcessPlace(owners, is_outside, is_ignored)))
+    return found
+
+
+def _is_unknown(slot: GpuSlot, lease_id: str) -> bool:
+    """Whether nothing tells which processes are the lease's."""
+    return slot.occupants[lease_id].process is None and lease_id not in slot.members
 
 
 def _owners(slot: GpuSlot, process: ProcessId) -> list[str]:

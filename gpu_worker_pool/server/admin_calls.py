@@ -17,7 +17,7 @@ from .calls import Call, Reply, not_possible
 from .lease_calls import LeaseCalls
 from .lease_form import PRINTABLE, Form, check_lease_id, parse_form
 from .lease_view import ended_view, lease_view
-from .pool_view import gpu_views
+from .pool_view import slot_view
 from .problems import Refused
 from .snapshot import encode
 
@@ -123,9 +123,9 @@ class AdminCalls:
         raise Refused(404, f"There is no GPU {gpu[:80]!r} here; name it by its index or UUID as /pool shows it.")
 
     def _gpu(self, key: GpuKey) -> bytes:
-        views = gpu_views(self._driver)
+        slot = self._driver.state.slots.get(key)
         missing: dict[str, Any] = {"node": key.node, "uuid": key.uuid, "state": "unknown"}
-        return encode(next((view for view in views if view["uuid"] == key.uuid), missing))
+        return encode(slot_view(self._driver, slot) if slot is not None else missing)
 
     def _ignored(self) -> bytes:
         return encode({"ignored_processes": sorted(self._driver.state.ignored_processes)})

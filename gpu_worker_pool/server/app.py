@@ -28,11 +28,12 @@ from .admin_calls import AdminCalls
 from .authority import Authority
 from .descriptors import raise_limit
 from .docs_pages import add_docs_pages, assets_folder
-from .event_stream import EventStream
 from .lease_calls import LeaseCalls
-from .lease_docs import make_lease_docs
+from .lease_docs import make_lease_docs, make_page_docs
 from .logs import configure_logging_where_nobody_has
 from .machine import Machine
+from .page_calls import PageCalls
+from .page_data import PageData
 from .peer_calls import PeerCalls
 from .problems import install_problem_handlers
 from .sampler import Sampler
@@ -40,6 +41,7 @@ from .service_manager import notify, when_asked_to_stop
 from .settings import ServerSettings
 from .snapshot import Snapshot
 from .statistics import JSON, Statistics, make_router
+from .streams import Streams
 from .timeline_calls import TimelineCalls
 from .usage_calls import UsageCalls
 
@@ -57,7 +59,7 @@ class PoolApp(FastAPI):
         settings: ServerSettings,
         statistics: Statistics,
         leases: LeaseCalls,
-        events: EventStream,
+        events: Streams,
         **options: object,
     ) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -67,17 +69,13 @@ class PoolApp(FastAPI):
         self.tokens = leases.tokens
         self._leases = leases
         self._admin = AdminCalls(leases, prefix=settings.api_prefix, node=settings.gpu_pool_node)
-        self._history = [
-            kind(
-                leases.authority,
-                lambda: Accounts(journal_path(settings)),
-                prefix=settings.api_prefix,
-                node=settings.gpu_pool_node,
-            )
-            for kind in (UsageCalls, TimelineCalls)
-        ]
+        past = {"prefix": settings.api_prefix, "node": settings.gpu_pool_node}
+        usage = UsageCalls(leases.authority, lambda: Accounts(journal_path(settings)), **past)
+        timeline = TimelineCalls(leases.authority, lambda: Accounts(journal_path(settings)), **past)
         self.peers = PeerCalls(settings.gpu_pool_peers, own_id=leases.authority.id, prefix=settings.api_prefix)
-        self._found_by = [calls.find for calls in (leases, self._admin, *self._history, self.peers)]
+        self._found_by = [calls.find for calls in (leases, self._admin, usage, timeline, self.peers)]
+        data = PageData(settings, leases, usage, timeline, self.peers)
+        self.page = PageCalls(leases, data, prefix=settings.api_prefix)
         self._events = events
         self._events_path = f"{settings.api_prefix}/events"
         self.why_not_started: str | None = None
@@ -107,6 +105,8 @@ class PoolApp(FastAPI):
             answer = next(filter(None, (find(method, path) for find in self._found_by)), None)
             if answer is not None:
                 await self._leases.serve(answer, scope, receive, send)
+            elif self.page.is_mine(path):
+                await self.page.serve(scope, receive, send)
             else:
                 await super().__call__(scope, receive, send)
             return
@@ -172,12 +172,13 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
         node=node,
         is_open_to_pages=settings.enable_cors,
     )
-    events = EventStream(authority, is_open_to_pages=settings.enable_cors)
+    events = Streams(authority, is_open_to_pages=settings.enable_cors)
 
     def stop_waiting() -> None:
         """Nobody who waits for something may keep the server from stopping."""
         authority.driver.release_waiters()
         events.close()
+        app.page.stop()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -199,6 +200,7 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
             notify("STOPPING=1")
             watch.cancel()
             await app.peers.close()
+            await app.page.close()
         stop_waiting()
         authority.stop()
         sampler.stop()
@@ -222,6 +224,7 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
     install_problem_handlers(app)
     app.include_router(make_router(statistics), prefix=settings.api_prefix)
     app.include_router(make_lease_docs(), prefix=settings.api_prefix)
+    app.include_router(make_page_docs(), prefix=settings.api_prefix)
     add_docs_pages(
         app,
         prefix=settings.api_prefix,
@@ -247,7 +250,7 @@ def journal_path(settings: ServerSettings) -> Path:
     return folder / f"simulated-{node}.sqlite3"
 
 
-async def _tell_when_it_grows_stale(statistics: Statistics, events: EventStream) -> None:
+async def _tell_when_it_grows_stale(statistics: Statistics, events: Streams) -> None:
     """The thread that looks cannot say that it hangs; this one can. It also shows those who listen what was measured."""
     was_stale = False
     shown: Snapshot | None = None

@@ -1,31 +1,23 @@
-"""GET /events: what happens, as it happens (Server-Sent Events)."""
+"""GET /events: what happens, as it happens."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import islice
 from typing import Any
-
-from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.core import events as ev
 from gpu_worker_pool.core.gpu import GpuKey
 
-from .access import merge_headers
 from .authority import Authority
-from .calls import until_gone
 from .lease_view import lease_view
-from .problems import problem
+from .listener import HEARTBEAT_S, Listener
 from .snapshot import Snapshot, encode
 
 # So many events are kept for whoever comes back after his connection broke.
 KEPT = 1000
-MAX_STREAMS = 256
-# A comment this often keeps proxies from taking a quiet stream for a dead one.
-HEARTBEAT_S = 15.0
 # How long after the last listener left events are still put down for his return.
 RETURN_S = 60.0
 
@@ -35,20 +27,13 @@ class EventStream:
     share, so a slow one costs no memory; one who falls behind its beginning is told to start over.
     """
 
-    def __init__(self, authority: Authority, *, is_open_to_pages: bool) -> None:
+    def __init__(self, authority: Authority) -> None:
         self._authority = authority
         self._epoch = secrets.token_hex(4)
         self._kept: deque[bytes] = deque(maxlen=KEPT)
         self._count = 0
-        self._listeners: set[asyncio.Event] = set()
+        self._listeners: set[Listener] = set()
         self._wanted_until = float("-inf")
-        self._is_closed = False
-        self._headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
-            *([(b"access-control-allow-origin", b"*")] if is_open_to_pages else []),
-        ]
         authority.driver.listeners.append(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
@@ -84,56 +69,26 @@ class EventStream:
             self._put("readings", snapshot.summary)
             self._wake()
 
-    def close(self) -> None:
-        """End all streams."""
-        self._is_closed = True
-        self._wake()
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the client goes away or the server stops."""
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        if len(self._listeners) >= MAX_STREAMS:
-            detail = f"{MAX_STREAMS} streams are open already, and no more can be; poll /pool instead."
-            await problem(503, detail, {"Retry-After": "5"})(scope, receive, send)
-            return
-        cursor = self._cursor(merge_headers(scope["headers"]).get("last-event-id"))
-        news = asyncio.Event()
-        self._listeners.add(news)
-        gone = asyncio.ensure_future(until_gone(receive))
-        gone.add_done_callback(lambda _: news.set())
+    async def tell(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
+        """What to send to a listener, until he is gone."""
+        cursor = self._cursor(last_event_id)
+        self._listeners.add(listener)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             opening = b"retry: 1000\n: connected\n\n"
             if cursor is None:
                 # What happened before is not known here any more, or the server is another one.
                 opening += b"event: reset\ndata: {}\n\n"
                 cursor = self._count
-            await send({"type": "http.response.body", "body": opening, "more_body": True})
-            while not gone.done() and not self._is_closed:
+            yield opening
+            while not listener.is_over:
                 body, cursor = self._since(cursor)
-                if not body:
-                    body = await self._next(news)
                 if body:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-            if not gone.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    yield body
+                elif not await listener.wait(HEARTBEAT_S):
+                    yield b": still here\n\n"
         finally:
-            gone.cancel()
-            self._listeners.discard(news)
+            self._listeners.discard(listener)
             self._wanted_until = self._authority.driver.now() + RETURN_S
-
-    async def _next(self, news: asyncio.Event) -> bytes:
-        """Wait for something to send; a heartbeat where nothing comes."""
-        try:
-            async with asyncio.timeout(HEARTBEAT_S):
-                await news.wait()
-        except TimeoutError:
-            return b": still here\n\n"
-        news.clear()
-        return b""
 
     def _is_wanted(self) -> bool:
         return bool(self._listeners) or self._authority.driver.now() < self._wanted_until
@@ -158,8 +113,8 @@ class EventStream:
         self._kept.append(head + encode(data) + b"\n\n")
 
     def _wake(self) -> None:
-        for news in self._listeners:
-            news.set()
+        for listener in self._listeners:
+            listener.wake()
 
     def _since(self, cursor: int) -> tuple[bytes, int]:
         missing = self._count - cursor

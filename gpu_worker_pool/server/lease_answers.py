@@ -74,6 +74,17 @@ class RenewAnswer(BaseModel):
     lost: list[Lost]
 
 
+class PoolProcess(BaseModel):
+    """A process on a GPU, and whose it is. `is_outside` is null where it cannot be told whether it belongs to a lease."""
+
+    pid: int
+    name: str | None
+    used_mb: float | None
+    lease_ids: list[str]
+    is_outside: bool | None
+    is_ignored: bool
+
+
 class PoolGpu(BaseModel):
     """A GPU with its state in a word, and why."""
 
@@ -86,6 +97,7 @@ class PoolGpu(BaseModel):
     state: Literal["free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "held"]
     reason: str
     leases: list[str]
+    processes: list[PoolProcess] | None = None
 
 
 class Thresholds(BaseModel):

@@ -7,7 +7,7 @@ longer than the decision. The documentation lists them like all others (see leas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from math import isfinite
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.core import commands as cmd
 from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.explain import Explainer
 from gpu_worker_pool.core.lease import DrainingLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.ledger.clock import machine_mark
 from gpu_worker_pool.ledger.driver import NotWritten
@@ -27,17 +28,16 @@ from .authority import Authority, TooManyWaiting
 from .bodies import BodyError, ClientGone
 from .calls import Call, Reply, not_possible, until_gone
 from .lease_form import MAX_WAIT_S, BadForm, LeaseForm, RenewForm, check_lease_id, parse_form
-from .lease_view import ended_view, lease_view
+from .lease_view import brief_view, ended_view, lease_view
 from .machine import NoSuchProcess
-from .pool_view import gpu_views
+from .pool_view import slot_view, slots_in_order
 from .problems import Refused, problem
 from .snapshot import encode
+from .turns import Turns
 
 # While somebody waits on an open connection his lease is renewed for him, this often within its TTL.
 RENEWALS_PER_TTL = 3
 RETRY_AFTER = {"Retry-After": "1"}
-# A long list is made in parts of so many, so that nobody else waits for the whole of it.
-LEASES_AT_ONCE = 100
 
 
 class LeaseCalls:
@@ -88,7 +88,7 @@ class LeaseCalls:
         except ClientGone:
             return
         except (BadForm, Denied, BodyError, Refused, NoSuchProcess, NotWritten, TooManyWaiting) as error:
-            response = self._problem(error)
+            response = self.problem_of(error)
             response.raw_headers += headers[1:]  # all but the type
             await response(scope, receive, send)
         else:
@@ -101,7 +101,8 @@ class LeaseCalls:
             )
             await send({"type": "http.response.body", "body": body})
 
-    def _problem(self, error: Exception) -> Response:
+    def problem_of(self, error: Exception) -> Response:
+        """What is answered where a call ends like this."""
         match error:
             case BadForm():
                 return problem(error.status, error.detail)
@@ -210,21 +211,33 @@ class LeaseCalls:
         if not self.authority.driver.is_open:
             raise NotWritten(self.authority.trouble)
         await self.authority.driver.caught_up()
-        leases = await self._live(self.authority.driver.state.leases)
+        leases = [view async for _, view in self._live(self.authority.driver.state.leases, Turns())]
         return 200, b'{"node":%b,"leases":[%b]}' % (encode(self._node), b",".join(leases))
 
     async def show_pool(self, call: Call) -> Reply:
         """GET /pool: the node at a glance. `queue` bounds how many of those who wait are shown."""
+        return 200, await self.pool(call.number("queue", len(self.authority.driver.state.queue)))
+
+    # --- parts of them ---------------------------------------------------------------------------------------------
+
+    async def pool(self, most_queued: int) -> bytes:
+        """The node at a glance, with so many of those who wait; others have their turn while it is made."""
         driver, sampler = self.authority.driver, self.authority.sampler
         await driver.caught_up()
-        state = driver.state
-        queue = await self._live(islice(state.queue, call.number("queue", len(state.queue))))
-        leases = await self._live(id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
+        state, turns = driver.state, Turns()
+        others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
+        queue: list[bytes] = []
+        leases: list[bytes] = []
+        async for lease, view in self._live([*islice(state.queue, most_queued), *others], turns):
+            # By what it is now: each is in one of them, whatever happens while others have their turn.
+            (queue if isinstance(lease, QueuedLease) else leases).append(view)
+        gpus = []
+        for slot in slots_in_order(state):
+            gpus.append(encode(slot_view(driver, slot)))
+            await turns.pass_on()
         thresholds = state.settings.thresholds
         rest = encode(
             {
-                "node": self._node,
-                "gpus": gpu_views(driver),
                 "thresholds": {
                     "memory_percent": thresholds.memory_percent,
                     "utilization_percent": thresholds.utilization_percent,
@@ -240,9 +253,8 @@ class LeaseCalls:
                 "source": sampler.snapshot.source,
             }
         )
-        return 200, b'%b,"leases":[%b],"queue":[%b]}' % (rest[:-1], b",".join(leases), b",".join(queue))
-
-    # --- parts of them ---------------------------------------------------------------------------------------------
+        parts = (encode(self._node), b",".join(gpus), rest[1:-1], b",".join(leases), b",".join(queue))
+        return b'{"node":%b,"gpus":[%b],%b,"leases":[%b],"queue":[%b]}' % parts
 
     def _refuse(self, lease_id: str, events: list[ev.Event]) -> None:
         for event in events:
@@ -301,17 +313,15 @@ class LeaseCalls:
             if renews:
                 await driver.do(cmd.Renew((lease.id,)))
 
-    async def _live(self, lease_ids: Iterable[str]) -> list[bytes]:
-        """These leases in short, those left out that are not written; others have their turn in between."""
+    async def _live(self, lease_ids: Iterable[str], turns: Turns) -> AsyncIterator[tuple[Lease, bytes]]:
+        """These leases in short, those left out that are not written."""
         driver = self.authority.driver
-        found: list[bytes] = []
-        for number, lease_id in enumerate(list(lease_ids)):
-            if number % LEASES_AT_ONCE == LEASES_AT_ONCE - 1:
-                await asyncio.sleep(0)
+        explainer = Explainer(driver.state, driver.now())
+        for lease_id in list(lease_ids):
+            await turns.pass_on()
             lease = driver.state.leases.get(lease_id)
             if lease is not None and driver.is_written(lease_id):
-                found.append(encode(lease_view(driver.state, lease, driver.now(), is_brief=True)))
-        return found
+                yield lease, encode(brief_view(driver.state, lease, driver.now(), explainer))
 
     def _encode(self, lease: Lease, *, by_uuid: bool) -> bytes:
         driver = self.authority.driver

@@ -25,6 +25,7 @@ from .lease_answers import (
 )
 from .lease_form import MAX_WAIT_S, LeaseForm, LeaseId, RenewForm
 from .problems import Problem
+from .streams import FEWEST_PACE_S, MOST_PACE_S
 from .timeline_calls import DEFAULT_HOURS, FEWEST_HOURS, MOST_HOURS
 
 LeaseIdInPath = Annotated[LeaseId, Path()]
@@ -38,6 +39,14 @@ Since = Annotated[
 ]
 Until = Annotated[str | None, Query(description="To before when, likewise. Now.")]
 Hours = Annotated[float, Query(ge=FEWEST_HOURS, le=MOST_HOURS, description="How far back from now.")]
+Pace = Annotated[
+    float | None,
+    Query(
+        ge=FEWEST_PACE_S,
+        le=MOST_PACE_S,
+        description="Only that something happened (`changed`), and at most once in so many seconds.",
+    ),
+]
 Devices = Annotated[str, Query(pattern="^(index|uuid)$", description="How `env` names the GPUs.")]
 
 _WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
@@ -52,7 +61,8 @@ async def _pool(queue: Shown = None) -> None: ...
 async def _usage(since: Since = None, until: Until = None) -> None: ...
 async def _timeline(hours: Hours = DEFAULT_HOURS) -> None: ...
 async def _peers() -> None: ...
-async def _events() -> None: ...
+async def _events(pace_s: Pace = None) -> None: ...
+async def _page() -> None: ...
 async def _revoke(lease_id: LeaseIdInPath) -> None: ...
 async def _drain(gpu: str, form: DrainForm | None = None) -> None: ...
 async def _undrain(gpu: str) -> None: ...
@@ -80,7 +90,7 @@ def make_lease_docs() -> APIRouter:
         methods=["GET"],
         summary="What happens, as Server-Sent Events",
         response_class=Response,
-        responses={200: {"content": {"text/event-stream": {}}}, 503: {"model": Problem}},
+        responses={200: {"content": {"text/event-stream": {}}}, 422: {"model": Problem}, 503: {"model": Problem}},
     )
     _list(admin, "POST", "/admin/leases/{lease_id}/revoke", _revoke, Lease, "Take a lease away", (*_WRITING, 404))
     _list(admin, "POST", "/admin/gpus/{gpu}/drain", _drain, PoolGpu, "Take a GPU out of service", (*_WRITING, 404))
@@ -89,6 +99,13 @@ def make_lease_docs() -> APIRouter:
     _list(admin, "PUT", path, _ignore, IgnoredProcesses, "Leave processes of this name out", _WRITING)
     _list(admin, "DELETE", path, _count, IgnoredProcesses, "Count processes of this name again", _WRITING)
     router.include_router(admin)
+    return router
+
+
+def make_page_docs() -> APIRouter:
+    """The page, which is no part of the OpenAPI document, but can be found among the routes."""
+    router = APIRouter(include_in_schema=False)
+    router.add_api_route("/ui", _page, methods=["GET"])
     return router
 
 

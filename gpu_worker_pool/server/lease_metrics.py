@@ -15,6 +15,7 @@ from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, E
 from gpu_worker_pool.core.slot import memory_use
 
 from .authority import Authority
+from .pool_view import STATES, gpu_states
 
 MB = 1024 * 1024
 NOBODY = ""
@@ -66,6 +67,12 @@ class LeaseMetrics(Collector):
         yield GaugeMetricFamily(
             "gpupool_can_grant", "1 where the journal can be written.", float(self._driver.trouble is None)
         )
+        yield GaugeMetricFamily(
+            "gpupool_reading_stale_after_seconds",
+            "Age from which a reading is too old to grant by.",
+            state.settings.stale_after_s,
+        )
+        yield self._gpu_states()
         outside = GaugeMetricFamily(
             "gpupool_gpu_memory_outside_bytes",
             "Memory in use that belongs to no lease.",
@@ -81,6 +88,20 @@ class LeaseMetrics(Collector):
         for owner, total_s in self._gpu_seconds_now().items():
             seconds.add_metric([owner], total_s)
         yield seconds
+
+    def _gpu_states(self) -> GaugeMetricFamily:
+        """Nine samples a GPU, so that a sum over them counts GPUs; a state that is left goes to 0, it does not vanish."""
+        family = GaugeMetricFamily(
+            "gpupool_gpu_state",
+            "1 for the state the GPU is in, as in /pool; 0 for the others.",
+            labels=["node", "gpu", "uuid", "state"],
+        )
+        for slot, state_now in gpu_states(self._driver):
+            # A GPU of which only the lease is known (it was not seen since the start) has no number.
+            gpu = str(slot.reading.gpu.index) if slot.reading else ""
+            for state in STATES:
+                family.add_metric([slot.key.node, gpu, slot.key.uuid, state], float(state == state_now))
+        return family
 
     def _gpu_seconds_now(self) -> dict[str, float]:
         """What has ended, and what is held until now; so the sum only grows."""

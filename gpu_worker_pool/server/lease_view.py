@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpu_worker_pool.core.eligibility import Obstacle, Verdict, judge
-from gpu_worker_pool.core.explain import Explanation, explain
+from gpu_worker_pool.core.explain import Explainer, Explanation, explain
 from gpu_worker_pool.core.gpu import GpuKey
 from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.request import Wishes
@@ -17,33 +17,39 @@ MIG_PREFIX = "MIG-"
 MOST_EXPLAINED = 100
 
 
-def lease_view(
-    state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False, is_brief: bool = False
-) -> dict[str, Any]:
-    """The lease in JSON's terms. `by_uuid`: name the GPUs by UUID in `env` instead of by index. `is_brief`: as one of
-    many, so that what stands between a waiting one and each GPU is left out, and far back in the line also why.
+def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer) -> dict[str, Any]:
+    """The lease as one of many: what stands between a waiting one and each GPU is left out, and far back in the line
+    also why.
     """
+    if not isinstance(lease, QueuedLease):
+        return lease_view(state, lease, now)
+    position = state.queue.position(lease)
+    if position <= MOST_EXPLAINED:
+        reason = explainer.reason(lease)
+    else:
+        reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
+    return {
+        **_common(lease, "queued", reason=reason, requested_at=lease.requested_at),
+        "position": position,
+        "expires_in_s": _left_s(state, lease.id, now),
+    }
+
+
+def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> dict[str, Any]:
+    """The lease in JSON's terms. `by_uuid`: name the GPUs by UUID in `env` instead of by index."""
     match lease:
-        case QueuedLease() if is_brief and state.queue.position(lease) > MOST_EXPLAINED:
-            position = state.queue.position(lease)
-            reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
-            return {
-                **_common(lease, "queued", reason=reason, requested_at=lease.requested_at),
-                "position": position,
-                "expires_in_s": _left_s(state, lease.id, now),
-            }
         case QueuedLease():
             explanation = explain(state, lease.id, now)
             return {
                 **_common(lease, "queued", reason=str(explanation), requested_at=lease.requested_at),
                 "position": explanation.position if explanation else None,
                 "expires_in_s": _left_s(state, lease.id, now),
-                **({} if is_brief else {"obstacles": _obstacles(explanation)}),
+                "obstacles": _obstacles(explanation),
             }
         case ActiveLease():
             return {
                 **_common(lease, "active", reason=None, requested_at=lease.requested_at),
-                "gpus": [_gpu(state, key) for key in lease.gpus],
+                "gpus": [gpu_view(state, key) for key in lease.gpus],
                 "fence": lease.fence,
                 "granted_at": iso_time(lease.granted_at),
                 "expires_in_s": _left_s(state, lease.id, now),
@@ -54,7 +60,7 @@ def lease_view(
                 **ended_view(state, lease.ended),
                 "state": "draining",
                 "reason": _why_draining(state, lease, now),
-                "draining_gpus": [_gpu(state, key) for key in lease.gpus],
+                "draining_gpus": [gpu_view(state, key) for key in lease.gpus],
             }
         case EndedLease():
             return ended_view(state, lease)
@@ -64,7 +70,7 @@ def ended_view(state: PoolState, lease: EndedLease) -> dict[str, Any]:
     """The lease as it ended, whatever its processes still do."""
     return {
         **_common(lease, "ended", reason=str(lease.reason), requested_at=lease.requested_at),
-        "gpus": [_gpu(state, key) for key in lease.gpus],
+        "gpus": [gpu_view(state, key) for key in lease.gpus],
         "fence": lease.fence,
         "granted_at": iso_time(lease.granted_at),
         "ended_at": iso_time(lease.ended_at),
@@ -80,6 +86,19 @@ def iso_time(wall_s: float | None) -> str | None:
         return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
         return None  # the wall clock was far off when this was written; nothing depends on it
+
+
+def gpu_view(state: PoolState, key: GpuKey) -> dict[str, Any]:
+    """Which GPU, as a lease names it."""
+    slot = state.slots.get(key)
+    gpu = slot.reading.gpu if slot and slot.reading else None
+    # Until it has been looked at after a restart, all that is known of a GPU is its key.
+    return {
+        "node": key.node,
+        "gpu_id": gpu.index if gpu else None,
+        "uuid": key.uuid,
+        "name": gpu.name if gpu else None,
+    }
 
 
 def verdict_view(verdict: Verdict) -> dict[str, Any]:
@@ -120,21 +139,9 @@ def _wishes(wishes: Wishes) -> dict[str, Any]:
     return {item.name: getattr(wishes, item.name) for item in fields(wishes)}
 
 
-def _gpu(state: PoolState, key: GpuKey) -> dict[str, Any]:
-    slot = state.slots.get(key)
-    gpu = slot.reading.gpu if slot and slot.reading else None
-    # Until it has been looked at after a restart, all that is known of a GPU is its key.
-    return {
-        "node": key.node,
-        "gpu_id": gpu.index if gpu else None,
-        "uuid": key.uuid,
-        "name": gpu.name if gpu else None,
-    }
-
-
 def _env(state: PoolState, keys: tuple[GpuKey, ...], *, by_uuid: bool) -> dict[str, str]:
     """What to put into the environment of a process that is to see these GPUs and no others."""
-    gpus = [_gpu(state, key) for key in keys]
+    gpus = [gpu_view(state, key) for key in keys]
     by_uuid = by_uuid or any(gpu["gpu_id"] is None or gpu["uuid"].startswith(MIG_PREFIX) for gpu in gpus)
     devices = [
         gpu["uuid"] if by_uuid else str(gpu["gpu_id"]) for gpu in sorted(gpus, key=lambda gpu: gpu["gpu_id"] or 0)

@@ -26,6 +26,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class WithoutThePage(logging.Filter):
+    """Leaves out of the access log that an open page looks anew, each second and all day long; what went wrong stays in."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._path = f"{prefix}/ui/data/"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        match record.args:
+            case (_, "GET", str(path), _, 200):
+                return not path.startswith(self._path)
+        return True
+
+
 def make_formatter(log_format: str) -> logging.Formatter:
     """A formatter for LOG_FORMAT; one that is no good is replaced by the default, and said so."""
     if log_format.strip().lower() == "json":
@@ -41,6 +56,7 @@ def make_formatter(log_format: str) -> logging.Formatter:
 
 def configure_logging_where_nobody_has(settings: ServerSettings) -> None:
     """For an application that somebody else's uvicorn runs: its own logs as set, uvicorn's left as they are."""
+    logging.getLogger("uvicorn.access").addFilter(WithoutThePage(settings.api_prefix))
     if not logging.getLogger("uvicorn").handlers:
         configure_logging(settings)
     elif not logging.getLogger("gpu_worker_pool").hasHandlers():

@@ -40,10 +40,19 @@ class PeerCalls:
     async def show(self, call: Call) -> Reply:
         """GET /peers: what each of them said last. Nothing of the call is passed on to them."""
         call.query()
+        return 200, await self.peers()
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether this server is told of any."""
+        return self._peers is not None
+
+    async def peers(self) -> bytes:
+        """What each of them said last; they are asked from now on, while somebody looks."""
         if self._peers is None:
-            return 200, b'{"peers":[]}'
+            return b'{"peers":[]}'
         await self._peers.look()
-        return 200, self._peers.encode()
+        return self._peers.encode()
 
     async def close(self) -> None:
         """Ask nobody any more."""

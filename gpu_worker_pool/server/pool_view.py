@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from gpu_worker_pool.core.eligibility import (
@@ -20,7 +21,7 @@ from gpu_worker_pool.core.eligibility import (
     judge,
 )
 from gpu_worker_pool.core.request import Wishes
-from gpu_worker_pool.core.slot import GpuSlot, memory_use
+from gpu_worker_pool.core.slot import GpuSlot, memory_use, place_processes
 from gpu_worker_pool.core.state import PoolState
 from gpu_worker_pool.ledger.driver import Driver
 
@@ -40,38 +41,65 @@ _STATES: dict[type[Verdict], str] = {
     OverUtilization: "busy",
     Held: "held",
 }
+STATES = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
 
 
-def gpu_views(driver: Driver) -> list[dict[str, Any]]:
-    """All GPUs, by node and index. What is not written is not shown: such a GPU's state is unknown until it is."""
-    now, views = driver.now(), []
-    for slot in sorted(driver.state.slots.values(), key=_place):
-        view = _gpu(driver.state, slot, now)
-        if not driver.is_open:
-            view |= {"state": "unknown", "reason": f"its leases are not known: {driver.trouble}"}
-        elif not all(map(driver.is_written, slot.occupants)):
-            written = [lease_id for lease_id in slot.occupants if driver.is_written(lease_id)]
-            view |= {"state": "unknown", "reason": "what happens to it is being written down", "leases": written}
-        views.append(view)
-    return views
+def slots_in_order(state: PoolState) -> list[GpuSlot]:
+    """All GPUs, by node and index."""
+    return sorted(state.slots.values(), key=_place)
 
 
-def _gpu(state: PoolState, slot: GpuSlot, now: float) -> dict[str, Any]:
+def gpu_states(driver: Driver) -> Iterator[tuple[GpuSlot, str]]:
+    """All GPUs with their state in a word, and nothing else of them."""
+    now = driver.now()
+    for slot in list(driver.state.slots.values()):
+        is_known = _why_unknown(driver, slot) is None
+        yield slot, _word(slot, _verdict(driver.state, slot, now)) if is_known else "unknown"
+
+
+def slot_view(driver: Driver, slot: GpuSlot) -> dict[str, Any]:
+    """One GPU. What is not written is not shown: its state is unknown until it is."""
+    view = _gpu(driver.state, slot, driver.now())
+    why = _why_unknown(driver, slot)
+    if why is not None:
+        view |= {"state": "unknown", "reason": why}
+        if driver.is_open:
+            view["leases"] = [lease_id for lease_id in slot.occupants if driver.is_written(lease_id)]
+    return view
+
+
+def _why_unknown(driver: Driver, slot: GpuSlot) -> str | None:
+    if not driver.is_open:
+        return f"its leases are not known: {driver.trouble}"
+    if not all(map(driver.is_written, slot.occupants)):
+        return "what happens to it is being written down"
+    return None
+
+
+def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
+    """What an ordinary request would meet."""
     verdict = judge(state, slot, ORDINARY, now)
     held_for = state.holds.get(slot.key)
     if isinstance(verdict, Eligible) and held_for is not None:
-        verdict = Held(held_for, str(state.queued(held_for).request.holder))
-    reading, use = slot.reading, memory_use(slot, state.ignored_processes)
+        return Held(held_for, str(state.queued(held_for).request.holder))
+    return verdict
+
+
+def _word(slot: GpuSlot, verdict: Verdict) -> str:
     word = _STATES.get(type(verdict), "unknown")
-    if word == "leased" and slot.is_shared:
-        word = "shared"
+    return "shared" if word == "leased" and slot.is_shared else word
+
+
+def _gpu(state: PoolState, slot: GpuSlot, now: float) -> dict[str, Any]:
+    verdict = _verdict(state, slot, now)
+    reading, use = slot.reading, memory_use(slot, state.ignored_processes)
     return {
         "node": slot.key.node,
         "gpu_id": reading.gpu.index if reading else None,
         "uuid": slot.key.uuid,
         "name": reading.gpu.name if reading else None,
-        "state": word,
+        "state": _word(slot, verdict),
         "reason": str(verdict),
         "verdict": verdict_view(verdict),
         "leases": list(slot.occupants),
@@ -86,7 +114,15 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> dict[str, Any]:
         "processes": None
         if reading is None or reading.processes is None
         else [
-            {"pid": process.id.pid, "name": process.name, "used_mb": process.memory_mb} for process in reading.processes
+            {
+                "pid": process.id.pid,
+                "name": process.name,
+                "used_mb": process.memory_mb,
+                "lease_ids": list(place.lease_ids),
+                "is_outside": place.is_outside,
+                "is_ignored": place.is_ignored,
+            }
+            for process, place in place_processes(slot, state.ignored_processes)
         ],
     }
 

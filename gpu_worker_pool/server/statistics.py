@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from . import answers
 from .authority import Authority
 from .lease_metrics import LeaseMetrics
 from .metrics import make_registry, render
+from .page_calls import wants_page
 from .problems import Problem, problem
+from .readings_history import encode_readings
 from .sampler import Sampler
 from .settings import ServerSettings
 from .snapshot import Snapshot, encode
@@ -23,6 +26,7 @@ JSON = "application/json"
 
 ENDPOINTS = {
     "/": "This help message",
+    "/ui": "The page: see the pool in a browser",
     "/gpu/stats": "Get detailed GPU statistics",
     "/gpu/count": "Get number of installed GPUs",
     "/gpu/summary": "Get summary of GPU usage",
@@ -56,6 +60,9 @@ class Statistics:
         self.authority = authority
         self._registry = make_registry(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
         LeaseMetrics(authority, self._registry)
+        self._encoding = asyncio.Lock()
+        self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
+        self._history_body = b""
 
     def snapshot(self) -> Snapshot:
         """The latest snapshot; one that has grown old says so."""
@@ -85,34 +92,17 @@ class Statistics:
         """/gpu/summary."""
         return self.snapshot().summary_body
 
-    def history(self) -> bytes:
-        """/gpu/history: the ring of the last readings, turned around to be by GPU."""
-        snapshots = list(self.sampler.history)
-        by_gpu: dict[str, dict[str, Any]] = {}
-        for snapshot in snapshots:
-            for reading, shown in zip(snapshot.readings, snapshot.stats["gpus"], strict=True):
-                item = by_gpu.setdefault(
-                    reading.gpu.key.uuid,
-                    {"gpu_id": shown["gpu_id"], "uuid": shown["uuid"], "name": shown["name"], "readings": []},
-                )
-                item["readings"].append(
-                    {
-                        "timestamp": snapshot.timestamp,
-                        "memory_usage_percent": shown["memory"]["usage_percent"],
-                        "utilization_percent": shown["utilization_percent"],
-                        "temperature_c": shown["temperature_c"],
-                        "power_draw_w": shown["power"]["draw_w"],
-                    }
-                )
-        latest = self.sampler.snapshot
-        return encode(
-            {
-                "max_history": self.settings.max_history,
-                "gpus": sorted(by_gpu.values(), key=lambda item: item["gpu_id"]),
-                "timestamp": latest.timestamp,
-                "source": latest.source,
-            }
-        )
+    async def history(self) -> bytes:
+        """/gpu/history: the ring of the last readings by GPU, encoded once for all who ask before the next look."""
+        async with self._encoding:
+            latest, snapshots = self.sampler.snapshot, list(self.sampler.history)
+            # A look is shown a moment before it is in the ring.
+            made_of = (latest, snapshots[-1] if snapshots else None)
+            if self._history_of != made_of:
+                max_history = self.settings.max_history
+                self._history_body = await asyncio.to_thread(encode_readings, snapshots, latest, max_history)
+                self._history_of = made_of
+            return self._history_body
 
     def health(self) -> bytes:
         """/health."""
@@ -187,16 +177,30 @@ def make_router(statistics: Statistics) -> APIRouter:
     """The calls as FastAPI documents them."""
     router = APIRouter()
     calls: tuple[tuple[str, Any, type[Any], str], ...] = (
-        ("/", statistics.home, answers.Home, "What there is"),
         ("/gpu/stats", statistics.stats, answers.GpuStatistics, "All GPUs in detail"),
         ("/gpu/count", statistics.count, answers.GpuCount, "How many GPUs"),
         ("/gpu/summary", statistics.summary, answers.GpuSummary, "All GPUs in short"),
-        ("/gpu/history", statistics.history, answers.GpuHistory, "The last readings of each GPU"),
         ("/health", statistics.health, answers.Health, "Whether all is well"),
         ("/config", statistics.config, answers.Configuration, "The settings in force"),
     )
     for path, body, model, summary in calls:
         router.add_api_route(path, _serve(body), summary=summary, response_model=model, methods=["GET"])
+
+    @router.get(
+        "/",
+        summary="What there is",
+        response_model=answers.Home,
+        responses={307: {"description": "To the page, for a browser"}},
+    )
+    async def home(request: Request) -> Response:
+        vary = {"Vary": "Accept"}
+        if wants_page(", ".join(request.headers.getlist("accept"))):
+            return Response(status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={**vary, "Location": "ui"})
+        return Response(statistics.home(), media_type=JSON, headers=vary)
+
+    @router.get("/gpu/history", summary="The last readings of each GPU", response_model=answers.GpuHistory)
+    async def history() -> Response:
+        return Response(await statistics.history(), media_type=JSON)
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def metrics() -> Response:

@@ -16,6 +16,7 @@ from .history_calls import HistoryCalls
 from .lease_view import iso_time
 from .problems import Refused
 from .snapshot import encode
+from .turns import Pauses
 
 DEFAULT_HOURS = 6.0
 FEWEST_HOURS = 0.1
@@ -39,7 +40,11 @@ class TimelineCalls(HistoryCalls):
 
     async def show(self, call: Call) -> Reply:
         """GET /timeline: the spans of time that leases held GPUs, by GPU."""
-        span_s = _hours(call.query("hours")) * 3600
+        return 200, await self.timeline(_hours(call.query("hours")))
+
+    async def timeline(self, hours: float) -> bytes:
+        """The spans of the last hours."""
+        span_s = hours * 3600
         self.check_is_well()
         gpus = _gpus(self.authority.driver.state.slots.values())
 
@@ -58,30 +63,36 @@ class TimelineCalls(HistoryCalls):
             timeline, complete_since = accounts.trace(begin, but_for=live)
             return self._encode(timeline, complete_since, gpus)
 
-        return 200, await self.read(trace)
+        return await self.read(trace)
 
     def _encode(self, timeline: Timeline, complete_since: float | None, gpus: Sequence[ShownGpu]) -> bytes:
         known = {gpu.uuid for gpu in gpus}
         gone = [ShownGpu(uuid, None, None) for uuid in sorted(timeline.by_gpu.keys() - known)]
-        return encode(
+        pauses = Pauses()
+        shown = []
+        for gpu in (*gpus, *gone):
+            spans = []
+            for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=_start):
+                spans.append(encode(_view(span)))
+                pauses.pass_on()
+            shown.append(b'%b,"spans":[%b]}' % (encode(gpu._asdict())[:-1], b",".join(spans)))
+        head = encode(
             {
                 "node": self.node,
                 "since": iso_time(timeline.since),
                 "until": iso_time(timeline.now),
                 "complete_since": iso_time(complete_since),
-                "gpus": [
-                    {
-                        **gpu._asdict(),
-                        "spans": [_view(span) for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=_start)],
-                    }
-                    for gpu in (*gpus, *gone)
-                ],
+            }
+        )
+        rest = encode(
+            {
                 "is_cut": timeline.is_cut,
                 "unknown_leases": timeline.unknown_leases,
                 "server_id": self.authority.id,
                 "source": self.authority.sampler.snapshot.source,
             }
         )
+        return b'%b,"gpus":[%b],%b' % (head[:-1], b",".join(shown), rest[1:])
 
 
 def _gpus(slots: Iterable[GpuSlot]) -> list[ShownGpu]:

@@ -35,10 +35,19 @@ class UsageCalls(HistoryCalls):
         """GET /usage: what the leases of a span come to, by owner."""
         query = call.query("since", "until")
         self.check_is_well()  # before the journal is open not even the time is known
+        return 200, await self.usage(_time(query, "since"), _time(query, "until"))
+
+    async def usage_today(self) -> bytes:
+        """The same since the last midnight of this machine's own time zone."""
+        self.check_is_well()
         now = self.now()
-        until = _time(query, "until")
+        midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
+        return await self.usage(min(midnight.timestamp(), now - 1.0), None)
+
+    async def usage(self, since: float | None, until: float | None) -> bytes:
+        """What the leases come to from a time on, and before another; None for the last day, and for now."""
+        now = self.now()
         end = now if until is None else min(until, now)
-        since = _time(query, "since")
         since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
         if since >= end:
             raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, where the span ends.")
@@ -50,7 +59,7 @@ class UsageCalls(HistoryCalls):
                 reckoning.count(lease)
             return self._encode(reckoning, complete_since)
 
-        return 200, await self.read(reckon)
+        return await self.read(reckon)
 
     def _encode(self, reckoning: Reckoning, complete_since: float | None) -> bytes:
         shown = nsmallest(MOST_OWNERS, reckoning.by_owner.items(), key=_place)

@@ -27,6 +27,7 @@ from .leasing import (
     queue,
     queued,
     release,
+    release_all,
     renew,
     take,
 )
@@ -38,6 +39,23 @@ def content(server: RunningServer) -> tuple[list[dict[str, Any]], list[dict[str,
     pool = server.json("/pool")
     leases, queue = ([{**lease, "expires_in_s": None} for lease in pool[key]] for key in ("leases", "queue"))
     return leases, queue
+
+
+@pytest.fixture(scope="module")
+def with_one_gpu() -> Iterator[RunningServer]:
+    """It writes no log while its disk is full."""
+    with RunningServer({"SIMULATED_GPUS": "1", "LOG_LEVEL": "error"}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(with_one_gpu: RunningServer) -> Iterator[RunningServer]:
+    """For tests that restart it or fill its disk, and leave it as it was."""
+    yield with_one_gpu
+    if with_one_gpu.process is None or with_one_gpu.process.poll() is not None:
+        with_one_gpu.start()  # the test failed half-way
+    eventually(lambda: with_one_gpu.json("/pool")["can_grant"], "it can write again")
+    release_all(with_one_gpu)
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
@@ -72,21 +90,20 @@ def test_after_kill_9_everything_is_as_before() -> None:
         assert queued(server) == [first, second]
 
 
-def test_after_a_restart_everybody_has_the_full_ttl() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
-        take(server, "holder", ttl_s=4)
-        queue(server, "waiter", ttl_s=4)
+def test_after_a_restart_everybody_has_the_full_ttl(server: RunningServer) -> None:
+    take(server, "holder", ttl_s=4)
+    queue(server, "waiter", ttl_s=4)
 
-        def left_s() -> dict[str, float]:
-            return {lease["id"]: lease["expires_in_s"] for lease in server.json("/leases")["leases"]}
+    def left_s() -> dict[str, float]:
+        return {lease["id"]: lease["expires_in_s"] for lease in server.json("/leases")["leases"]}
 
-        before = eventually(lambda: max(left_s().values()) < 3 and left_s(), "a second of it is over")
-        assert isinstance(before, dict)
-        server.restart()
-        after = left_s()
-        assert after.keys() == {"holder", "waiter"}
-        assert all(after[lease] > before[lease] for lease in after)
-        assert all(3 < left <= 4 for left in after.values())
+    before = eventually(lambda: max(left_s().values()) < 3 and left_s(), "a second of it is over")
+    assert isinstance(before, dict)
+    server.restart()
+    after = left_s()
+    assert after.keys() == {"holder", "waiter"}
+    assert all(after[lease] > before[lease] for lease in after)
+    assert all(3 < left <= 4 for left in after.values())
 
 
 def test_who_died_while_the_server_was_down_has_nothing_after_it() -> None:
@@ -115,21 +132,20 @@ def test_who_died_while_the_server_was_down_has_nothing_after_it() -> None:
             assert poll.answer().json["state"] == "active", "who lived on is still watched"
 
 
-def test_two_servers_on_one_state_are_one_too_many() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
-        lease = take(server)["id"]
-        env = {**server.env, "PORT": str(free_port())}
-        second = subprocess.run(
-            server.command, env=env, cwd=server.cwd, capture_output=True, text=True, timeout=30, check=False
-        )
+def test_two_servers_on_one_state_are_one_too_many(server: RunningServer) -> None:
+    lease = take(server)["id"]
+    env = {**server.env, "PORT": str(free_port())}
+    second = subprocess.run(
+        server.command, env=env, cwd=server.cwd, capture_output=True, text=True, timeout=30, check=False
+    )
 
-        said = second.stderr + second.stdout
-        assert f"pid {server.pid}" in said
-        assert "GPU_POOL_STATE_DIR" in said
-        assert renew(server, lease)["lost"] == [], "the first one lives on"
-        assert release(server, lease)["state"] == "ended"
-        assert second.returncode not in {0, None}, "a start that failed is no success"
-        assert "Traceback" not in said
+    said = second.stderr + second.stdout
+    assert f"pid {server.pid}" in said
+    assert "GPU_POOL_STATE_DIR" in said
+    assert renew(server, lease)["lost"] == [], "the first one lives on"
+    assert release(server, lease)["state"] == "ended"
+    assert second.returncode not in {0, None}, "a start that failed is no success"
+    assert "Traceback" not in said
 
 
 # --- journals that cannot be used ------------------------------------------------------------------------------------
@@ -200,19 +216,19 @@ def test_with_a_damaged_journal_nobody_is_told_anything_about_a_lease(
     assert "retry-after" in answer.headers
 
 
-def test_gpu_seconds_count_from_the_start_of_the_server_so_that_a_restart_is_an_ordinary_reset() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
+def test_gpu_seconds_count_from_the_start_of_the_server_so_that_a_restart_is_an_ordinary_reset(
+    server: RunningServer,
+) -> None:
+    def held_s() -> float:
+        text = server.ask("/metrics").body.decode()
+        found = re.search(r'^gpupool_gpu_seconds_total{owner="ada"} (\S+)$', text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
 
-        def held_s() -> float:
-            text = server.ask("/metrics").body.decode()
-            found = re.search(r'^gpupool_gpu_seconds_total{owner="ada"} (\S+)$', text, re.MULTILINE)
-            return float(found[1]) if found else 0.0
-
-        take(server, owner="ada", ttl_s=60)
-        eventually(lambda: held_s() > 0.5, "half a second is counted")
-        killed_at = time.monotonic()
-        server.restart()
-        assert held_s() < time.monotonic() - killed_at
+    take(server, owner="ada", ttl_s=60)
+    eventually(lambda: held_s() > 0.5, "half a second is counted")
+    killed_at = time.monotonic()
+    server.restart()
+    assert held_s() < time.monotonic() - killed_at
 
 
 def test_a_state_folder_that_cannot_be_made() -> None:
@@ -298,35 +314,36 @@ def test_on_a_full_disk_nothing_is_granted_and_nobody_loses_anything() -> None:
         assert content(server) == before
 
 
-def test_a_release_that_could_not_be_written_has_not_happened() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1", "LOG_LEVEL": "error"}) as server:
-        holder = take(server, ttl_s=60)
-        waiter = queue(server, ttl_s=60)["id"]
-        with full_disk(server):
-            assert_problem(server.ask(f"/leases/{holder['id']}", "DELETE"), 503)
-            for _ in range(20):
-                answer = server.ask(f"/leases/{waiter}?wait_s=0.05")
-                assert answer.status == 503 or answer.json["state"] == "queued", "nobody is shown what is not written"
-            server.kill()
-        server.start()
-        assert get(server, holder["id"])["fence"] == holder["fence"]
-        assert held(server) == {holder["id"]}
-        assert queued(server) == [waiter]
-        assert release(server, holder["id"])["end_reason"] == "released"
-        assert get(server, waiter, wait_s=10)["fence"] > holder["fence"]
+def test_a_release_that_could_not_be_written_has_not_happened(server: RunningServer) -> None:
+    holder = take(server, ttl_s=60)
+    waiter = queue(server, ttl_s=60)["id"]
+    with full_disk(server):
+        assert_problem(server.ask(f"/leases/{holder['id']}", "DELETE"), 503)
+        for _ in range(20):
+            answer = server.ask(f"/leases/{waiter}?wait_s=0.05")
+            assert answer.status == 503 or answer.json["state"] == "queued", "nobody is shown what is not written"
+        server.kill()
+    server.start()
+    assert get(server, holder["id"])["fence"] == holder["fence"]
+    assert held(server) == {holder["id"]}
+    assert queued(server) == [waiter]
+    assert release(server, holder["id"])["end_reason"] == "released"
+    assert get(server, waiter, wait_s=10)["fence"] > holder["fence"]
 
 
-def test_a_lease_that_could_not_be_written_is_not_renewed() -> None:
+def test_a_lease_that_could_not_be_written_is_not_renewed(server: RunningServer) -> None:
     """Whoever was told 503 has nothing, so nobody may be told that he has it still."""
-    with RunningServer({"SIMULATED_GPUS": "1", "LOG_LEVEL": "error"}) as server, full_disk(server):
-        assert_problem(put(server, "new", ttl_s=60), 503)
-        answer = server.ask("/leases/renew", "POST", body={"ids": ["new"]})
+    new = new_id()
+    with full_disk(server):
+        assert_problem(put(server, new, ttl_s=60), 503)
+        answer = server.ask("/leases/renew", "POST", body={"ids": [new]})
         assert answer.status == 503 or answer.json["renewed"] == [], answer
 
 
-def test_a_lease_that_could_not_be_written_is_shown_nowhere() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1", "LOG_LEVEL": "error"}) as server, full_disk(server):
-        assert_problem(put(server, "new", ttl_s=60), 503)
+def test_a_lease_that_could_not_be_written_is_shown_nowhere(server: RunningServer) -> None:
+    new = new_id()
+    with full_disk(server):
+        assert_problem(put(server, new, ttl_s=60), 503)
         pool = server.json("/pool")
         assert (pool["leases"], pool["queue"], server.json("/leases")["leases"]) == ([], [], [])
         assert pool["gpus"][0]["leases"] == []

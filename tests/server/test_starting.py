@@ -127,6 +127,16 @@ def test_the_log_says_where_it_can_be_reached() -> None:
     with RunningServer() as server:
         assert f"listening on {server.url}/" in server.log()
 
+        # A page that is open looks anew each second; that is not worth a line each.
+        for path in ("/ui", "/ui/data/pool", "/ui/data/nothing"):
+            server.ask(path)
+        assert [
+            line for line in ("GET /ui ", "GET /ui/data/pool ", "GET /ui/data/nothing ") if line in server.log()
+        ] == [
+            "GET /ui ",
+            "GET /ui/data/nothing ",
+        ]
+
 
 def test_the_filter_is_logged_however_it_was_started() -> None:
     with RunningServer({"CUDA_VISIBLE_DEVICES": "0,2"}, command=WAYS["uvicorn"]) as server:

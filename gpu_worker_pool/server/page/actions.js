@@ -1,0 +1,229 @@
+// What the reader may do, with a token that he typed in. It lives in this object and nowhere else.
+
+import { ask } from "./ask.js";
+import { attribute, byId, el, show, text } from "./dom.js";
+import { duration, gpuName, gpuNames, memory, person } from "./words.js";
+
+const NO_RIGHTS = { isAdmin: false, mayRelease: () => false };
+
+export class Access {
+  none = NO_RIGHTS;
+  #token = null;
+  #name = null;
+  #isAdmin = false;
+  #onChange;
+
+  constructor(onChange) {
+    this.#onChange = onChange;
+  }
+
+  get name() {
+    return this.#name;
+  }
+
+  get isAdmin() {
+    return this.#isAdmin;
+  }
+
+  /** One may end one's own leases, admin everybody's. The server decides; this only keeps useless buttons away. */
+  mayRelease(lease) {
+    return this.#token !== null && (this.#isAdmin || lease.owner === this.#name);
+  }
+
+  async use(token) {
+    const { name, is_admin } = await ask("ui/data/me", { token });
+    this.#token = token;
+    this.#name = name;
+    this.#isAdmin = is_admin;
+    this.#onChange();
+  }
+
+  forget() {
+    this.#token = null;
+    this.#name = null;
+    this.#isAdmin = false;
+    this.#onChange();
+  }
+
+  ask(path, options) {
+    return ask(path, { ...options, token: this.#token });
+  }
+}
+
+export class TokenDialog {
+  #access;
+
+  constructor(access) {
+    this.#access = access;
+    const dialog = byId("token-dialog");
+    byId("open-token").addEventListener("click", () => {
+      text(byId("token-error"), "");
+      show(byId("token-plain"), location.protocol === "http:" && !isThisMachine(location.hostname));
+      dialog.showModal();
+      byId("token").focus();
+    });
+    byId("forget-token").addEventListener("click", () => {
+      access.forget();
+      byId("open-token").focus();
+    });
+    dialog.querySelector(".cancel").addEventListener("click", () => dialog.close());
+    // However it is closed, nothing of what was typed stays.
+    dialog.addEventListener("close", () => (byId("token").value = ""));
+    byId("token-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#submit(dialog);
+    });
+  }
+
+  /** What the header shows of it. */
+  draw(hasTokens) {
+    const { name } = this.#access;
+    show(byId("token-none"), !hasTokens);
+    show(byId("signed-in"), name !== null);
+    show(byId("forget-token"), name !== null);
+    show(byId("open-token"), name === null);
+    text(byId("token-name"), name ?? "");
+  }
+
+  async #submit(dialog) {
+    const token = byId("token").value.trim();
+    text(byId("token-error"), "");
+    // A header cannot carry anything else, and the browser's own error would not say so.
+    if (!/^[!-~]+$/.test(token)) {
+      text(byId("token-error"), "A token has visible ASCII characters only, without blanks.");
+      return;
+    }
+    try {
+      await this.#access.use(token);
+      dialog.close();
+      byId("forget-token").focus();
+    } catch (error) {
+      text(byId("token-error"), error.message);
+    }
+  }
+}
+
+const isThisMachine = (host) => host === "localhost" || host.endsWith(".localhost") || host === "[::1]" || host.startsWith("127.");
+
+/** Everything that changes something asks first, and says what will happen. */
+export class Actions {
+  #access;
+  #onDone;
+  #dialog = byId("confirm-dialog");
+  #planned = null;
+
+  constructor(access, onDone) {
+    this.#access = access;
+    this.#onDone = onDone;
+    this.#dialog.querySelector(".cancel").addEventListener("click", () => this.#dialog.close());
+    byId("confirm-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#carryOut();
+    });
+  }
+
+  release(lease, pool) {
+    const who = person(lease);
+    const path = `leases/${encodeURIComponent(lease.id)}`;
+    if (lease.state === "queued") {
+      this.#confirm({
+        title: `Take ${who} out of the queue?`,
+        lines: [`The request ${lease.id} of ${who}, at position ${lease.position ?? "unknown"}, is cancelled.`, "Whoever waits for it is told that it ended. He can ask anew, and then stands last."],
+        yes: "Take out",
+        endsLease: true,
+        done: `${who} is out of the queue.`,
+        call: () => this.#access.ask(path, { method: "DELETE" }),
+      });
+      return;
+    }
+    this.#confirm({
+      title: `Release ${gpuNames(lease.gpus)} of ${who}?`,
+      lines: [`The lease ${lease.id} of ${who} ends as if ${who} had given it back.`, ...whatFollows(lease, pool)],
+      yes: "Release",
+      endsLease: true,
+      done: `The lease ${lease.id} of ${who} is released.`,
+      call: () => this.#access.ask(path, { method: "DELETE" }),
+    });
+  }
+
+  revoke(lease, pool) {
+    const who = person(lease);
+    this.#confirm({
+      title: `Revoke the lease of ${who} on ${gpuNames(lease.gpus)}?`,
+      lines: [`The lease ${lease.id} is taken away from ${who}, who is told that it was revoked.`, ...whatFollows(lease, pool)],
+      yes: "Revoke",
+      endsLease: true,
+      done: `The lease ${lease.id} of ${who} is revoked.`,
+      call: () => this.#access.ask(`admin/leases/${encodeURIComponent(lease.id)}/revoke`, { method: "POST" }),
+    });
+  }
+
+  drain(gpu, pool) {
+    const holders = gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease?.state === "active");
+    const held = holders.length ? `${holders.map(person).join(", ")} may keep it until the lease ends.` : "Nobody holds it now.";
+    this.#confirm({
+      title: `Take ${gpuName(gpu)} out of service?`,
+      lines: [`Nobody is given ${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) until it is put back, also after a restart of the server.`, held],
+      yes: "Drain",
+      reason: true,
+      done: `${gpuName(gpu)} is out of service.`,
+      call: (reason) => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/drain`, { method: "POST", body: { reason } }),
+    });
+  }
+
+  undrain(gpu) {
+    this.#confirm({
+      title: `Put ${gpuName(gpu)} back into service?`,
+      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is given to whoever is next in the queue, as soon as its readings allow.`],
+      yes: "Put back",
+      done: `${gpuName(gpu)} is back in service.`,
+      call: () => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/undrain`, { method: "POST" }),
+    });
+  }
+
+  #confirm(planned) {
+    this.#planned = { ...planned, section: document.activeElement.closest("section") };
+    text(byId("confirm-title"), planned.title);
+    byId("confirm-text").replaceChildren(...planned.lines.map((line) => el("li", {}, line)));
+    text(byId("confirm-yes"), planned.yes);
+    text(byId("confirm-error"), "");
+    show(byId("confirm-reason-label"), planned.reason === true);
+    byId("confirm-reason").value = "";
+    attribute(byId("confirm-yes"), "disabled", null);
+    this.#dialog.showModal();
+    // Enter must not do at once what was asked by mistake.
+    (planned.reason ? byId("confirm-reason") : this.#dialog.querySelector(".cancel")).focus();
+  }
+
+  async #carryOut() {
+    const planned = this.#planned;
+    text(byId("confirm-error"), "");
+    attribute(byId("confirm-yes"), "disabled", "");
+    try {
+      await planned.call(byId("confirm-reason").value.trim());
+      this.#dialog.close();
+      // The button that was pressed goes away with the lease; whoever is here by keyboard stays close to where he was.
+      if (planned.endsLease) planned.section?.focus();
+      this.#onDone(planned.done);
+    } catch (error) {
+      text(byId("confirm-error"), error.message);
+    } finally {
+      attribute(byId("confirm-yes"), "disabled", null);
+    }
+  }
+}
+
+function whatFollows(lease, pool) {
+  const held = Number.isFinite(lease.granted_at) ? `It was held for ${duration((Date.now() - lease.granted_at) / 1000)}.` : null;
+  const used = lease.gpus
+    .map((held) => pool.gpus.find((gpu) => gpu.uuid === held.uuid))
+    .filter((gpu) => gpu !== undefined && gpu.used_mb !== null)
+    .map((gpu) => `${gpuName(gpu)} has ${memory(gpu.used_mb)} in use`);
+  const next = pool.queue[0];
+  return [
+    held,
+    "Whoever holds it hears of it with the next sign of life; the server itself stops no program.",
+    used.length ? `${used.join(", ")}; what is still there then keeps the GPU draining for a while.` : null,
+    next ? `Next in the queue: ${person(next)}${next.priority ? `, priority ${next.priority}` : ""}.` : "Nobody waits.",
+  ].filter((line) => line !== null);
+}

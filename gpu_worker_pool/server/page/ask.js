@@ -1,0 +1,71 @@
+// Calls of the server. An answer that is an error becomes an Error with the server's own words.
+
+const ANSWER_WITHIN_MS = 15_000;
+
+export async function ask(path, { method = "GET", body = null, token = null } = {}) {
+  const headers = { Accept: "application/json" };
+  if (token !== null) headers.Authorization = `Bearer ${token}`;
+  if (body !== null) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {
+      method,
+      headers,
+      body: body === null ? null : JSON.stringify(body),
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+      referrerPolicy: "no-referrer",
+      signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
+    });
+  } catch (error) {
+    throw new Error(error.name === "TimeoutError" ? "the server does not answer" : "the server cannot be reached");
+  }
+  const answer = await response.json().catch(() => null);
+  if (!response.ok) throw new Error(answer?.detail ?? `the server answered with status ${response.status}`);
+  if (answer === null) throw new Error("the server's answer cannot be read");
+  return answer;
+}
+
+/** Something that is asked for now and then while the page is looked at. */
+export class Repeated {
+  #path;
+  #everyMs;
+  #onAnswer;
+  #onError;
+  #askedAt = -Infinity;
+  #isAsking = false;
+
+  constructor(path, everyMs, onAnswer, onError = () => {}) {
+    this.#path = path;
+    this.#everyMs = everyMs;
+    this.#onAnswer = onAnswer;
+    this.#onError = onError;
+  }
+
+  set path(path) {
+    this.#path = path;
+    this.#askedAt = -Infinity;
+  }
+
+  /** Ask again soon: something happened that it tells of. */
+  hasten(withinMs) {
+    this.#askedAt = Math.min(this.#askedAt, performance.now() - this.#everyMs + withinMs);
+  }
+
+  /** Ask if it is time. */
+  async tend() {
+    if (this.#isAsking || performance.now() - this.#askedAt < this.#everyMs) return;
+    this.#isAsking = true;
+    this.#askedAt = performance.now();
+    const path = this.#path;
+    try {
+      const answer = await ask(path);
+      if (path === this.#path) this.#onAnswer(answer);
+    } catch (error) {
+      this.#onError(error);
+    } finally {
+      this.#isAsking = false;
+    }
+  }
+}

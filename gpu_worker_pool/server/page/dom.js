@@ -1,0 +1,98 @@
+// The few things done to the document. Texts are only ever set as text; nothing here, or elsewhere, parses markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const byId = (id) => document.getElementById(id);
+
+/** A new element. Attributes that are null or false are left out; children are elements or texts. */
+export function el(tag, attributes = {}, ...children) {
+  return furnish(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return furnish(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function furnish(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) attribute(node, name, value);
+  node.append(...children);
+  return node;
+}
+
+/** Set a text, touching the document only where it changed: most of what arrives each second did not. */
+export function text(node, value) {
+  const shown = node.firstChild;
+  if (shown === null ? value !== "" : shown.data !== value) node.textContent = value;
+}
+
+export function attribute(node, name, value) {
+  if (value === null || value === undefined || value === false) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+}
+
+export function show(node, isShown) {
+  if (node.hidden === isShown) node.hidden = !isShown;
+}
+
+/**
+ * Children of one element that stand for items with a key: those of new keys are made, those of gone keys removed, and
+ * all stand in the items' order. What is made has a `node`, and usually an `update`.
+ */
+export class KeyedChildren {
+  #parent;
+  #make;
+  #kept = new Map();
+
+  constructor(parent, make) {
+    this.#parent = parent;
+    this.#make = make;
+  }
+
+  /** The parts of these keys, in order. */
+  arrange(keys) {
+    const wanted = new Set(keys);
+    for (const [key, part] of this.#kept) {
+      if (!wanted.has(key)) {
+        part.node.remove();
+        this.#kept.delete(key);
+      }
+    }
+    let next = this.#parent.firstChild;
+    return [...wanted].map((key) => {
+      let part = this.#kept.get(key);
+      if (part === undefined) this.#kept.set(key, (part = this.#make(key)));
+      if (part.node === next) next = next.nextSibling;
+      else this.#parent.insertBefore(part.node, next);
+      return part;
+    });
+  }
+}
+
+/**
+ * Work in pieces that leave each frame room for the reader's scrolling and typing. What is planned again before its turn
+ * is done once, with what was said last.
+ */
+export class Pieces {
+  static BUDGET_MS = 5;
+  #planned = new Map();
+  #isRunning = false;
+
+  plan(key, work) {
+    this.#planned.set(key, work);
+    if (!this.#isRunning) {
+      this.#isRunning = true;
+      requestAnimationFrame(() => this.#run());
+    }
+  }
+
+  #run() {
+    const end = performance.now() + Pieces.BUDGET_MS;
+    for (const [key, work] of this.#planned) {
+      this.#planned.delete(key);
+      work();
+      if (performance.now() >= end) break;
+    }
+    this.#isRunning = this.#planned.size > 0;
+    if (this.#isRunning) requestAnimationFrame(() => this.#run());
+  }
+}

@@ -1,0 +1,160 @@
+// One GPU: what it is, what state it is in and why, who holds it, what runs on it.
+
+import { Curve } from "./curve.js";
+import { attribute, el, KeyedChildren, show, text } from "./dom.js";
+import { Meter } from "./meter.js";
+import { clock, details, duration, END_REASONS, gpuName, memory, percent, person, power, stateWord, temperature } from "./words.js";
+
+// Less than this without a process is the driver's own.
+const WORTH_A_WORD_MB = 1024;
+const MOST_PROCESSES = 8;
+
+export class GpuCard {
+  #state = el("span", { class: "state" });
+  #title = el("span");
+  #name = el("bdi", { class: "model" });
+  #reason = el("p", { class: "reason" });
+  #memory = new Meter("Memory", "memory");
+  #utilization = new Meter("Utilization", "utilization");
+  #curve = new Curve();
+  #temperature = el("dd");
+  #power = el("dd");
+  #holders = el("ul", { class: "holders" });
+  #outside = el("ul", { class: "outside" });
+  #drain = el("button", { type: "button" });
+  #buttons = el("p", { class: "buttons", hidden: "" }, this.#drain);
+  #holderParts;
+  #outsideParts;
+  #shown = null;
+
+  /** `actions` is what can be done to it and its leases; null for a GPU of another server. */
+  constructor(actions) {
+    this.node = el(
+      "li",
+      { class: "gpu" },
+      el("div", { class: "head" }, el("h4", {}, this.#title, " ", this.#name), this.#state),
+      this.#reason,
+      this.#memory.node,
+      this.#utilization.node,
+      this.#curve.node,
+      el("dl", { class: "facts" }, el("div", {}, el("dt", {}, "Temperature"), this.#temperature), el("div", {}, el("dt", {}, "Power"), this.#power)),
+      this.#holders,
+      this.#outside,
+      this.#buttons,
+    );
+    this.#holderParts = new KeyedChildren(this.#holders, () => new Holder(actions));
+    this.#outsideParts = new KeyedChildren(this.#outside, () => new Line());
+    this.#drain.addEventListener("click", () => {
+      const { gpu, pool } = this.#shown;
+      if (gpu.isOutOfService) actions.undrain(gpu);
+      else actions.drain(gpu, pool);
+    });
+  }
+
+  update(gpu, pool, readings, clocks, access) {
+    this.#shown = { gpu, pool };
+    attribute(this.node, "data-state", gpu.state);
+    text(this.#title, gpuName(gpu));
+    text(this.#name, gpu.name ?? "model unknown");
+    attribute(this.#name, "title", gpu.uuid);
+    text(this.#state, stateWord(gpu.state));
+    text(this.#reason, gpu.reason);
+    const { memory_percent, utilization_percent } = pool.thresholds;
+    const used = gpu.memory_percent === null ? memory(gpu.used_mb) : `${memory(gpu.used_mb)} of ${memory(gpu.total_mb)} · ${percent(gpu.memory_percent)}`;
+    this.#memory.update(gpu.memory_percent, memory_percent, used);
+    this.#utilization.update(gpu.utilization_percent, utilization_percent, percent(gpu.utilization_percent));
+    this.#curve.update(
+      readings,
+      pool.thresholds,
+      `The last ${duration(readings.spanS)}: memory now ${percent(gpu.memory_percent)}, utilization now ${percent(gpu.utilization_percent)}`,
+    );
+    text(this.#temperature, temperature(gpu.temperature_c));
+    text(this.#power, power(gpu.power_draw_w));
+
+    const leases = gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease !== undefined);
+    show(this.#holders, leases.length > 0);
+    this.#holderParts.arrange(leases.map((lease) => lease.id)).forEach((part, i) => part.update(leases[i], pool, clocks, access));
+
+    const lines = outsideLines(gpu);
+    show(this.#outside, lines.length > 0);
+    this.#outsideParts.arrange(lines.map((_, i) => i)).forEach((part, i) => part.update(lines[i]));
+
+    show(this.#buttons, access.isAdmin);
+    text(this.#drain, gpu.isOutOfService ? "Put back into service" : "Drain");
+    attribute(this.#drain, "aria-label", `${this.#drain.textContent} ${gpuName(gpu)}`);
+  }
+}
+
+class Line {
+  node = el("li");
+
+  update(words) {
+    text(this.node, words);
+  }
+}
+
+/** Whoever holds it: since when, and until when at the latest unless he gives a sign of life. */
+class Holder {
+  #who = el("bdi");
+  #details = el("bdi", { class: "details" });
+  #times = el("span", { class: "times" });
+  #labels = el("bdi", { class: "labels" });
+  #release = el("button", { type: "button" }, "Release");
+  #revoke = el("button", { type: "button" }, "Revoke");
+  #buttons = el("span", { class: "buttons", hidden: "" }, this.#release, this.#revoke);
+  #shown = null;
+  node = el("li", {}, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#labels, this.#buttons);
+
+  constructor(actions) {
+    this.#release.addEventListener("click", () => actions.release(this.#shown.lease, this.#shown.pool));
+    this.#revoke.addEventListener("click", () => actions.revoke(this.#shown.lease, this.#shown.pool));
+  }
+
+  update(lease, pool, clocks, access) {
+    this.#shown = { lease, pool };
+    text(this.#who, person(lease));
+    text(this.#details, details(lease));
+    text(this.#times, timesOf(lease, clocks));
+    text(this.#labels, otherLabels(lease.labels));
+    const isLive = lease.state === "active";
+    show(this.#buttons, isLive && access.mayRelease(lease));
+    show(this.#revoke, access.isAdmin);
+    const whose = `the lease of ${person(lease)}, ${lease.id}`;
+    attribute(this.#release, "aria-label", `Release ${whose}`);
+    attribute(this.#revoke, "aria-label", `Revoke ${whose}`);
+  }
+}
+
+function timesOf(lease, clocks) {
+  const heldForS = (clocks.nowMs - lease.granted_at) / 1000;
+  if (lease.state === "draining") {
+    return `${END_REASONS[lease.end_reason] ?? "ended"} ${duration((clocks.nowMs - lease.ended_at) / 1000)} ago; still on the GPU`;
+  }
+  const since = `since ${clock(lease.granted_at, clocks.nowMs)} (${duration(heldForS)})`;
+  if (lease.expires_in_s === null) return since;
+  const leftS = Math.max(0, lease.expires_in_s - clocks.viewAgeS);
+  return `${since}; until ${clock(clocks.nowMs + leftS * 1000, clocks.nowMs)} (${duration(leftS)} left) unless renewed`;
+}
+
+export function otherLabels(labels) {
+  return Object.entries(labels)
+    .filter(([key]) => key !== "command")
+    .map(([key, value]) => `${key}: ${value}`)
+    .join(" · ");
+}
+
+/** What runs there without a lease, as far as it can be told. */
+function outsideLines(gpu) {
+  if (gpu.processes === null) {
+    return gpu.outside_mb !== null && gpu.outside_mb >= WORTH_A_WORD_MB ? [`outside the pool: ${memory(gpu.outside_mb)}, by processes that cannot be seen`] : [];
+  }
+  // Whoever has a GPU to himself without saying by which process is taken to be whatever runs there.
+  const isDoubtful = gpu.outside_mb !== null && gpu.outside_mb >= WORTH_A_WORD_MB;
+  const worth = gpu.processes.filter((process) => process.isIgnored || process.isOutside === true || (process.isOutside === null && isDoubtful));
+  const lines = worth.slice(0, MOST_PROCESSES).map((process) => {
+    const kind = process.isIgnored ? "not counted" : process.isOutside ? "outside the pool" : "of the lease or outside";
+    return `${kind}: ${process.name ?? "a process"} (pid ${process.pid ?? "unknown"}), ${memory(process.used_mb)}`;
+  });
+  if (worth.length > MOST_PROCESSES) lines.push(`and ${worth.length - MOST_PROCESSES} more`);
+  return lines;
+}

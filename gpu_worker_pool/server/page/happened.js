@@ -1,0 +1,55 @@
+// What happened last, in sentences.
+
+import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
+import { clock, details, END_REASONS, gpuNames, parseTime, person } from "./words.js";
+
+export class Happened {
+  #lines = new KeyedChildren(byId("happened"), () => new Line());
+
+  update(happened, startedAt, clocks) {
+    const empty = byId("happened-empty");
+    show(empty, happened.length === 0);
+    text(empty, `Nothing since the server started, ${clock(startedAt, clocks.nowMs)}.`);
+    // Two of the same kind at the same time differ by whom or what they are about.
+    const keys = happened.map((event) => [event.at, event.kind, event.lease_id, ...event.gpus.map((gpu) => gpu.uuid)].join(" "));
+    const byKey = new Map(keys.map((key, i) => [key, happened[i]]));
+    const parts = this.#lines.arrange(byKey.keys());
+    [...byKey.values()].forEach((event, i) => parts[i].update(event, clocks));
+  }
+}
+
+export class Line {
+  #time = el("time");
+  #sentence = el("bdi");
+  #details = el("bdi", { class: "details" });
+  node = el("li", {}, this.#time, el("span", {}, this.#sentence, " ", this.#details));
+
+  update(event, clocks) {
+    attribute(this.#time, "datetime", event.at);
+    text(this.#time, clock(parseTime(event.at), clocks.nowMs));
+    text(this.#sentence, sentence(event));
+    text(this.#details, details(event));
+  }
+}
+
+function sentence(event) {
+  const gpus = gpuNames(event.gpus);
+  switch (event.kind) {
+    case "queued":
+      return `${person(event)} waits`;
+    case "granted":
+      return `${person(event)} has ${gpus}`;
+    case "ended":
+      return event.gpus.length === 0
+        ? `${person(event)} waits no more: ${END_REASONS[event.reason] ?? event.reason}`
+        : `${person(event)} no longer has ${gpus}: ${END_REASONS[event.reason] ?? event.reason}`;
+    case "drained":
+      return `${gpus} is clear of what ${person(event)} left there`;
+    case "out_of_service":
+      return `${gpus} out of service: ${event.reason ?? "no reason given"}`;
+    case "in_service":
+      return `${gpus} back in service`;
+    default:
+      return `${event.kind} ${gpus}`;
+  }
+}

@@ -1,0 +1,184 @@
+// The page: what the server tells, put where it belongs.
+
+import { Access, Actions, TokenDialog } from "./actions.js";
+import { Repeated } from "./ask.js";
+import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
+import { Gpus } from "./gpus.js";
+import { Happened } from "./happened.js";
+import { Live } from "./live.js";
+import { readPool } from "./pool.js";
+import { Queue } from "./queue.js";
+import { Timeline } from "./timeline.js";
+import { Usage } from "./usage.js";
+import { clock, duration, parseTime } from "./words.js";
+
+const HISTORY_EVERY_MS = 30_000;
+const ACCOUNTS_EVERY_MS = 60_000;
+const ACCOUNTS_SOON_MS = 3000;
+const PEERS_EVERY_MS = 2000;
+const DONE_SHOWN_MS = 8000;
+const REDRAW_AFTER_MS = 900;
+
+const access = new Access(() => draw());
+const actions = new Actions(access, (done) => {
+  say(done);
+  live.look();
+});
+const tokenDialog = new TokenDialog(access);
+const gpus = new Gpus(actions);
+const queue = new Queue(actions);
+const happened = new Happened();
+const usage = new Usage();
+const timeline = new Timeline();
+const notices = new KeyedChildren(byId("notices"), () => new Notice());
+
+let view = null;
+let pool = null;
+let receivedAt = 0;
+let peers = [];
+let peersReceivedAt = 0;
+let firstVersion = null;
+let newest = null;
+let done = null;
+let drawnAt = 0;
+
+const live = new Live(receive, draw);
+const history = new Repeated("ui/data/history", HISTORY_EVERY_MS, (answer) => {
+  gpus.remember(answer);
+  draw();
+});
+const usageToday = new Repeated("ui/data/usage", ACCOUNTS_EVERY_MS, (answer) => usage.update(answer), (error) => usage.fail(error));
+const lastHours = new Repeated("ui/data/timeline?hours=6", ACCOUNTS_EVERY_MS, (answer) => timeline.update(answer), (error) => timeline.fail(error));
+const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, (answer) => {
+  peersReceivedAt = performance.now();
+  // Whole seconds: a peer that was not asked again meanwhile has not measured anew.
+  const measuredAt = (peer) => (peer.pool === null ? null : Math.round(Date.now() / 1000 - peer.age_s));
+  peers = answer.peers.map((peer) => ({ ...peer, pool: readPool(peer.pool), measuredAt: measuredAt(peer) }));
+  draw();
+});
+
+function receive(answer) {
+  const isFirst = view === null;
+  if (pool !== null && pool.serverId !== answer.pool.server_id) history.hasten(0);
+  view = answer;
+  pool = readPool(answer.pool);
+  receivedAt = performance.now();
+  firstVersion ??= answer.version;
+  const latest = answer.happened[0]?.at ?? null;
+  if (latest !== newest) {
+    newest = latest;
+    usageToday.hasten(ACCOUNTS_SOON_MS);
+    lastHours.hasten(ACCOUNTS_SOON_MS);
+  }
+  draw();
+  if (isFirst) tendTheRest();
+}
+
+function tendTheRest() {
+  if (document.hidden || live.state === "lost" || view === null) return;
+  history.tend();
+  usageToday.tend();
+  lastHours.tend();
+  if (view.has_peers) otherNodes.tend();
+}
+
+/** All times are reckoned from what the server said, not from this machine's clock, which may be another one. */
+function clocks() {
+  const viewAgeS = (performance.now() - receivedAt) / 1000;
+  return { nowMs: parseTime(view.now) + viewAgeS * 1000, viewAgeS };
+}
+
+function draw() {
+  drawConnection();
+  if (view === null) return;
+  drawnAt = performance.now();
+  const now = clocks();
+  const fleet = [ownNode(), ...peers.map(peerNode)];
+  attribute(document.body, "data-connection", live.state);
+  text(byId("node"), pool.node ?? view.title);
+  show(byId("simulated"), pool.source === "simulated");
+  text(byId("version"), `GPU Worker Pool ${view.version}`);
+  show(byId("docs"), view.docs !== null);
+  if (view.docs !== null) attribute(byId("docs").querySelector("a"), "href", view.docs);
+  document.title = titleOf(fleet);
+  tokenDialog.draw(view.has_tokens);
+  gpus.update(fleet, now, access);
+  queue.update(fleet, now, access);
+  happened.update(view.happened, parseTime(view.started_at), now);
+}
+
+function ownNode() {
+  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at };
+}
+
+function peerNode(peer) {
+  const ageS = (peer.age_s ?? 0) + (performance.now() - peersReceivedAt) / 1000;
+  const { url, node, pool: itsPool, is_up: isUp, error, measuredAt } = peer;
+  return { key: url, title: node ?? url, url, pool: itsPool, isUp, error, ageS, measuredAt };
+}
+
+function titleOf(fleet) {
+  const free = fleet.flatMap((node) => node.pool.gpus).filter((gpu) => gpu.state === "free").length;
+  const waiting = fleet.reduce((sum, node) => sum + node.pool.queueLength, 0);
+  const state = live.state === "lost" ? "no connection" : `${free} free${waiting ? `, ${waiting} waiting` : ""}`;
+  return `${state} · ${pool.node ?? view.title}`;
+}
+
+const STATES = { connecting: "connecting", live: "live", polling: "looking every few seconds", lost: "no connection" };
+
+function drawConnection() {
+  const { state } = live;
+  text(byId("connection"), STATES[state]);
+  attribute(byId("connection"), "data-state", state);
+  if (view === null) {
+    arrangeNotices(state === "lost" ? [["lost", "bad", "The server cannot be reached. This page tries again by itself."]] : []);
+    return;
+  }
+  const ageS = view.reading_age_s === null ? null : view.reading_age_s + clocks().viewAgeS;
+  text(byId("age"), ageS === null ? "the GPUs have not been looked at yet" : `measured ${duration(ageS)} ago`);
+  // These are read aloud when they change, so they tell since when and not for how long.
+  const seenAt = parseTime(view.now);
+  const found = [];
+  if (state === "lost") {
+    found.push(["lost", "bad", `No connection to the server since ${clock(seenAt, seenAt)}. What you see was so then, and may be otherwise by now.`]);
+  } else if (ageS !== null && ageS > view.stale_after_s) {
+    found.push(["stale", "bad", `The GPUs have not been measured since ${clock(view.measured_at * 1000, clocks().nowMs)}, so that none is granted.`]);
+  }
+  if (pool.trouble !== null) found.push(["trouble", "bad", `No GPU can be granted now: ${pool.trouble}`]);
+  if (view.version !== firstVersion) found.push(["version", "warn", `The server is now version ${view.version}: reload this page.`]);
+  if (done !== null) found.push(["done", "good", done]);
+  arrangeNotices(found);
+}
+
+function arrangeNotices(found) {
+  notices.arrange(found.map(([key]) => key)).forEach((notice, i) => notice.update(found[i][1], found[i][2]));
+}
+
+class Notice {
+  node = el("p", { class: "notice" });
+
+  update(kind, words) {
+    attribute(this.node, "data-kind", kind);
+    text(this.node, words);
+  }
+}
+
+function say(words) {
+  done = words;
+  drawConnection();
+  setTimeout(() => {
+    if (done === words) done = null;
+  }, DONE_SHOWN_MS);
+}
+
+byId("timeline-hours").addEventListener("change", (event) => {
+  lastHours.path = `ui/data/timeline?hours=${event.target.value}`;
+  lastHours.tend();
+});
+
+live.start();
+setInterval(() => {
+  // Times go on although nothing arrives.
+  if (performance.now() - drawnAt > REDRAW_AFTER_MS) draw();
+  tendTheRest();
+}, 1000);

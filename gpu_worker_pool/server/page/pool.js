@@ -1,0 +1,86 @@
+// A pool as the page reads it. This server's own is as it should be; a peer may be of another version, or something else
+// entirely, so that whatever is not of the expected kind counts as unknown.
+
+/** All states of a GPU, in the order in which one wants to read of them. */
+export const STATES = ["free", "leased", "shared", "held", "draining", "busy", "out_of_service", "unhealthy", "unknown"];
+
+const word = (value) => (typeof value === "string" ? value : null);
+const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const objects = (value) => (Array.isArray(value) ? value.filter(isObject) : []);
+const words = (value) => (Array.isArray(value) ? value.filter((item) => typeof item === "string") : []);
+
+export function readPool(answer) {
+  const pool = isObject(answer) ? answer : {};
+  const leases = new Map(objects(pool.leases).map(readLease).map((lease) => [lease.id, lease]));
+  const queue = objects(pool.queue).map(readLease);
+  return {
+    node: word(pool.node),
+    source: word(pool.source),
+    timestamp: word(pool.timestamp),
+    serverId: word(pool.server_id),
+    trouble: word(pool.trouble),
+    thresholds: {
+      memory_percent: number(pool.thresholds?.memory_percent) ?? 100,
+      utilization_percent: number(pool.thresholds?.utilization_percent) ?? 100,
+    },
+    gpus: objects(pool.gpus).map(readGpu),
+    leases,
+    queue,
+    queueLength: number(pool.queue_length) ?? queue.length,
+  };
+}
+
+function readGpu(gpu) {
+  const total_mb = number(gpu.memory_total_mb);
+  const used_mb = number(gpu.memory_used_mb);
+  return {
+    uuid: word(gpu.uuid) ?? "unknown",
+    gpu_id: number(gpu.gpu_id),
+    name: word(gpu.name),
+    state: STATES.includes(gpu.state) ? gpu.state : "unknown",
+    reason: word(gpu.reason) ?? "",
+    leases: words(gpu.leases),
+    isOutOfService: gpu.is_out_of_service === true,
+    total_mb,
+    used_mb,
+    outside_mb: number(gpu.memory_outside_mb),
+    memory_percent: total_mb !== null && total_mb > 0 && used_mb !== null ? (100 * used_mb) / total_mb : null,
+    utilization_percent: number(gpu.utilization_percent),
+    temperature_c: number(gpu.temperature_c),
+    power_draw_w: number(gpu.power_draw_w),
+    processes: Array.isArray(gpu.processes) ? objects(gpu.processes).map(readProcess) : null,
+  };
+}
+
+function readProcess(process) {
+  return {
+    pid: number(process.pid),
+    name: word(process.name),
+    used_mb: number(process.used_mb),
+    isOutside: typeof process.is_outside === "boolean" ? process.is_outside : null,
+    isIgnored: process.is_ignored === true,
+  };
+}
+
+function readLease(lease) {
+  const labels = isObject(lease.labels) ? lease.labels : {};
+  return {
+    id: word(lease.id) ?? "unknown",
+    state: word(lease.state) ?? "unknown",
+    reason: word(lease.reason),
+    end_reason: word(lease.end_reason),
+    position: number(lease.position),
+    gpus: objects(lease.gpus).map((gpu) => ({ uuid: word(gpu.uuid) ?? "unknown", gpu_id: number(gpu.gpu_id), name: word(gpu.name) })),
+    owner: word(lease.owner),
+    worker_id: word(lease.worker_id),
+    host: word(lease.host),
+    pid: number(lease.pid),
+    priority: number(lease.priority),
+    requested_at: Date.parse(word(lease.requested_at) ?? ""),
+    granted_at: Date.parse(word(lease.granted_at) ?? ""),
+    ended_at: Date.parse(word(lease.ended_at) ?? ""),
+    expires_in_s: number(lease.expires_in_s),
+    labels: Object.fromEntries(Object.entries(labels).filter(([, value]) => typeof value === "string")),
+  };
+}

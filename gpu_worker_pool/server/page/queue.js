@@ -1,0 +1,83 @@
+// Who waits, in order, and why.
+
+import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
+import { otherLabels } from "./gpu_card.js";
+import { clock, details, duration, person, plural } from "./words.js";
+
+export class Queue {
+  #nodes;
+  #pieces = new Pieces();
+
+  constructor(actions) {
+    this.#nodes = new KeyedChildren(byId("queues"), (key) => new NodeQueue(key === "" ? actions : null, this.#pieces));
+  }
+
+  update(fleet, clocks, access) {
+    const total = fleet.reduce((sum, node) => sum + node.pool.queueLength, 0);
+    text(byId("queue-length"), total ? String(total) : "");
+    show(byId("queue-empty"), total === 0);
+    const waiting = fleet.filter((node) => node.pool.queueLength > 0);
+    this.#nodes.arrange(waiting.map((node) => node.key)).forEach((part, i) => part.update(waiting[i], fleet.length > 1, clocks, access));
+  }
+}
+
+class NodeQueue {
+  #name = el("bdi");
+  #heading = el("h3", {}, this.#name);
+  #list = el("ol", { class: "queue" });
+  #more = el("p", { class: "quiet" });
+  #waiters;
+  #pieces;
+  node = el("div", {}, this.#heading, this.#list, this.#more);
+
+  constructor(actions, pieces) {
+    this.#waiters = new KeyedChildren(this.#list, () => new Waiter(actions));
+    this.#pieces = pieces;
+  }
+
+  update(node, isOneOfMany, clocks, access) {
+    const { pool } = node;
+    show(this.#heading, isOneOfMany);
+    text(this.#name, node.title);
+    const rights = node.key === "" ? access : access.none;
+    this.#waiters.arrange(pool.queue.map((lease) => lease.id)).forEach((waiter, i) => {
+      this.#pieces.plan(waiter, () => waiter.update(pool.queue[i], pool, clocks, rights));
+    });
+    const hidden = pool.queueLength - pool.queue.length;
+    show(this.#more, hidden > 0);
+    text(this.#more, `and ${hidden} more`);
+  }
+}
+
+class Waiter {
+  #position = el("span", { class: "position" });
+  #who = el("bdi");
+  #details = el("bdi", { class: "details" });
+  #times = el("span", { class: "times" });
+  #reason = el("p", { class: "reason" });
+  #release = el("button", { type: "button", hidden: "" }, "Take out");
+  #shown = null;
+  node = el(
+    "li",
+    {},
+    this.#position,
+    el("div", { class: "body" }, el("p", {}, el("strong", {}, this.#who), " ", this.#details, " ", this.#times), this.#reason),
+    this.#release,
+  );
+
+  constructor(actions) {
+    this.#release.addEventListener("click", () => actions.release(this.#shown.lease, this.#shown.pool));
+  }
+
+  update(lease, pool, clocks, access) {
+    this.#shown = { lease, pool };
+    text(this.#position, String(lease.position ?? ""));
+    text(this.#who, person(lease));
+    text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
+    const since = `waits ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
+    text(this.#times, lease.priority ? `${since}, priority ${lease.priority}` : since);
+    text(this.#reason, lease.reason ?? `waits for ${plural(1, "GPU")}`);
+    show(this.#release, access.mayRelease(lease));
+    attribute(this.#release, "aria-label", `Take out of the queue: ${person(lease)}, ${lease.id}`);
+  }
+}

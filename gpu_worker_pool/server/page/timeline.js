@@ -1,0 +1,178 @@
+// Who held which GPU over the last hours: a row for each GPU, a bar for each lease, a colour for each owner.
+
+import { byId, el, svg, text } from "./dom.js";
+import { clock, details, duration, END_REASONS, gpuName, parseTime, person } from "./words.js";
+
+const ROW = 22;
+const BAR = 16;
+const GAP = 0.75;
+const LEFT = 64;
+const AXIS = 22;
+const COLOURS = 8;
+const OTHERS = COLOURS;
+const NARROWEST = 480;
+const MOST_NAMES = 200;
+const ROOM_FOR_A_NAME = 44;
+const MOST_LISTED = 200;
+const STEPS_MIN = [10, 15, 30, 60, 120, 180, 240, 360, 720, 1440];
+
+export class Timeline {
+  #answer = null;
+  #spans = [];
+  #frame = byId("timeline-frame");
+  #pointed = byId("timeline-pointed");
+  #width = 0;
+
+  constructor() {
+    // The picture is drawn for the width there is.
+    new ResizeObserver(([entry]) => {
+      const width = Math.floor(entry.contentRect.width);
+      if (width === this.#width) return;
+      this.#width = width;
+      this.#draw();
+    }).observe(this.#frame);
+    this.#frame.addEventListener("pointermove", (event) => this.#pointAt(event));
+    byId("timeline-details").addEventListener("toggle", () => this.#list());
+  }
+
+  update(answer) {
+    this.#answer = answer;
+    this.#draw();
+    this.#list();
+    text(byId("timeline-note"), noteOn(answer));
+  }
+
+  fail(error) {
+    text(byId("timeline-note"), `Not known now: ${error.message}`);
+  }
+
+  #draw() {
+    if (this.#answer === null || this.#width === 0) return;
+    const { gpus } = this.#answer;
+    const [since, until] = [parseTime(this.#answer.since), parseTime(this.#answer.until)];
+    const width = Math.max(this.#width, NARROWEST);
+    const height = gpus.length * ROW + AXIS;
+    const x = (ms) => LEFT + ((Math.min(Math.max(ms, since), until) - since) / (until - since)) * (width - LEFT - 4);
+    const colourOf = colours(gpus);
+
+    this.#spans = [];
+    // One path for each colour: thousands of bars are as quick to draw as a few.
+    const paths = new Map();
+    const names = [];
+    gpus.forEach((gpu, row) => {
+      for (const { span, lane, lanes } of inLanes(gpu.spans)) {
+        const [from, to] = [x(parseTime(span.since)), x(span.until === null ? until : parseTime(span.until))];
+        const bar = { left: from, right: Math.max(to - GAP, from + 1), top: row * ROW + (ROW - BAR) / 2 + (lane * BAR) / lanes, height: BAR / lanes };
+        this.#spans.push({ ...bar, span, gpu });
+        const colour = colourOf.get(span.owner) ?? OTHERS;
+        paths.set(colour, `${paths.get(colour) ?? ""}M${bar.left.toFixed(1)} ${bar.top.toFixed(1)}H${bar.right.toFixed(1)}v${bar.height.toFixed(1)}H${bar.left.toFixed(1)}Z`);
+        if (lanes === 1 && bar.right - bar.left > ROOM_FOR_A_NAME && names.length < MOST_NAMES) names.push({ ...bar, span, colour });
+      }
+    });
+
+    const held = gpus.reduce((sum, gpu) => sum + gpu.spans.length, 0);
+    const picture = svg("svg", { width, height, role: "img", "aria-label": `${held} leases on ${gpus.length} GPUs from ${clock(since, until)} to ${clock(until, until)}; the same as a list is below` });
+    for (const at of marks(since, until)) {
+      picture.append(svg("path", { class: "grid", d: `M${x(at).toFixed(1)} 0V${height - AXIS}` }));
+      picture.append(svg("text", { class: "axis", x: x(at).toFixed(1), y: height - 6, "text-anchor": "middle" }, hourOf(at, until - since)));
+    }
+    gpus.forEach((gpu, row) => {
+      picture.append(svg("path", { class: "ground", d: `M${LEFT} ${row * ROW + ROW / 2}H${width - 4}` }));
+      picture.append(svg("text", { class: "axis", x: LEFT - 8, y: row * ROW + ROW / 2 + 4, "text-anchor": "end" }, gpu.gpu_id === null ? "gone" : gpuName(gpu)));
+    });
+    for (const [colour, d] of paths) picture.append(svg("path", { class: `owner-${colour}`, d }));
+    for (const { left, right, top, span, colour } of names) {
+      const room = Math.floor((right - left - 8) / 7);
+      const name = person(span);
+      const shown = name.length > room ? `${name.slice(0, Math.max(1, room - 1))}…` : name;
+      picture.append(svg("text", { class: `name name-${colour}`, x: (left + 4).toFixed(1), y: (top + 12).toFixed(1) }, shown));
+    }
+    this.#frame.replaceChildren(picture);
+    byId("timeline-owners").replaceChildren(
+      ...[...colourOf].map(([owner, colour]) => el("li", {}, el("i", { class: `swatch owner-${colour}` }), el("bdi", {}, owner ?? "(no owner named)"))),
+      ...(paths.has(OTHERS) ? [el("li", {}, el("i", { class: `swatch owner-${OTHERS}` }), "all others")] : []),
+    );
+  }
+
+  #pointAt(event) {
+    const picture = this.#frame.firstElementChild;
+    if (picture === null) return;
+    const box = picture.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const found = this.#spans.find((bar) => x >= bar.left - 1 && x <= bar.right + 1 && y >= bar.top && y <= bar.top + bar.height);
+    if (found) text(this.#pointed, `${gpuName(found.gpu)}: ${sentence(found.span)}`);
+  }
+
+  #list() {
+    if (this.#answer === null || !byId("timeline-details").open) return;
+    const spans = this.#answer.gpus.flatMap((gpu) => gpu.spans.map((span) => ({ gpu, span })));
+    spans.sort((a, b) => parseTime(b.span.since) - parseTime(a.span.since));
+    byId("timeline-list").replaceChildren(
+      ...spans.slice(0, MOST_LISTED).map(({ gpu, span }) => el("li", {}, el("span", {}, gpuName(gpu)), el("bdi", {}, sentence(span)))),
+      ...(spans.length > MOST_LISTED ? [el("li", {}, "", `and ${spans.length - MOST_LISTED} earlier ones`)] : []),
+    );
+  }
+}
+
+function sentence(span) {
+  const [since, until] = [parseTime(span.since), span.until === null ? Date.now() : parseTime(span.until)];
+  const more = details(span);
+  const end = span.until === null ? "until now" : `to ${clock(until, Date.now())}, ${END_REASONS[span.end_reason] ?? span.end_reason}`;
+  return `${person(span)}${more ? ` (${more})` : ""} from ${clock(since, Date.now())} ${end}; ${duration((until - since) / 1000)}${span.is_shared ? ", shared" : ""}`;
+}
+
+/** Those who held most get a colour of their own; the same owner has the same one while he is among them. */
+function colours(gpus) {
+  const heldMs = new Map();
+  for (const span of gpus.flatMap((gpu) => gpu.spans)) {
+    const ms = (span.until === null ? Date.now() : parseTime(span.until)) - parseTime(span.since);
+    heldMs.set(span.owner, (heldMs.get(span.owner) ?? 0) + ms);
+  }
+  const most = [...heldMs].sort((a, b) => b[1] - a[1]).slice(0, COLOURS).map(([owner]) => owner);
+  most.sort((a, b) => (a ?? "").localeCompare(b ?? ""));
+  return new Map(most.map((owner, i) => [owner, i]));
+}
+
+/** Leases that share a GPU at the same time lie below one another, and a bar is as thick as that leaves it room for. */
+function inLanes(spans) {
+  const placed = [];
+  let together = [];
+  let ends = [];
+  const settle = () => {
+    placed.push(...together.map((item) => ({ ...item, lanes: ends.length })));
+    [together, ends] = [[], []];
+  };
+  for (const span of spans) {
+    const start = parseTime(span.since);
+    if (ends.every((end) => end <= start)) settle();
+    const free = ends.findIndex((end) => end <= start);
+    const lane = free < 0 ? ends.length : free;
+    ends[lane] = span.until === null ? Infinity : parseTime(span.until);
+    together.push({ span, lane });
+  }
+  settle();
+  return placed;
+}
+
+/** Round times in the span, so many that their texts do not touch. */
+function marks(since, until) {
+  const step = (STEPS_MIN.find((minutes) => (until - since) / (minutes * 60_000) <= 8) ?? 1440) * 60_000;
+  const offset = new Date(since).getTimezoneOffset() * 60_000;
+  const found = [];
+  for (let at = Math.ceil((since - offset) / step) * step + offset; at < until; at += step) found.push(at);
+  return found;
+}
+
+function hourOf(ms, spanMs) {
+  const options = spanMs > 36 * 3_600_000 ? { weekday: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit" };
+  return new Intl.DateTimeFormat("en-GB", options).format(ms);
+}
+
+function noteOn(answer) {
+  const notes = [];
+  if (answer.is_cut) notes.push("There were too many leases to show; those that ended first are left out.");
+  const complete = parseTime(answer.complete_since);
+  if (complete > parseTime(answer.since)) notes.push(`Of what ended before ${clock(complete, Date.now())} not all is known any more.`);
+  if (answer.unknown_leases) notes.push(`${answer.unknown_leases} leases are left out: a clock was set meanwhile.`);
+  return notes.join(" ");
+}

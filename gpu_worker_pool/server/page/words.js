@@ -1,0 +1,78 @@
+// Numbers, times and people in words. What is not known is said to be unknown, and is never a zero.
+
+export const UNKNOWN = "unknown";
+
+const isKnown = (value) => typeof value === "number" && Number.isFinite(value);
+
+export const percent = (value) => (isKnown(value) ? `${Math.round(value)} %` : UNKNOWN);
+
+export function memory(mb) {
+  if (!isKnown(mb)) return UNKNOWN;
+  return mb >= 1024 ? `${(mb / 1024).toFixed(1)} GiB` : `${Math.round(mb)} MiB`;
+}
+
+export const temperature = (value) => (isKnown(value) ? `${Math.round(value)} °C` : UNKNOWN);
+
+export const power = (value) => (isKnown(value) ? `${Math.round(value)} W` : UNKNOWN);
+
+/** 42 s, 5 min, 2 h 5 min, 3 d 4 h: two units at most, because nobody reads the third. */
+export function duration(seconds) {
+  if (!isKnown(seconds)) return UNKNOWN;
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 60) return `${s} s`;
+  const minutes = Math.floor(s / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 24) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
+  return hours % 24 ? `${Math.floor(hours / 24)} d ${hours % 24} h` : `${Math.floor(hours / 24)} d`;
+}
+
+export function hours(value) {
+  if (!isKnown(value)) return UNKNOWN;
+  return value > 0 && value < 0.01 ? "< 0.01" : value.toFixed(2);
+}
+
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { weekday: "short", day: "numeric", month: "short" });
+
+/** The time of day, with the day where it is not today's. */
+export function clock(ms, nowMs) {
+  if (!isKnown(ms)) return UNKNOWN;
+  const time = CLOCK.format(ms);
+  return DAY.format(ms) === DAY.format(nowMs) ? time : `${DAY.format(ms)}, ${time}`;
+}
+
+export const parseTime = (iso) => (typeof iso === "string" ? Date.parse(iso) : NaN);
+
+/** Who it is, as far as he said: the owner, else the worker, else the lease. */
+export function person(lease) {
+  return lease.owner ?? lease.worker_id ?? lease.lease_id ?? lease.id ?? "somebody";
+}
+
+/** What there is to know about him besides: the worker and the command, where they are not what he is called by. */
+export function details(lease) {
+  const label = lease.label ?? lease.labels?.command ?? null;
+  const worker = lease.owner === null || lease.owner === undefined ? null : lease.worker_id;
+  return [worker, label].filter((part) => part !== null && part !== undefined && part !== "").join(" · ");
+}
+
+export function gpuName(gpu) {
+  return gpu.gpu_id === null || gpu.gpu_id === undefined ? `GPU ${gpu.uuid}` : `GPU ${gpu.gpu_id}`;
+}
+
+export function gpuNames(gpus) {
+  const names = gpus.map(gpuName);
+  return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : (names[0] ?? "no GPU");
+}
+
+export const stateWord = (state) => state.replaceAll("_", " ");
+
+export const END_REASONS = {
+  released: "given back",
+  expired: "ran out without a sign of life",
+  cancelled: "left the queue",
+  holder_died: "its process died",
+  revoked: "revoked by the operator",
+};
+
+export const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;

@@ -1,0 +1,58 @@
+"""The files of the page, as they are sent to a browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+FOLDER = "page"
+INDEX = "index.html"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml; charset=utf-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file. Its tag is another one whenever its content is."""
+
+    content_type: bytes
+    etag: bytes
+    body: bytes
+
+
+class PageFiles:
+    """The files that there are, by name, each read when it is first asked for. What the caller sends is looked up among
+    the names, and never becomes part of a path.
+    """
+
+    def __init__(self) -> None:
+        folder = files(__package__) / FOLDER
+        found = list(folder.iterdir()) if folder.is_dir() else []
+        self._places: dict[str, Traversable] = {place.name: place for place in found if _type_of(place.name)}
+        self._read: dict[str, PageFile] = {}
+
+    def find(self, name: str) -> PageFile | None:
+        """The file of this name; None where there is none."""
+        known = self._read.get(name)
+        if known is not None:
+            return known
+        place, content_type = self._places.get(name), _type_of(name)
+        if place is None or content_type is None:
+            return None
+        body = place.read_bytes()
+        etag = f'"{sha256(body).hexdigest()[:32]}"'
+        return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
+
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self._places)
+
+
+def _type_of(name: str) -> str | None:
+    return next((kind for suffix, kind in TYPES.items() if name.endswith(suffix)), None)

@@ -1,0 +1,149 @@
+"""An answer that is made once for all who ask for it at about the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from .problems import Refused
+
+# A body up to this size is compressed on the spot: a thread would take longer.
+SMALL_BYTES = 4096
+COMPRESSION = 1
+# Making it takes at most one part in so many of the time, however long it takes.
+REST_FACTOR = 10
+STOPPING = "The server is stopping; ask again when it is back."
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What is answered, as it is and compressed."""
+
+    plain: bytes
+    gzipped: bytes
+
+    @classmethod
+    async def of(cls, plain: bytes) -> Body:
+        """Compress it; where that takes a while, in a thread."""
+        if len(plain) <= SMALL_BYTES:
+            return cls(plain, _compress(plain))
+        return cls(plain, await asyncio.to_thread(_compress, plain))
+
+
+class _Round:
+    """Those who wait for one making."""
+
+    def __init__(self) -> None:
+        self.body: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        self.waiting = 0
+
+    def end(self, outcome: Body | Exception) -> None:
+        if self.body.done():
+            return
+        if isinstance(outcome, Body):
+            self.body.set_result(outcome)
+        else:
+            self.body.set_exception(outcome)
+            self.body.exception()  # whoever has gone away meanwhile does not want to know
+
+
+class SharedAnswer:
+    """Gives everybody an answer that began to be made after he asked, and makes as few as that allows.
+
+    Between the beginnings of two makings lie at least `pace_s`, and ten times as long as the last one took. Whoever asks
+    meanwhile waits for the next one, with all others. Nothing is made while nobody waits. What goes wrong is told to
+    those who wait for it, and tried anew for the next.
+
+    One that `may_be_old` does not let anybody wait for that: until the next may be made, the last one will do.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[bytes]],
+        pace_s: float,
+        *,
+        may_be_old: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._make = make
+        self._pace_s = pace_s
+        self._may_be_old = may_be_old
+        self._last: Body | None = None
+        self._clock = clock
+        self._sleep = sleep
+        self._not_before = float("-inf")
+        self._next: _Round | None = None
+        self._current: _Round | None = None
+        self._maker: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def get(self) -> Body:
+        """The answer; whatever error its making ended with; Refused once this is closed."""
+        if self._is_closed:
+            raise Refused(503, STOPPING)
+        if self._may_be_old:
+            if self._current is not None:
+                return await asyncio.shield(self._current.body)
+            if self._last is not None and self._clock() < self._not_before:
+                return self._last
+        if self._next is None:
+            self._next = _Round()
+        mine = self._next
+        if self._maker is None:
+            self._maker = asyncio.create_task(self._make_while_wanted())
+        mine.waiting += 1
+        try:
+            return await asyncio.shield(mine.body)
+        finally:
+            mine.waiting -= 1
+
+    def stop(self) -> None:
+        """Answer nobody any more, and make nothing."""
+        self._is_closed = True
+        self._stop_waiting()
+        if self._maker is not None:
+            self._maker.cancel()
+
+    async def close(self) -> None:
+        """Stop, and leave nothing running."""
+        self.stop()
+        if self._maker is not None:
+            await asyncio.wait([self._maker])
+
+    def _stop_waiting(self) -> None:
+        for round_ in filter(None, (self._current, self._next)):
+            round_.end(Refused(503, STOPPING))
+
+    async def _make_while_wanted(self) -> None:
+        try:
+            while self._next is not None and self._next.waiting:
+                rest_s = self._not_before - self._clock()
+                if rest_s > 0:
+                    await self._sleep(rest_s)
+                    continue  # they may all have gone away meanwhile
+                # Whoever asks from here on wants one that begins later.
+                self._current, self._next = self._next, None
+                began = self._clock()
+                outcome = await self._outcome()
+                self._last = outcome if self._may_be_old and isinstance(outcome, Body) else None
+                self._current.end(outcome)
+                self._current = None
+                self._not_before = began + max(self._pace_s, REST_FACTOR * (self._clock() - began))
+        finally:
+            # Nobody is left here, unless this was ended from outside.
+            self._stop_waiting()
+            self._current = self._next = self._maker = None
+
+    async def _outcome(self) -> Body | Exception:
+        try:
+            return await Body.of(await self._make())
+        except Exception as error:  # noqa: BLE001 - it is raised in everybody who waits
+            return error
+
+
+def _compress(plain: bytes) -> bytes:
+    return gzip.compress(plain, COMPRESSION, mtime=0)

@@ -1,0 +1,139 @@
+"""A real server with simulated GPUs, invented users and a past: what the pictures in the documents show."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from gpu_worker_pool.core.gpu import GpuKey
+from gpu_worker_pool.core.lease import EndedLease, EndReason
+from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.gpus.simulated import SimulatedProbe
+from gpu_worker_pool.ledger.sqlite import SqliteJournal
+
+ROOT = Path(__file__).resolve().parent.parent
+NODE = "gpu-box"
+GPUS = "5xA100-80GB,3xL4"
+TOKENS = "admin:only-for-pictures"
+START_S = 30.0
+HOURS_OF_PAST = 7.0
+
+ASKERS: list[tuple[str, dict[str, Any]]] = [
+    ("ada-llm", {"owner": "ada", "gpus": 2, "model": "A100", "labels": {"command": "torchrun train.py base.yaml"}}),
+    ("bob-eval", {"owner": "bob", "model": "A100", "labels": {"command": "python eval.py --suite nightly"}}),
+    ("carol-serve", {"owner": "carol", "memory_mb": 9000, "model": "L4", "labels": {"command": "python serve.py"}}),
+    ("dan-notebook", {"owner": "dan", "memory_mb": 6000, "model": "L4", "labels": {"command": "jupyter lab"}}),
+    ("erin-sweep-1", {"owner": "erin", "model": "A100", "labels": {"command": "python sweep.py --trial 1"}}),
+    ("frank-embed", {"owner": "frank", "model": "A100", "labels": {"command": "python embed.py corpus/"}}),
+    ("erin-sweep-2", {"owner": "erin", "model": "A100", "labels": {"command": "python sweep.py --trial 2"}}),
+    ("grace-dpo", {"owner": "grace", "gpus": 2, "model": "A100", "priority": 5}),
+    ("heidi-render", {"owner": "heidi", "memory_mb": 24000, "model": "A100"}),
+    ("erin-sweep-3", {"owner": "erin", "model": "A100", "labels": {"command": "python sweep.py --trial 3"}}),
+    ("ivan-probe", {"owner": "ivan", "model": "A100"}),
+    ("judy-big", {"owner": "judy", "gpus": 4, "model": "A100"}),
+]
+OUT_OF_SERVICE = (7, "bad fan")
+PAST_OWNERS = ("ada", "bob", "carol", "erin", "frank", "grace")
+
+
+@contextmanager
+def seeded_server(*, looks_per_s: float = 1.0) -> Iterator[str]:
+    """Its URL. It is told by nothing of the settings of whoever runs this, and ended by its pid."""
+    with tempfile.TemporaryDirectory(prefix="gpu-pool-picture-") as folder:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        _write_past(Path(folder) / "state" / f"simulated-{NODE}.sqlite3")
+        server = _start(Path(folder), port, looks_per_s)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(START_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def let_them_ask(url: str, step_s: float) -> None:
+    """A GPU out of service, and one asker after the other, so that the readings of each GPU tell a history of their own."""
+    gpu, reason = OUT_OF_SERVICE
+    tell(url, "POST", f"/admin/gpus/{gpu}/drain", {"reason": reason})
+    for lease_id, form in ASKERS:
+        tell(url, "PUT", f"/leases/{lease_id}", {"ttl_s": 600, **form})
+        time.sleep(step_s)
+    time.sleep(2 * step_s)
+
+
+def tell(url: str, method: str, path: str, body: dict[str, Any]) -> None:
+    """One call as admin; an answer that is an error ends everything."""
+    token = TOKENS.partition(":")[2]
+    headers = {"Authorization": f"Bearer {token}"} if path.startswith("/admin") else {}
+    request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), headers, method=method)  # noqa: S310 - our own server
+    with urllib.request.urlopen(request, timeout=START_S) as answer:  # noqa: S310
+        answer.read()
+
+
+def _write_past(path: Path) -> None:
+    """Some hours of leases that have ended, the same each time but for the clock."""
+    random, now = Random(7), time.time()  # noqa: S311 - a picture
+    keys = [reading.gpu.key for reading in SimulatedProbe(NODE, GPUS).look(0.0).readings]
+    leases = []
+    for key in keys[:-1]:
+        at = now - HOURS_OF_PAST * 3600 + random.uniform(0, 3600)
+        while True:
+            hold_s = random.choice((600, 1800, 3600, 7200)) * random.uniform(0.5, 1.0)
+            if at + hold_s > now - 120:
+                break
+            leases.append(_ended(key, random.choice(PAST_OWNERS), at, at + hold_s, len(leases)))
+            at += hold_s + random.choice((5, 60, 900))
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), leases)
+
+
+def _ended(key: GpuKey, owner: str, granted_at: float, ended_at: float, number: int) -> EndedLease:
+    reason = EndReason.HOLDER_DIED if number % 7 == 3 else EndReason.RELEASED
+    request = Request(Wishes(1), Holder(owner=owner))
+    asked_at = granted_at - 30 * (number % 5)
+    return EndedLease(f"past-{number}", request, (key,), number + 1, asked_at, granted_at, ended_at, reason)
+
+
+def _start(folder: Path, port: int, looks_per_s: float) -> subprocess.Popen[bytes]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    notify = folder / "notify"
+    env = {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        "SIMULATED_GPUS": GPUS,
+        "REFRESH_INTERVAL": f"{1 / looks_per_s:g}",
+        "GPU_POOL_STATE_DIR": str(folder / "state"),
+        "GPU_POOL_NODE": NODE,
+        "GPU_POOL_TOKENS": TOKENS,
+        "NOTIFY_SOCKET": str(notify),
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, (folder / "log").open("wb") as log:
+        ready.bind(str(notify))
+        ready.settimeout(START_S)
+        command = [sys.executable, "-m", "gpu_worker_pool.gpu_server"]
+        server = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)  # noqa: S603 - our own
+        try:
+            ready.recv(1024)
+        except TimeoutError:
+            server.kill()
+            server.wait()
+            sys.exit(f"the server did not start: {(folder / 'log').read_text(encoding='utf-8')}")
+    return server

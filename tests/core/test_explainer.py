@@ -1,0 +1,38 @@
+"""Many waiters explained at once are told what each would be told alone."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.explain import Explainer, explain
+from gpu_worker_pool.core.lease import QueuedLease
+
+from .build import T4, Box, reading
+
+
+def assert_told_as_alone(box: Box) -> None:
+    explainer = Explainer(box.state, box.now)
+    waiting = [lease for lease in box.state.leases.values() if isinstance(lease, QueuedLease)]
+    assert len(waiting) > 2
+    for lease in waiting:
+        assert explainer.explain(lease) == explain(box.state, lease.id, box.now)
+        assert explainer.reason(lease) == str(explain(box.state, lease.id, box.now))
+
+
+def test_those_who_wish_for_the_same_and_those_who_do_not() -> None:
+    box = Box(reading(0), reading(1, name=T4), reading(2, utilization=95))
+    for lease_id, model in (("a", None), ("b", None), ("c", None), ("d", "T4"), ("e", None), ("f", "A100")):
+        box.ask(lease_id, model=model)
+
+    assert_told_as_alone(box)
+
+
+def test_those_who_are_kept_out_by_somebody_ahead_of_them() -> None:
+    """A GPU that is held is free for the one it is held for, and for nobody behind him."""
+    box = Box(reading(0), reading(1))
+    box.ask("a")
+    for lease_id in ("wide", "wide too"):
+        box.ask(lease_id, gpus=2)
+    for lease_id in ("b", "c"):
+        box.ask(lease_id)
+
+    assert box.state.holds
+    assert_told_as_alone(box)

@@ -1,0 +1,96 @@
+"""The frame of the page's tests: it must notice, or it is decoration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from .axe import serious_findings
+from .chromium import NAMES, find_chromium
+from .tiny_server import TinyServer, tiny_server
+from .watch import Watch
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; connect-src *; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+PAGE = b"<!doctype html><html lang=en><title>A page</title><main><h1>A page</h1></main></html>"
+
+# What a page might do, and what is put down of it.
+WRONGS = {
+    "console.error('it is broken')": "console: it is broken",
+    "setTimeout(() => { throw new Error('not caught') })": "raised: not caught",
+    "void Promise.reject(new Error('forgotten'))": "raised: forgotten",
+    "fetch('/no-such')": "console: Failed to load resource: .* 404",
+    "document.body.style.background = 'url(/image.png)'": "console: Loading the image .* violates",
+    "try { document.body.innerHTML = '<b>bold</b>' } catch {}": "console: .*TrustedHTML",
+}
+
+
+@pytest.fixture(scope="module")
+def both_servers(browser: Browser) -> Iterator[tuple[TinyServer, TinyServer]]:
+    """The page's own, and another host."""
+    headers = {"Content-Type": "text/html", "Content-Security-Policy": POLICY}
+    with tiny_server({"/": PAGE}, headers) as own, tiny_server({}, {}, host="127.0.0.2") as other:
+        yield own, other
+
+
+@pytest.fixture
+def watch(both_servers: tuple[TinyServer, TinyServer]) -> Watch:
+    """One whose complaints are what the test is about."""
+    return Watch(both_servers[0].url)
+
+
+@pytest.fixture
+def page(both_servers: tuple[TinyServer, TinyServer], browser: Browser, watch: Watch) -> Iterator[Page]:
+    with browser.new_context() as context:
+        watch.over(context)
+        page = context.new_page()
+        page.goto(both_servers[0].url)
+        yield page
+
+
+def test_a_page_that_does_nothing_wrong_is_not_complained_of(page: Page, watch: Watch) -> None:
+    page.evaluate("() => { console.log('hello'); console.warn('well'); return fetch('/') }")
+    assert watch.complaints == []
+
+
+def test_what_a_page_must_not_do_is_noticed(page: Page, watch: Watch) -> None:
+    for wrong, noticed in WRONGS.items():
+        page.evaluate(f"() => {{ {wrong} }}")
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        page.evaluate("() => fetch('/')")  # what was asked for before this one is answered
+        assert watch.complaints, wrong
+        watch.allow(noticed)
+        assert watch.complaints == []
+
+
+def test_a_request_to_another_host_is_noticed_and_goes_nowhere(
+    page: Page, watch: Watch, both_servers: tuple[TinyServer, TinyServer]
+) -> None:
+    for url in (f"{both_servers[1].url}/stolen", "http://elsewhere.test/"):
+        said = page.evaluate("url => fetch(url, {mode: 'no-cors'}).then(() => 'came back', String)", url)
+        assert "Failed to fetch" in said
+        assert f"asked elsewhere: GET {url}" in watch.complaints
+    assert both_servers[1].asked == []
+
+
+def test_axe_finds_what_keeps_somebody_out_and_nothing_else(page: Page) -> None:
+    assert serious_findings(page) == []
+    page.evaluate("() => document.querySelector('main').append(document.createElement('input'))")
+    (finding,) = serious_findings(page)
+    assert finding.startswith("label (critical): <input>")
+
+
+def test_the_browser_is_the_one_named_else_one_on_the_path(tmp_path: Path) -> None:
+    assert find_chromium({"PATH": str(tmp_path)}) is None
+    for name in reversed(NAMES):
+        (tmp_path / name).touch(mode=0o755)
+        assert find_chromium({"PATH": str(tmp_path)}) == str(tmp_path / name)
+    other = tmp_path / "other"
+    with pytest.raises(FileNotFoundError, match="is not a program"):
+        find_chromium({"PATH": str(tmp_path), "CHROMIUM": str(other)})
+    other.touch(mode=0o755)
+    assert find_chromium({"PATH": str(tmp_path), "CHROMIUM": str(other)}) == str(other)

@@ -1,0 +1,123 @@
+"""Whatever somebody calls himself, his job or his GPU, on the page it is text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.server.leasing import queue, take
+from tests.server.running import RunningServer
+
+from .conftest import OpenPage
+from .parts import card, happened, queue_of, too_wide, use_token
+from .tiny_server import tiny_server
+
+HOSTILE = (
+    "<script>window.hasRun = 1</script>",
+    "<img src=x onerror='window.hasRun = 1'>",
+    "\"'><svg onload=window.hasRun=1>",
+    "</title></style></textarea><b>bold</b>&lt;i&gt;&#x3c;",
+    "javascript:window.hasRun=1",
+    "${window.hasRun=1}{{window.hasRun=1}}",
+    "__proto__",
+    "שלום <b>עולם</b> سلام",
+    "W" * 256,
+)
+# A server of this kind refuses these signs; who knows what another one lets pass.
+TURNED_ROUND = "\u202egnp.exe\u2066\u200f"
+OF_PEERS = (HOSTILE[0], HOSTILE[-1], TURNED_ROUND)
+ADMIN = "the-token-of-admin"
+
+
+def poisoned(value: Any, poison: str) -> Any:
+    """The same with the poison before each text in it."""
+    if isinstance(value, str):
+        return poison + value
+    if isinstance(value, list):
+        return [poisoned(item, poison) for item in value]
+    return {key: poisoned(item, poison) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser) -> Iterator[RunningServer]:
+    """With a holder and a waiter of each name, and peers in which every text is one."""
+    with tiny_server({}, {"Content-Type": "application/json"}) as other:
+        peers = [f"{other.url}/{number}" for number in range(len(OF_PEERS))]
+        env = {
+            "SIMULATED_GPUS": str(len(HOSTILE) + 1),
+            "GPU_POOL_PEERS": ",".join(peers),
+            "GPU_POOL_TOKENS": f"admin:{ADMIN}",
+        }
+        with RunningServer(env) as server:
+            admin = {"Authorization": f"Bearer {ADMIN}"}
+            for number, text in enumerate(HOSTILE):
+                form: dict[str, Any] = {
+                    "owner": text,
+                    "worker_id": text,
+                    "labels": {"command": text, "note": text},
+                    "ttl_s": 3600,
+                }
+                take(server, among=[number], **form)
+                queue(server, among=[number], **form)
+            drained = server.ask(f"/admin/gpus/{len(HOSTILE)}/drain", "POST", admin, {"reason": HOSTILE[0]})
+            assert drained.status == 200, drained
+            pool = server.json("/pool")
+            pool = {**pool, "gpus": pool["gpus"][:1], "leases": pool["leases"][:1], "queue": pool["queue"][:1]}
+            for number, text in enumerate(OF_PEERS):
+                other.answers[f"/{number}/pool"] = json.dumps(poisoned(pool, text)).encode()
+            yield server
+
+
+def assert_nothing_ran(page: Page) -> None:
+    assert page.evaluate("window.hasRun") is None
+    assert page.locator("script").count() == 1  # the page's own
+    assert page.locator("img, iframe, style, textarea, b, [onload], [onerror]").count() == 0
+
+
+def test_every_text_is_shown_as_it_is(page: Page) -> None:
+    for number, text in enumerate(HOSTILE):
+        mine = card(page, number).first  # there are more of this number at the peers
+        expect(mine.get_by_role("strong")).to_have_text(text)
+        expect(mine.get_by_text(f"{text} · {text}", exact=True)).to_be_visible()
+        expect(mine.get_by_text(f"note: {text}", exact=True)).to_be_visible()
+        expect(queue_of(page).get_by_role("strong").filter(has_text=text).first).to_be_visible()
+        expect(happened(page).get_by_text(f"{text} has GPU {number}", exact=True)).to_be_visible()
+    expect(card(page, len(HOSTILE)).first.get_by_text(HOSTILE[0])).to_be_visible()  # the reason why it is drained
+    expect(page.get_by_role("table").get_by_text(HOSTILE[0], exact=True)).to_be_visible()
+    page.get_by_text("The same as a list").click()
+    for picture_or_list in ("Colours of the owners", "Who held which GPU"):
+        expect(page.get_by_label(picture_or_list).get_by_text(HOSTILE[0]).first).to_be_visible()
+
+    node = page.get_by_role("heading", level=1).text_content() or ""
+    for text in OF_PEERS:
+        expect(page.get_by_role("heading", level=3).get_by_text(f"{text}{node}", exact=True).first).to_be_visible()
+    assert_nothing_ran(page)
+
+
+def test_they_are_text_too_where_one_confirms(page: Page) -> None:
+    use_token(page, ADMIN)
+    for number, word in enumerate(("Release", "Revoke", "Drain")):
+        card(page, number).first.get_by_role("button", name=word).click()
+        expect(page.get_by_role("dialog")).to_contain_text(HOSTILE[number])
+        page.keyboard.press("Escape")
+    queue_of(page).get_by_role("button", name="Take out").first.click()
+    expect(page.get_by_role("dialog")).to_contain_text(HOSTILE[0])
+    assert_nothing_ran(page)
+
+
+def test_a_very_long_name_does_not_widen_the_page(open_page: OpenPage) -> None:
+    page = open_page(viewport={"width": 360, "height": 640})
+    expect(happened(page).get_by_text(HOSTILE[-1]).first).to_be_visible()
+    expect(page.get_by_role("heading", level=3).get_by_text(HOSTILE[-1]).first).to_be_visible()
+    assert too_wide(page) == []
+    use_token(page, ADMIN)
+    card(page, len(HOSTILE) - 1).first.get_by_role("button", name="Release").click()
+    assert too_wide(page) == []
+    box = page.get_by_role("dialog").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 360
