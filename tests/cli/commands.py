@@ -16,6 +16,8 @@ from tests.server.running import ROOT, RunningServer
 GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
 # Nothing here takes so long; a command that hangs must not hang the tests.
 MOST_S = 60.0
+# Who speaks no TLS to anybody needs nobody's certificates; aiohttp reads all that the machine has, at every start.
+NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 _started: list[subprocess.Popen[str]] = []
 
 
@@ -42,7 +44,7 @@ def environment(server: RunningServer | str | None = None, extra: Mapping[str, s
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     endpoint = server.url if isinstance(server, RunningServer) else server
     pool = {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
-    return {**kept, "PYTHONPATH": str(ROOT), **pool, **(extra or {})}
+    return {**kept, **NO_CERTIFICATES, "PYTHONPATH": str(ROOT), **pool, **(extra or {})}
 
 
 def gpu_pool(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +13,22 @@ import gpu_worker_pool
 from gpu_worker_pool import GPUWorkerPoolClient, WorkerTimeoutError
 from tests.server.running import RunningServer
 
+from .fault_tools import as_at_first
 from .statistics_server import StatisticsServer
 
 SOON_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def one_gpu() -> Iterator[RunningServer]:
+    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_gpu: RunningServer) -> Iterator[RunningServer]:
+    yield one_gpu
+    as_at_first([one_gpu])
 
 
 async def test_two_clients_of_one_process_do_not_share_a_gpu_of_a_statistics_only_server() -> None:
@@ -71,42 +85,39 @@ async def test_threads_with_a_pool_each_do_not_share_a_gpu_either() -> None:
     assert collisions == []
 
 
-async def test_what_is_given_back_while_the_server_is_away_is_free_when_it_is_back() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
-        async with GPUWorkerPoolClient(server.url, polling_interval=0.1) as client:
-            assignment = await client.request_gpu()
-            await asyncio.to_thread(server.kill)
-            await client.release_gpu(assignment)
-            await asyncio.to_thread(server.restart)
-            # Its TTL is 30 s: this is granted only if the release was made up for.
-            again = await client.request_gpu(timeout=SOON_S)
-            assert again.lease_id != assignment.lease_id
+async def test_what_is_given_back_while_the_server_is_away_is_free_when_it_is_back(server: RunningServer) -> None:
+    async with GPUWorkerPoolClient(server.url, polling_interval=0.1) as client:
+        assignment = await client.request_gpu()
+        await asyncio.to_thread(server.kill)
+        await client.release_gpu(assignment)
+        await asyncio.to_thread(server.restart)
+        # Its TTL is 30 s: this is granted only if the release was made up for.
+        again = await client.request_gpu(timeout=SOON_S)
+        assert again.lease_id != assignment.lease_id
 
 
-async def test_a_wait_that_ends_while_the_server_is_away_leaves_nothing_there() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
-        async with GPUWorkerPoolClient(server.url, polling_interval=0.1) as client:
-            held = await client.request_gpu()
-            waiting = asyncio.create_task(client.request_gpu(timeout=SOON_S))
-            async with asyncio.timeout(SOON_S):
-                while client.get_pool_status().blocked_workers != 1:  # noqa: ASYNC110 - a status is no event
-                    await asyncio.sleep(0.01)
-            await asyncio.to_thread(server.kill)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            await asyncio.to_thread(server.restart)
-            await client.release_gpu(held)
-            assert (await client.request_gpu(timeout=SOON_S)).gpu_id == held.gpu_id
+async def test_a_wait_that_ends_while_the_server_is_away_leaves_nothing_there(server: RunningServer) -> None:
+    async with GPUWorkerPoolClient(server.url, polling_interval=0.1) as client:
+        held = await client.request_gpu()
+        waiting = asyncio.create_task(client.request_gpu(timeout=SOON_S))
+        async with asyncio.timeout(SOON_S):
+            while client.get_pool_status().blocked_workers != 1:  # noqa: ASYNC110 - a status is no event
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.kill)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await asyncio.to_thread(server.restart)
+        await client.release_gpu(held)
+        assert (await client.request_gpu(timeout=SOON_S)).gpu_id == held.gpu_id
 
 
-async def test_whoever_works_with_a_gpu_when_the_client_is_stopped_hears_of_it() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
-        async with GPUWorkerPoolClient(server.url) as client:
-            assignment = await client.request_gpu()
-            lost = asyncio.ensure_future(assignment.lost.wait()) if assignment.lost else None
-        assert assignment.is_lost
-        assert lost is not None
-        assert await lost == "the client was stopped"
+async def test_whoever_works_with_a_gpu_when_the_client_is_stopped_hears_of_it(server: RunningServer) -> None:
+    async with GPUWorkerPoolClient(server.url) as client:
+        assignment = await client.request_gpu()
+        lost = asyncio.ensure_future(assignment.lost.wait()) if assignment.lost else None
+    assert assignment.is_lost
+    assert lost is not None
+    assert await lost == "the client was stopped"
 
 
 @pytest.mark.parametrize("wishes", [{"timeout": "5"}, {"timeout": 10**400}, {"timeout": True}, {"model": 5}])

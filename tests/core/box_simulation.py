@@ -27,7 +27,8 @@ from gpu_worker_pool.core.settings import PoolSettings
 from gpu_worker_pool.core.state import PoolState
 
 DAY_S = 86_400.0
-TTL_S = 30.0
+# Long, because most of a day is heartbeats, and each is like the other.
+TTL_S = 90.0
 GPUS = 8
 TOTAL_MB = 80_000.0
 # How long the processes of a worker that crashed may stay on the GPU.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpu_worker_pool.core import events as ev
 
-from .box_simulation import digest, restored, simulate
+from .box_simulation import Box, digest, restored, simulate
 
 HOUR_S = 3600.0
 
 
-def test_a_day_ends_with_everybody_served_or_gone_and_every_gpu_free() -> None:
-    box = simulate(seed=1)
+@pytest.fixture(scope="module")
+def box() -> Box:
+    """A whole day, to be looked at only."""
+    return simulate(seed=1)
 
+
+def test_a_day_ends_with_everybody_served_or_gone_and_every_gpu_free(box: Box) -> None:
     assert box.state.leases == {}
     assert len(box.state.queue) == 0
     ends = box.counts["released"] + box.counts["expired"] + box.counts["holder_died"] + box.counts["cancelled"]
@@ -21,18 +27,14 @@ def test_a_day_ends_with_everybody_served_or_gone_and_every_gpu_free() -> None:
     assert box.counts["granted"] > 400
 
 
-def test_a_day_can_be_restored_from_its_journal() -> None:
-    box = simulate(3, 2 * HOUR_S)
-
+def test_a_day_can_be_restored_from_its_journal(box: Box) -> None:
     state = restored(box)
 
     assert state.ended == box.state.ended
     assert state.fences == box.state.fences
 
 
-def test_fences_grow_all_day() -> None:
-    box = simulate(4, 2 * HOUR_S)
-
+def test_fences_grow_all_day(box: Box) -> None:
     fences = [event.fence for event in box.log if isinstance(event, ev.LeaseGranted)]
 
     assert fences == sorted(set(fences))

@@ -6,7 +6,9 @@ lease, never a second GPU. Fences go on growing.
 
 from __future__ import annotations
 
+import copy
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -175,6 +177,35 @@ def killed_at_start(folder: Path, failpoint: str, command: tuple[str, ...] = MOD
     assert ended.returncode == -signal.SIGKILL, ended
 
 
+@pytest.fixture(scope="module")
+def all_is_over(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Client]:
+    """The journal of a server on which somebody worked and all is given back, and who that was. To be copied."""
+    folder, client = tmp_path_factory.mktemp("over"), Client()
+    with RunningServer(settings(folder)) as server:
+        client.port = server.port
+        client.work()
+    return folder, client
+
+
+@pytest.fixture(scope="module")
+def one_holds_and_one_waits(
+    all_is_over: tuple[Path, Client], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Client]:
+    folder = tmp_path_factory.mktemp("held")
+    client = begin_with(all_is_over, folder)
+    with RunningServer(settings(folder)) as server:
+        client.port = server.port
+        client.call("PUT", "holder")
+        client.call("PUT", "waiter")
+    return folder, client
+
+
+def begin_with(past: tuple[Path, Client], folder: Path) -> Client:
+    """Who goes on in this folder where that one ended."""
+    shutil.copytree(past[0], folder, dirs_exist_ok=True)
+    return copy.deepcopy(past[1])
+
+
 def test_every_failpoint_is_tried_here() -> None:
     assert {*APPENDING, *COMPACTING, *MIGRATING} == set(FAILPOINTS)
 
@@ -225,12 +256,11 @@ def test_killed_while_compacting(failpoint: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failpoint", COMPACTING)
-def test_killed_while_compacting_what_nobody_holds_any_more(failpoint: str, tmp_path: Path) -> None:
+def test_killed_while_compacting_what_nobody_holds_any_more(
+    failpoint: str, tmp_path: Path, all_is_over: tuple[Path, Client]
+) -> None:
     """Nothing but the compacted history tells the last fence then."""
-    client = Client()
-    with RunningServer(settings(tmp_path)) as server:
-        client.port = server.port
-        client.work()
+    client = begin_with(all_is_over, tmp_path)
     fill_journal(tmp_path, SHORTEST_TO_COMPACT + 1)
 
     killed_at_start(tmp_path, failpoint)
@@ -261,13 +291,10 @@ def test_killed_while_the_first_journal_is_made(failpoint: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("failpoint", MIGRATING)
-def test_killed_while_an_old_journal_is_migrated(failpoint: str, tmp_path: Path) -> None:
-    client = Client()
-    with RunningServer(settings(tmp_path)) as server:
-        client.port = server.port
-        client.work()
-        client.call("PUT", "holder")
-        client.call("PUT", "waiter")
+def test_killed_while_an_old_journal_is_migrated(
+    failpoint: str, tmp_path: Path, one_holds_and_one_waits: tuple[Path, Client]
+) -> None:
+    client = begin_with(one_holds_and_one_waits, tmp_path)
 
     killed_at_start(tmp_path, failpoint, next_version.COMMAND)
 

@@ -11,6 +11,9 @@ from gpu_worker_pool.gpus.probe import Look, Probe
 class ProbeContract:
     """Tests over the fixture `probe`: a probe that sees at least one GPU. The fixture closes it."""
 
+    # How many, since values may change between them.
+    looks = 10
+
     def test_source_names_the_probe(self, probe: Probe) -> None:
         assert isinstance(probe.source, str)
         assert probe.source
@@ -32,19 +35,19 @@ class ProbeContract:
             assert {reading.at for reading in probe.look(at).readings} == {at}
 
     def test_percentages_are_within_0_and_100_or_unknown(self, probe: Probe) -> None:
-        for reading in _readings(probe):
+        for reading in self._readings(probe):
             for percent in (reading.utilization_percent, reading.memory_percent, reading.reported_memory_percent):
                 assert percent is None or 0 <= percent <= 100
 
     def test_memory_used_is_no_more_than_the_total_or_unknown(self, probe: Probe) -> None:
-        for reading in _readings(probe):
+        for reading in self._readings(probe):
             assert reading.memory_total_mb is None or reading.memory_total_mb > 0
             assert reading.memory_used_mb is None or reading.memory_used_mb >= 0
             if reading.memory_used_mb is not None and reading.memory_total_mb is not None:
                 assert reading.memory_used_mb <= reading.memory_total_mb
 
     def test_power_and_temperature_are_finite_or_unknown(self, probe: Probe) -> None:
-        for reading in _readings(probe):
+        for reading in self._readings(probe):
             assert reading.temperature_c is None or isfinite(reading.temperature_c)
             assert reading.power_draw_w is None or reading.power_draw_w >= 0
             assert reading.power_limit_w is None or reading.power_limit_w > 0
@@ -60,12 +63,12 @@ class ProbeContract:
         assert min(indices) >= 0
 
     def test_every_gpu_has_a_uuid_and_a_name(self, probe: Probe) -> None:
-        for reading in _readings(probe):
+        for reading in self._readings(probe):
             assert reading.gpu.key.uuid.strip()
             assert reading.gpu.name.strip()
 
     def test_processes_are_told_apart_and_hold_a_plausible_amount_of_memory(self, probe: Probe) -> None:
-        for reading in _readings(probe):
+        for reading in self._readings(probe):
             processes = reading.processes or ()
             assert len({process.id for process in processes}) == len(processes)
             for process in processes:
@@ -73,14 +76,12 @@ class ProbeContract:
                 assert process.memory_mb is None or process.memory_mb >= 0
 
     def test_a_fault_is_said_in_words(self, probe: Probe) -> None:
-        for reading in _readings(probe):
+        for reading in self._readings(probe):
             assert reading.fault is None or reading.fault.strip()
 
     def test_it_can_be_closed_after_looking(self, probe: Probe) -> None:
         probe.look(1.0)
         probe.close()
 
-
-def _readings(probe: Probe) -> list[Reading]:
-    """Those of a few looks, since values change between them."""
-    return [reading for at in range(1, 11) for reading in probe.look(float(at)).readings]
+    def _readings(self, probe: Probe) -> list[Reading]:
+        return [reading for at in range(1, self.looks + 1) for reading in probe.look(float(at)).readings]

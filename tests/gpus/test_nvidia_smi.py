@@ -35,6 +35,9 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvidiaSmi:
 
 
 class TestNvidiaSmiProbeContract(ProbeContract):
+    # What this one says does not change by itself, and each look is two processes.
+    looks = 2
+
     @pytest.fixture
     def probe(self, smi: FakeNvidiaSmi) -> NvidiaSmiProbe:
         odd = f"7, {C}, Tesla K80, [N/A], 70, 101, [Not Supported], -3, 0\n"

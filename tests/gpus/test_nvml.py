@@ -34,8 +34,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> StubConfig:
-    """Three idle GPUs; what a test changes it writes."""
-    config = StubConfig(tmp_path / "nvml.conf", [StubGpu.numbered(index) for index in range(3)])
+    """What a test changes in it, it writes."""
+    return three_idle_gpus(tmp_path)
+
+
+def three_idle_gpus(folder: Path) -> StubConfig:
+    config = StubConfig(folder / "nvml.conf", [StubGpu.numbered(index) for index in range(3)])
     config.write()
     return config
 
@@ -68,19 +72,29 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
+@pytest.fixture(scope="class", params=["healthy", "with MIG", "with a lost GPU", "knows nothing"])
+def probe(
+    request: pytest.FixtureRequest, library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NvmlProbeInChild]:
+    """One process for each; the contract's last test closes it."""
+    config = three_idle_gpus(tmp_path_factory.mktemp("contract"))
+    gpu = config.gpus[1]
+    gpu.compute, gpu.graphics = {os.getpid(): 300, 0: 5, 4_000_000: None}, {os.getpid(): 300}
+    match request.param:
+        case "with MIG":
+            gpu.mig = {0: StubGpu.mig_device(1, 0), 3: StubGpu.mig_device(1, 3)}
+        case "with a lost GPU":
+            gpu.error = NvmlCode.GPU_IS_LOST
+        case "knows nothing":
+            config.gpus = [StubGpu(None, "GPU-x", *[None] * 10)]  # type: ignore[arg-type]  # nine numbers, two lists
+    config.write()
+    probe = NvmlProbeInChild("box", config.environment(library))
+    yield probe
+    probe.end()
+
+
 class TestContract(ProbeContract):
-    @pytest.fixture(params=["healthy", "with MIG", "with a lost GPU", "knows nothing"])
-    def probe(self, request: pytest.FixtureRequest, config: StubConfig, start: Start) -> NvmlProbeInChild:
-        gpu = config.gpus[1]
-        gpu.compute, gpu.graphics = {os.getpid(): 300, 0: 5, 4_000_000: None}, {os.getpid(): 300}
-        match request.param:
-            case "with MIG":
-                gpu.mig = {0: StubGpu.mig_device(1, 0), 3: StubGpu.mig_device(1, 3)}
-            case "with a lost GPU":
-                gpu.error = NvmlCode.GPU_IS_LOST
-            case "knows nothing":
-                config.gpus = [StubGpu(None, "GPU-x", *[None] * 10)]  # type: ignore[arg-type]  # nine numbers, two lists
-        return start()
+    """By the fixture above."""
 
 
 # What is read
