@@ -62,13 +62,13 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """All of it. `docs` and `page` are URLs, None where there is none; `trouble` is why nothing can be granted."""
+    """All of it. `docs` and `page` are URLs, and there may be no `docs`; `trouble` is why nothing can be granted."""
 
     version: str
     pid: int
     urls: tuple[str, ...]
     docs: str | None
-    page: str | None
+    page: str
     gpus: GpusShown
     state: str
     trouble: str | None
@@ -79,9 +79,7 @@ class Announcement:
     def lines(self) -> list[tuple[str, str]]:
         """A word and what is to be said under it, for each line; a word that is empty goes on with the one before."""
         endpoint = "" if self.is_default and DEFAULT_URL in self.urls else f"--endpoint {self.urls[0]} "
-        said = [("address", "  ".join(self.urls))]
-        if self.page:
-            said.append(("live page", self.page))
+        said = [("address", "  ".join(self.urls)), ("live page", self.page)]
         if self.docs:
             said.append(("try it out", self.docs))
         said.append(("GPUs", str(self.gpus)))

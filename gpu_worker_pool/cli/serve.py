@@ -275,7 +275,6 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
     prefix, snapshot = settings.api_prefix, sampler.snapshot
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
     addresses = urls(host, port, prefix, names=names)
-    paths = {getattr(route, "path", None) for route in app.routes}
     error = (
         snapshot.error if sampler.has_looked else "the driver has not answered yet; they are shown as soon as it does"
     )
@@ -285,7 +284,7 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
         pid=os.getpid(),
         urls=tuple(addresses),
         docs=f"{addresses[0]}{settings.docs_url}" if settings.docs_url else None,
-        page=f"{addresses[0]}/ui" if f"{prefix}/ui" in paths else None,
+        page=f"{addresses[0]}/ui",
         gpus=GpusShown.of([r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, error),
         state=str(journal),
         trouble=app.authority.trouble,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from gpu_worker_pool.ledger.sqlite import SqliteJournal
 
 from .admin_calls import AdminCalls
 from .authority import Authority
+from .calls import Call, Reply, not_possible
 from .descriptors import raise_limit
 from .docs_pages import add_docs_pages, assets_folder
 from .lease_calls import LeaseCalls
-from .lease_docs import make_lease_docs, make_page_docs
 from .logs import configure_logging_where_nobody_has
 from .machine import Machine
 from .page_calls import PageCalls
@@ -78,6 +78,7 @@ class PoolApp(FastAPI):
         self.page = PageCalls(leases, data, prefix=settings.api_prefix)
         self._events = events
         self._events_path = f"{settings.api_prefix}/events"
+        self._found_by.append(self._find_events)
         self.why_not_started: str | None = None
         self._polled: dict[str, Callable[[], bytes]] = {
             f"{settings.api_prefix}/gpu/stats": statistics.stats,
@@ -115,9 +116,17 @@ class PoolApp(FastAPI):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
+    def _find_events(self, method: str, path: str) -> Callable[[Call], Awaitable[Reply]] | None:
+        """Only what is no stream gets this far."""
+        return not_possible(method, path, ("GET",)) if path == self._events_path else None
+
     def openapi(self) -> dict[str, Any]:
         """The document, with errors described as the kind they are."""
         if self.openapi_schema is None:
+            # To describe the calls that are not answered by FastAPI takes longer than anything else at the start would.
+            from .lease_docs import make_lease_docs  # noqa: PLC0415
+
+            self.include_router(make_lease_docs(), prefix=self.settings.api_prefix)
             problem = {"$ref": "#/components/schemas/Problem"}
             for path in super().openapi()["paths"].values():
                 for call in path.values():
@@ -223,8 +232,6 @@ def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], 
         app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "HEAD"], allow_credentials=False)
     install_problem_handlers(app)
     app.include_router(make_router(statistics), prefix=settings.api_prefix)
-    app.include_router(make_lease_docs(), prefix=settings.api_prefix)
-    app.include_router(make_page_docs(), prefix=settings.api_prefix)
     add_docs_pages(
         app,
         prefix=settings.api_prefix,

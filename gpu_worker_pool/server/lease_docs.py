@@ -1,7 +1,6 @@
 """The lease and admin calls as the interactive documentation lists them.
 
-The application answers them before routing (see PoolApp), so that nothing here ever runs; what these entries do besides
-is that another method at one of these paths is answered with 405.
+The application answers them before routing (see PoolApp), so that nothing here ever runs.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ async def _usage(since: Since = None, until: Until = None) -> None: ...
 async def _timeline(hours: Hours = DEFAULT_HOURS) -> None: ...
 async def _peers() -> None: ...
 async def _events(pace_s: Pace = None) -> None: ...
-async def _page() -> None: ...
 async def _revoke(lease_id: LeaseIdInPath) -> None: ...
 async def _drain(gpu: str, form: DrainForm | None = None) -> None: ...
 async def _undrain(gpu: str) -> None: ...
@@ -99,13 +97,6 @@ def make_lease_docs() -> APIRouter:
     _list(admin, "PUT", path, _ignore, IgnoredProcesses, "Leave processes of this name out", _WRITING)
     _list(admin, "DELETE", path, _count, IgnoredProcesses, "Count processes of this name again", _WRITING)
     router.include_router(admin)
-    return router
-
-
-def make_page_docs() -> APIRouter:
-    """The page, which is no part of the OpenAPI document, but can be found among the routes."""
-    router = APIRouter(include_in_schema=False)
-    router.add_api_route("/ui", _page, methods=["GET"])
     return router
 
 

@@ -72,6 +72,7 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         # Whether a call was passed on is for us to judge, by the headers that this would take as true.
         proxy_headers=False,
         http=BoundedProtocol,
+        ws="none",
     )
     host, port = listener.getsockname()[:2]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)

@@ -248,13 +248,13 @@ def test_which_gpus_is_said(gpus: GpusShown, words: str) -> None:
     assert str(gpus) == words
 
 
-def test_the_page_the_trouble_and_the_way_to_use_it_are_said_where_there_are_any() -> None:
+def test_the_documentation_the_trouble_and_the_way_to_use_it_are_said_where_there_are_any() -> None:
     plain = Announcement(
         version="1",
         pid=1,
         urls=("http://localhost:8000", "http://box:8000"),
         docs=None,
-        page=None,
+        page="http://localhost:8000/ui",
         gpus=GpusShown.of(["A"], 1, "nvml", None),
         state="/state",
         trouble=None,
@@ -262,13 +262,14 @@ def test_the_page_the_trouble_and_the_way_to_use_it_are_said_where_there_are_any
         is_default=True,
     )
     elsewhere = replace(
-        plain, urls=("http://localhost:9000",), page="http://localhost:9000/ui", trouble="the disk is full"
+        plain, urls=("http://localhost:9000",), docs="http://localhost:9000/docs", trouble="the disk is full"
     )
 
     assert dict(plain.lines())["use it"] == "gpu-pool run -- CMD"
-    assert not {"live page", "try it out", "TROUBLE"} & dict(plain.lines()).keys()
+    assert dict(plain.lines())["live page"] == "http://localhost:8000/ui"
+    assert not {"try it out", "TROUBLE"} & dict(plain.lines()).keys()
     assert dict(elsewhere.lines())["use it"] == "gpu-pool run --endpoint http://localhost:9000 -- CMD"
-    assert dict(elsewhere.lines())["live page"] == "http://localhost:9000/ui"
+    assert dict(elsewhere.lines())["try it out"] == "http://localhost:9000/docs"
     assert "the disk is full" in dict(elsewhere.lines())["TROUBLE"]
     # A client whose environment names another server would not find this one by itself.
     assert "--endpoint" in dict(replace(plain, is_default=False).lines())["use it"]

@@ -108,6 +108,7 @@ def eventually(look: Callable[[], T | None], what: str, within_s: float = SOON_S
         if seen:
             return seen
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}; seen at last: {seen!r}"
+        time.sleep(0.005)  # leaves the processor to whoever is to bring it about
 
 
 def assert_problem(answer: Answer, status: int, *words: str) -> str:
