@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
+from tests.server.told_server import Told, ToldServer, told_server
+
 from .axe import serious_findings
 from .chromium import NAMES, find_chromium
-from .tiny_server import TinyServer, tiny_server
 from .watch import Watch
 
 POLICY = (
@@ -30,21 +31,21 @@ WRONGS = {
 
 
 @pytest.fixture(scope="module")
-def both_servers(browser: Browser) -> Iterator[tuple[TinyServer, TinyServer]]:
+def both_servers(browser: Browser) -> Iterator[tuple[ToldServer, ToldServer]]:
     """The page's own, and another host."""
     headers = {"Content-Type": "text/html", "Content-Security-Policy": POLICY}
-    with tiny_server({"/": PAGE}, headers) as own, tiny_server({}, {}, host="127.0.0.2") as other:
+    with told_server({"/": Told(PAGE, headers=headers)}) as own, told_server({}, host="127.0.0.2") as other:
         yield own, other
 
 
 @pytest.fixture
-def watch(both_servers: tuple[TinyServer, TinyServer]) -> Watch:
+def watch(both_servers: tuple[ToldServer, ToldServer]) -> Watch:
     """One whose complaints are what the test is about."""
     return Watch(both_servers[0].url)
 
 
 @pytest.fixture
-def page(both_servers: tuple[TinyServer, TinyServer], browser: Browser, watch: Watch) -> Iterator[Page]:
+def page(both_servers: tuple[ToldServer, ToldServer], browser: Browser, watch: Watch) -> Iterator[Page]:
     with browser.new_context() as context:
         watch.over(context)
         page = context.new_page()
@@ -68,7 +69,7 @@ def test_what_a_page_must_not_do_is_noticed(page: Page, watch: Watch) -> None:
 
 
 def test_a_request_to_another_host_is_noticed_and_goes_nowhere(
-    page: Page, watch: Watch, both_servers: tuple[TinyServer, TinyServer]
+    page: Page, watch: Watch, both_servers: tuple[ToldServer, ToldServer]
 ) -> None:
     for url in (f"{both_servers[1].url}/stolen", "http://elsewhere.test/"):
         said = page.evaluate("url => fetch(url, {mode: 'no-cors'}).then(() => 'came back', String)", url)

@@ -11,10 +11,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.server.leasing import queue, take
 from tests.server.running import RunningServer
+from tests.server.told_server import Told, told_server
 
 from .conftest import OpenPage
 from .parts import card, happened, queue_of, too_wide, use_token
-from .tiny_server import tiny_server
 
 HOSTILE = (
     "<script>window.hasRun = 1</script>",
@@ -45,7 +45,7 @@ def poisoned(value: Any, poison: str) -> Any:
 @pytest.fixture(scope="module")
 def server(browser: Browser) -> Iterator[RunningServer]:
     """With a holder and a waiter of each name, and peers in which every text is one."""
-    with tiny_server({}, {"Content-Type": "application/json"}) as other:
+    with told_server({}) as other:
         peers = [f"{other.url}/{number}" for number in range(len(OF_PEERS))]
         env = {
             "SIMULATED_GPUS": str(len(HOSTILE) + 1),
@@ -68,7 +68,7 @@ def server(browser: Browser) -> Iterator[RunningServer]:
             pool = server.json("/pool")
             pool = {**pool, "gpus": pool["gpus"][:1], "leases": pool["leases"][:1], "queue": pool["queue"][:1]}
             for number, text in enumerate(OF_PEERS):
-                other.answers[f"/{number}/pool"] = json.dumps(poisoned(pool, text)).encode()
+                other.answers[f"/{number}/pool"] = Told(json.dumps(poisoned(pool, text)).encode())
             yield server
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,58 +17,18 @@ from gpu_worker_pool.server.peers import KEPT_S, LOOKED_AT_S, MOST_BYTES, PeerFa
 
 from .leasing import assert_problem, eventually, take
 from .running import RunningServer, free_port
+from .told_server import Told, told_server
 
 POOL: dict[str, Any] = {"node": "odd", "server_id": "odd-1", "gpus": [], "queue": []}
-# By the path of the peer: status, headers, body.
-ANSWERS: dict[str, tuple[int, Mapping[str, str], bytes]] = {
-    "/pool": (200, {}, json.dumps(POOL).encode()),
-    "/garbage/pool": (200, {}, b"<html>hello</html>"),
-    "/list/pool": (200, {}, b"[1, 2]"),
-    "/huge/pool": (200, {}, b'{"gpus": [], "more": "' + b"x" * MOST_BYTES + b'"}'),
-    "/packed/pool": (200, {"Content-Encoding": "gzip"}, b"\x1f\x8b and so on"),
-    "/redirects/pool": (307, {"Location": "/pool"}, b""),
+# By the path of the peer.
+ANSWERS = {
+    "/pool": Told(json.dumps(POOL).encode()),
+    "/garbage/pool": Told(b"<html>hello</html>"),
+    "/list/pool": Told(b"[1, 2]"),
+    "/huge/pool": Told(b'{"gpus": [], "more": "' + b"x" * MOST_BYTES + b'"}'),
+    "/packed/pool": Told(b"\x1f\x8b and so on", headers={"Content-Encoding": "gzip"}),
+    "/redirects/pool": Told(b"", 307, {"Location": "/pool"}),
 }
-
-
-class OddServer(ThreadingHTTPServer):
-    """Answers whatever is written above, and remembers what it was asked."""
-
-    asked: list[tuple[str, dict[str, str]]]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class OddHandler(BaseHTTPRequestHandler):
-    server: OddServer
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-        status, headers, body = ANSWERS.get(self.path.partition("?")[0], (404, {}, b"{}"))
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        try:
-            self.wfile.write(body)
-        except ConnectionError:
-            self.close_connection = True  # it was too much
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@contextmanager
-def odd_server() -> Iterator[OddServer]:
-    with OddServer(("127.0.0.1", 0), OddHandler) as server:
-        server.asked = []
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 # The parts
@@ -97,7 +55,7 @@ def test_a_url_that_is_no_good_is_left_out_and_logged_without_its_secret(caplog:
 
 async def test_they_are_asked_while_somebody_looks_and_what_they_said_is_kept_for_a_while() -> None:
     now = 1000.0
-    with odd_server() as odd:
+    with told_server(ANSWERS) as odd:
         peers = Peers(parse_peers(odd.url), own_id="own", clock=lambda: now, every_s=0.01)
 
         def seen() -> dict[str, Any]:
@@ -134,7 +92,7 @@ async def test_they_are_asked_while_somebody_looks_and_what_they_said_is_kept_fo
 
 
 async def test_a_name_is_looked_up() -> None:
-    with odd_server() as odd:
+    with told_server(ANSWERS) as odd:
         port = odd.server_port
         peers = Peers(parse_peers(f"http://localhost:{port},http://no-such-host.invalid"), own_id="own")
         await peers.look()
@@ -150,7 +108,7 @@ async def test_a_name_is_looked_up() -> None:
 def test_each_peer_is_shown_as_it_is() -> None:
     odd_ways = ("garbage", "list", "huge", "packed", "redirects", "missing")
     first, second = RunningServer({"GPU_POOL_NODE": "one"}), RunningServer({"GPU_POOL_NODE": "two"})
-    with odd_server() as odd, closing(socket.create_server(("127.0.0.1", 0))) as hanging:
+    with told_server(ANSWERS) as odd, closing(socket.create_server(("127.0.0.1", 0))) as hanging:
         hangs, dead = f"http://127.0.0.1:{hanging.getsockname()[1]}", f"http://127.0.0.1:{free_port()}"
         urls = [second.url, first.url, hangs, dead, "nonsense", odd.url, *(f"{odd.url}/{way}" for way in odd_ways)]
         first.env["GPU_POOL_PEERS"] = ",".join(urls)
