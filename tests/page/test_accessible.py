@@ -153,6 +153,12 @@ def test_all_can_be_done_with_the_keyboard_alone(page: Page, server: RunningServ
 def test_one_finds_ones_own(page: Page) -> None:
     cards = page.get_by_role("heading", level=4)
     expect(cards).to_have_count(4)
+    shown = page.get_by_role("group", name="Show only").get_by_role("button")
+    words = [text.split()[0] for text in shown.all_inner_texts()]
+    # In one order, whichever GPU is in which state, so that they do not change places under the pointer.
+    order = ["all", "free", "leased", "shared", "held", "draining", "busy", "out", "unhealthy", "unknown"]
+    assert len(words) > 2
+    assert words == [word for word in order if word in words]
     page.get_by_label("Find").fill("vision")
     expect(cards).to_have_count(2)
     page.get_by_label("Find").fill("nobody is called that")

@@ -114,6 +114,7 @@ def test_admin_may_do_everything_after_confirming_what_will_happen(
     take_out = queue_of(page).get_by_role("button", name="Take out")
     cancel_and_confirm(server, take_out, "eve", eve["id"], yes="Take out")
     expect(queue_of(page)).to_contain_text("Nobody waits.")
+    expect(queue_of(page)).to_be_focused()  # the button is gone; whoever is here by keyboard goes on from there
 
     drain = card(page, bob).get_by_role("button", name="Drain")
     cancel_and_confirm(server, drain, "GPU 1", "bob may keep it", yes="Drain", reason="a fan is broken")
