@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gpu_worker_pool.gpus.choose import choose_probe
@@ -24,6 +25,7 @@ from gpu_worker_pool.ledger.journal import JournalInUse
 from gpu_worker_pool.ledger.place import state_dir
 from gpu_worker_pool.ledger.sqlite import SqliteJournal
 
+from .access import merge_headers
 from .admin_calls import AdminCalls
 from .authority import Authority
 from .calls import Call, Reply, not_possible
@@ -32,7 +34,7 @@ from .docs_pages import add_docs_pages, assets_folder
 from .lease_calls import LeaseCalls
 from .logs import configure_logging_where_nobody_has
 from .machine import Machine
-from .page_calls import PageCalls
+from .page_calls import PageCalls, wants_page
 from .page_data import PageData
 from .peer_calls import PeerCalls
 from .problems import install_problem_handlers
@@ -108,6 +110,8 @@ class PoolApp(FastAPI):
                 await self._leases.serve(answer, scope, receive, send)
             elif self.page.is_mine(path):
                 await self.page.serve(scope, receive, send)
+            elif method == "GET" and (place := self._way_below_prefix(path, scope)) is not None:
+                await Response(status_code=307, headers={"Location": place, "Vary": "Accept"})(scope, receive, send)
             else:
                 await super().__call__(scope, receive, send)
             return
@@ -115,6 +119,14 @@ class PoolApp(FastAPI):
         headers = [*self._headers, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    def _way_below_prefix(self, path: str, scope: Scope) -> str | None:
+        """Where to go from an address that is only on the way to ours. Told relatively: a proxy may know us by others."""
+        prefix = self.settings.api_prefix
+        if prefix and path == prefix:
+            return f"{prefix.rpartition('/')[2]}/"
+        is_for_page = bool(prefix) and path == "/" and wants_page(merge_headers(scope["headers"]).get("accept"))
+        return f"{prefix.lstrip('/')}/ui" if is_for_page else None
 
     def _find_events(self, method: str, path: str) -> Callable[[Call], Awaitable[Reply]] | None:
         """Only what is no stream gets this far."""

@@ -122,6 +122,7 @@ class Pool(BaseModel):
     ignored_processes: list[str]
     can_grant: bool
     trouble: str | None
+    now: str | None
     timestamp: str
     source: str
 

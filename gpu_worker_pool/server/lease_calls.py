@@ -28,7 +28,7 @@ from .authority import Authority, TooManyWaiting
 from .bodies import BodyError, ClientGone
 from .calls import Call, Reply, not_possible, until_gone
 from .lease_form import MAX_WAIT_S, BadForm, LeaseForm, RenewForm, check_lease_id, parse_form
-from .lease_view import brief_view, ended_view, lease_view
+from .lease_view import brief_view, ended_view, iso_time, lease_view
 from .machine import NoSuchProcess
 from .pool_view import slot_view, slots_in_order
 from .problems import Refused, problem
@@ -249,6 +249,7 @@ class LeaseCalls:
                 "ignored_processes": sorted(state.ignored_processes),
                 "can_grant": driver.trouble is None,
                 "trouble": driver.trouble,
+                "now": iso_time(driver.now() + state.wall_offset_s) if driver.is_open else None,
                 "timestamp": sampler.snapshot.timestamp,
                 "source": sampler.snapshot.source,
             }

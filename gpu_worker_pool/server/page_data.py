@@ -90,7 +90,7 @@ class PageData:
                 "max_history": settings.max_history,
                 "happened": self._happenings.views(),
                 "has_peers": self._has_peers,
-                "has_tokens": bool(self._leases.tokens.names),
+                "has_tokens": not self._leases.tokens.is_unset,
                 "title": settings.title,
                 "docs": settings.docs_url.lstrip("/") or None,
                 "version": VERSION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -55,6 +56,6 @@ def test_a_peers_gpus_are_on_the_page_and_a_dead_peer_is_told(open_page: OpenPag
     expect(controls(page)).to_have_text(["Drain"])
 
     other.kill()
-    expect(page.get_by_text("no answer")).to_be_visible()
-    expect(page.get_by_text("as it was")).to_be_visible()
+    expect(page.get_by_text(re.compile("no answer: cannot connect.*as it was"))).to_be_visible()
+    expect(queue_of(page).get_by_text(re.compile("box2: no answer, as it was"))).to_be_visible()
     expect(page.get_by_role("strong").get_by_text("far0")).to_be_visible()

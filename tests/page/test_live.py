@@ -89,7 +89,7 @@ def test_a_lost_connection_is_told_and_found_again(page: Page, server: RunningSe
     try:
         expect(connection(page)).to_have_text("no connection")
         expect(page.get_by_role("alert").first).to_contain_text("No connection to the server")
-        expect(page.get_by_text(re.compile(r"measured [1-9]\d* s ago"))).to_be_visible()
+        expect(page.get_by_text(re.compile(r"measured [1-9]\d*\ss ago"))).to_be_visible()
         expect(card(page, lease)).to_contain_text("faithful")  # what was known stays readable
     finally:
         server.start()

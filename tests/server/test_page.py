@@ -111,6 +111,14 @@ def test_a_browser_is_sent_to_the_page_and_a_program_gets_the_json(server: Runni
         assert program.json["endpoints"][f"{PREFIX}/ui"]
 
 
+def test_from_an_address_above_one_is_sent_on_without_being_told_a_host(server: RunningServer) -> None:
+    above = server.ask(PREFIX, headers={"X-Forwarded-Proto": "https"})
+    assert (above.status, above.headers["location"]) == (307, f"{PREFIX.rpartition('/')[2]}/")
+    root = server.ask("/", headers={"Accept": "text/html"})
+    assert (root.status, root.headers["location"]) == (307, f"{PREFIX[1:]}/ui")
+    assert server.ask("/").status == 404  # a program
+
+
 def test_the_page_is_there_with_and_without_a_slash(server: RunningServer) -> None:
     page = ask(server, "/ui")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")

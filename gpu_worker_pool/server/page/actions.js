@@ -2,7 +2,8 @@
 
 import { ask } from "./ask.js";
 import { attribute, byId, el, show, text } from "./dom.js";
-import { duration, gpuName, gpuNames, memory, person } from "./words.js";
+import { nowMs } from "./now.js";
+import { duration, END_REASONS, gpuName, gpuNames, memory, person } from "./words.js";
 
 const NO_RIGHTS = { isAdmin: false, mayRelease: () => false };
 
@@ -30,8 +31,12 @@ export class Access {
     return this.#token !== null && (this.#isAdmin || lease.owner === this.#name);
   }
 
-  async use(token) {
-    const { name, is_admin } = await ask("ui/data/me", { token });
+  /** Whose token it is. */
+  identify(token) {
+    return ask("ui/data/me", { token });
+  }
+
+  accept(token, { name, is_admin }) {
     this.#token = token;
     this.#name = name;
     this.#isAdmin = is_admin;
@@ -45,13 +50,19 @@ export class Access {
     this.#onChange();
   }
 
-  ask(path, options) {
-    return ask(path, { ...options, token: this.#token });
+  async ask(path, options) {
+    try {
+      return await ask(path, { ...options, token: this.#token });
+    } catch (error) {
+      if (error.status === 401) this.forget(); // it is not valid any more
+      throw error;
+    }
   }
 }
 
 export class TokenDialog {
   #access;
+  #attempt = 0;
 
   constructor(access) {
     this.#access = access;
@@ -67,8 +78,11 @@ export class TokenDialog {
       byId("open-token").focus();
     });
     dialog.querySelector(".cancel").addEventListener("click", () => dialog.close());
-    // However it is closed, nothing of what was typed stays.
-    dialog.addEventListener("close", () => (byId("token").value = ""));
+    // However it is closed, nothing of what was typed stays, and whatever was under way does not count.
+    dialog.addEventListener("close", () => {
+      byId("token").value = "";
+      this.#attempt += 1;
+    });
     byId("token-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#submit(dialog);
@@ -93,17 +107,20 @@ export class TokenDialog {
       text(byId("token-error"), "A token has visible ASCII characters only, without blanks.");
       return;
     }
+    const attempt = (this.#attempt += 1);
     try {
-      await this.#access.use(token);
+      const me = await this.#access.identify(token);
+      if (attempt !== this.#attempt) return;
       dialog.close();
+      this.#access.accept(token, me);
       byId("forget-token").focus();
     } catch (error) {
-      text(byId("token-error"), error.message);
+      if (attempt === this.#attempt) text(byId("token-error"), error.message);
     }
   }
 }
 
-const isThisMachine = (host) => host === "localhost" || host.endsWith(".localhost") || host === "[::1]" || host.startsWith("127.");
+const isThisMachine = (host) => /^(localhost|.*\.localhost|\[::1\]|127(\.[0-9]+){3})$/.test(host);
 
 /** Everything that changes something asks first, and says what will happen. */
 export class Actions {
@@ -116,6 +133,7 @@ export class Actions {
     this.#access = access;
     this.#onDone = onDone;
     this.#dialog.querySelector(".cancel").addEventListener("click", () => this.#dialog.close());
+    this.#dialog.addEventListener("close", () => (this.#planned = null));
     byId("confirm-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#carryOut();
@@ -130,8 +148,7 @@ export class Actions {
         title: `Take ${who} out of the queue?`,
         lines: [`The request ${lease.id} of ${who}, at position ${lease.position ?? "unknown"}, is cancelled.`, "Whoever waits for it is told that it ended. He can ask anew, and then stands last."],
         yes: "Take out",
-        endsLease: true,
-        done: `${who} is out of the queue.`,
+        done: (answer) => (answer.end_reason === "cancelled" ? `${who} is out of the queue.` : ended(lease, answer, "cancelled", "cancelled")),
         call: () => this.#access.ask(path, { method: "DELETE" }),
       });
       return;
@@ -140,8 +157,7 @@ export class Actions {
       title: `Release ${gpuNames(lease.gpus)} of ${who}?`,
       lines: [`The lease ${lease.id} of ${who} ends as if ${who} had given it back.`, ...whatFollows(lease, pool)],
       yes: "Release",
-      endsLease: true,
-      done: `The lease ${lease.id} of ${who} is released.`,
+      done: (answer) => ended(lease, answer, "released", "released"),
       call: () => this.#access.ask(path, { method: "DELETE" }),
     });
   }
@@ -152,8 +168,7 @@ export class Actions {
       title: `Revoke the lease of ${who} on ${gpuNames(lease.gpus)}?`,
       lines: [`The lease ${lease.id} is taken away from ${who}, who is told that it was revoked.`, ...whatFollows(lease, pool)],
       yes: "Revoke",
-      endsLease: true,
-      done: `The lease ${lease.id} of ${who} is revoked.`,
+      done: (answer) => ended(lease, answer, "revoked", "revoked"),
       call: () => this.#access.ask(`admin/leases/${encodeURIComponent(lease.id)}/revoke`, { method: "POST" }),
     });
   }
@@ -166,7 +181,7 @@ export class Actions {
       lines: [`Nobody is given ${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) until it is put back, also after a restart of the server.`, held],
       yes: "Drain",
       reason: true,
-      done: `${gpuName(gpu)} is out of service.`,
+      done: () => `${gpuName(gpu)} is out of service.`,
       call: (reason) => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/drain`, { method: "POST", body: { reason } }),
     });
   }
@@ -176,13 +191,13 @@ export class Actions {
       title: `Put ${gpuName(gpu)} back into service?`,
       lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is given to whoever is next in the queue, as soon as its readings allow.`],
       yes: "Put back",
-      done: `${gpuName(gpu)} is back in service.`,
+      done: () => `${gpuName(gpu)} is back in service.`,
       call: () => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/undrain`, { method: "POST" }),
     });
   }
 
   #confirm(planned) {
-    this.#planned = { ...planned, section: document.activeElement.closest("section") };
+    this.#planned = planned;
     text(byId("confirm-title"), planned.title);
     byId("confirm-text").replaceChildren(...planned.lines.map((line) => el("li", {}, line)));
     text(byId("confirm-yes"), planned.yes);
@@ -192,29 +207,37 @@ export class Actions {
     attribute(byId("confirm-yes"), "disabled", null);
     this.#dialog.showModal();
     // Enter must not do at once what was asked by mistake.
-    (planned.reason ? byId("confirm-reason") : this.#dialog.querySelector(".cancel")).focus();
+    (planned.reason ? byId("confirm-reason") : this.#dialog.querySelector(".cancel")).focus({ preventScroll: true });
+    this.#dialog.scrollTop = 0;
   }
 
   async #carryOut() {
     const planned = this.#planned;
+    // By the time of the answer the dialog may be closed, or be about something else.
+    const isStillShown = () => this.#planned === planned;
     text(byId("confirm-error"), "");
     attribute(byId("confirm-yes"), "disabled", "");
     try {
-      await planned.call(byId("confirm-reason").value.trim());
-      this.#dialog.close();
-      // The button that was pressed goes away with the lease; whoever is here by keyboard stays close to where he was.
-      if (planned.endsLease) planned.section?.focus();
-      this.#onDone(planned.done);
+      const answer = await planned.call(byId("confirm-reason").value.trim());
+      if (isStillShown()) this.#dialog.close();
+      this.#onDone("good", planned.done(answer));
     } catch (error) {
-      text(byId("confirm-error"), error.message);
+      if (isStillShown()) text(byId("confirm-error"), error.message);
+      else this.#onDone("bad", `${planned.title} ${error.message}`);
     } finally {
-      attribute(byId("confirm-yes"), "disabled", null);
+      if (isStillShown()) attribute(byId("confirm-yes"), "disabled", null);
     }
   }
 }
 
+/** What became of a lease that was to end for this reason; it may have ended for another one just before. */
+function ended(lease, answer, reason, words) {
+  const who = person(lease);
+  return answer.end_reason === reason ? `The lease ${lease.id} of ${who} is ${words}.` : `The lease ${lease.id} of ${who} had ended already: ${END_REASONS[answer.end_reason] ?? answer.end_reason}.`;
+}
+
 function whatFollows(lease, pool) {
-  const held = Number.isFinite(lease.granted_at) ? `It was held for ${duration((Date.now() - lease.granted_at) / 1000)}.` : null;
+  const held = Number.isFinite(lease.granted_at) ? `It was held for ${duration((nowMs() - lease.granted_at) / 1000)}.` : null;
   const used = lease.gpus
     .map((held) => pool.gpus.find((gpu) => gpu.uuid === held.uuid))
     .filter((gpu) => gpu !== undefined && gpu.used_mb !== null)

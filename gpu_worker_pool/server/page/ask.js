@@ -2,7 +2,15 @@
 
 const ANSWER_WITHIN_MS = 15_000;
 
-export async function ask(path, { method = "GET", body = null, token = null } = {}) {
+/** `status` is that of the answer; null where there was none. */
+export class Refusal extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export async function ask(path, { method = "GET", body = null, token = null, withinMs = ANSWER_WITHIN_MS } = {}) {
   const headers = { Accept: "application/json" };
   if (token !== null) headers.Authorization = `Bearer ${token}`;
   if (body !== null) headers["Content-Type"] = "application/json";
@@ -13,17 +21,18 @@ export async function ask(path, { method = "GET", body = null, token = null } = 
       headers,
       body: body === null ? null : JSON.stringify(body),
       cache: "no-store",
-      credentials: "omit",
+      // A proxy in front may want to know who asks; the server itself does not look at cookies.
+      credentials: "same-origin",
       redirect: "error",
       referrerPolicy: "no-referrer",
-      signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
+      signal: AbortSignal.timeout(withinMs),
     });
   } catch (error) {
-    throw new Error(error.name === "TimeoutError" ? "the server does not answer" : "the server cannot be reached");
+    throw new Refusal(error.name === "TimeoutError" ? "the server does not answer" : "the server cannot be reached");
   }
   const answer = await response.json().catch(() => null);
-  if (!response.ok) throw new Error(answer?.detail ?? `the server answered with status ${response.status}`);
-  if (answer === null) throw new Error("the server's answer cannot be read");
+  if (!response.ok) throw new Refusal(answer?.detail ?? `the answer has status ${response.status}`, response.status);
+  if (answer === null) throw new Refusal("the answer cannot be read; is it from the GPU server?", response.status);
   return answer;
 }
 

@@ -31,7 +31,14 @@ export function attribute(node, name, value) {
 }
 
 export function show(node, isShown) {
-  if (node.hidden === isShown) node.hidden = !isShown;
+  if (node.hidden !== isShown) return;
+  if (!isShown) keepFocusFrom(node);
+  node.hidden = !isShown;
+}
+
+/** Whoever is by keyboard on something that goes away stays close to where he was, and is not sent to the top. */
+function keepFocusFrom(node) {
+  if (node.contains(document.activeElement)) node.closest("section")?.focus({ preventScroll: true });
 }
 
 /**
@@ -53,6 +60,7 @@ export class KeyedChildren {
     const wanted = new Set(keys);
     for (const [key, part] of this.#kept) {
       if (!wanted.has(key)) {
+        keepFocusFrom(part.node);
         part.node.remove();
         this.#kept.delete(key);
       }

@@ -15,7 +15,7 @@ export class Gpus {
   #readings = new Map();
   #state = ALL;
   #fleet = [];
-  #context = null;
+  #access = null;
 
   constructor(actions) {
     this.#nodes = new KeyedChildren(byId("nodes"), (key) => new Node(key === "" ? actions : null, this.#pieces));
@@ -30,15 +30,15 @@ export class Gpus {
     }
   }
 
-  /** `fleet` is a list of nodes, the own one first; `clocks` tells the time, `access` what the reader may do. */
-  update(fleet, clocks, access) {
+  /** `fleet` is a list of nodes, the own one first; `access` is what the reader may do. */
+  update(fleet, access) {
     this.#fleet = fleet;
-    this.#context = { clocks, access };
+    this.#access = access;
     const present = new Set();
     for (const node of fleet) {
       for (const gpu of node.pool.gpus) {
-        present.add(`${node.key} ${gpu.uuid}`);
-        if (node.measuredAt !== null) this.#of(node.key, gpu.uuid).add(node.measuredAt, gpu.memory_percent, gpu.utilization_percent);
+        present.add(`${node.key} ${gpu.key}`);
+        if (node.measuredAt !== null) this.#of(node.key, gpu.key).add(node.measuredAt, gpu.memory_percent, gpu.utilization_percent);
       }
     }
     for (const key of this.#readings.keys()) if (!present.has(key)) this.#readings.delete(key);
@@ -58,7 +58,7 @@ export class Gpus {
   }
 
   #draw() {
-    if (this.#context === null) return;
+    if (this.#access === null) return;
     const counts = new Map([[ALL, 0]]);
     for (const { pool } of this.#fleet) {
       for (const gpu of pool.gpus) {
@@ -77,7 +77,7 @@ export class Gpus {
       const node = this.#fleet[i];
       const gpus = node.pool.gpus.filter((gpu) => isWanted(gpu, node));
       found += gpus.length;
-      part.update(node, gpus, this.#fleet.length > 1, (uuid) => this.#of(node.key, uuid), this.#context);
+      part.update(node, gpus, this.#fleet.length > 1, (key) => this.#of(node.key, key), this.#access);
     });
     const nothing = byId("nothing-found");
     show(nothing, found === 0);
@@ -124,7 +124,7 @@ class Node {
     this.#pieces = pieces;
   }
 
-  update(node, gpus, isOneOfMany, readingsOf, { clocks, access }) {
+  update(node, gpus, isOneOfMany, readingsOf, access) {
     attribute(this.#heading, "class", isOneOfMany ? "node-head" : "visually-hidden");
     text(this.#name, node.title);
     text(this.#about, aboutNode(node));
@@ -132,9 +132,9 @@ class Node {
     if (node.url !== null) attribute(this.#link, "href", `${node.url}/ui`);
     attribute(this.node, "data-up", String(node.isUp));
     const isOwn = node.key === "";
-    this.#cards.arrange(gpus.map((gpu) => gpu.uuid)).forEach((card, i) => {
+    this.#cards.arrange(gpus.map((gpu) => gpu.key)).forEach((card, i) => {
       const gpu = gpus[i];
-      const work = () => card.update(gpu, node.pool, readingsOf(gpu.uuid), { ...clocks, viewAgeS: clocks.viewAgeS + node.ageS }, isOwn ? access : access.none);
+      const work = () => card.update(gpu, node.pool, readingsOf(gpu.key), node.clocks, isOwn ? access : access.none);
       this.#pieces.plan(card, work);
     });
   }

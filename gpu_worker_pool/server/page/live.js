@@ -12,8 +12,14 @@ const SPREAD_MS = 300;
 const QUIET_LOOK_EVERY_MS = 10_000;
 const POLL_EVERY_MS = 3000;
 const RETRY_EVERY_MS = 2000;
-// The stream says every 15 s that it is still there; a proxy that swallows it must not be taken for a quiet pool.
-const SILENT_AFTER_MS = 40_000;
+const ANSWER_WITHIN_MS = 5000;
+// A stream that came back is trusted when it has stayed for so long: the word in the header must not flicker.
+const STEADY_AFTER_MS = 5000;
+// A stream tells of each reading, and says every 15 s that it is still there. One that is silent for longer may be held back
+// by a proxy, and is not relied on; in the end it is opened anew.
+const LEAST_SILENCE_MS = 5000;
+const MOST_SILENCE_MS = 20_000;
+const REOPEN_AFTER_SILENCE_MS = 40_000;
 const REOPEN_AFTER_MS = 5000;
 
 export class Live {
@@ -21,15 +27,18 @@ export class Live {
   #onState;
   #stream = null;
   #isOpen = false;
-  #hasFailed = false;
+  #openedAt = 0;
   #heardAt = 0;
-  #closedAt = -Infinity;
+  #failedAt = -Infinity;
   #timer = null;
   #dueAt = Infinity;
   #lookedAt = -Infinity;
   #isLooking = false;
   #hasAnswered = false;
-  #lostAt = null;
+  #silenceMs = MOST_SILENCE_MS;
+
+  /** Why there is no answer; null where there is one. */
+  whyLost = null;
 
   /** `onView` is given each answer, `onState` is told when the `state` may be another one. */
   constructor(onView, onState) {
@@ -39,17 +48,24 @@ export class Live {
 
   /** connecting, live, polling (without the stream) or lost (without an answer). */
   get state() {
-    if (this.#lostAt !== null) return "lost";
+    if (this.whyLost !== null) return "lost";
     if (!this.#hasAnswered) return "connecting";
-    if (this.#isOpen) return "live";
-    return this.#hasFailed ? "polling" : "connecting";
+    if (this.#isReliable()) return "live";
+    return performance.now() - this.#openedAt < STEADY_AFTER_MS && this.#failedAt === -Infinity ? "connecting" : "polling";
   }
 
   start() {
     this.#open();
     this.look();
     setInterval(() => this.#tend(), 1000);
-    document.addEventListener("visibilitychange", () => this.look());
+    document.addEventListener("visibilitychange", () => {
+      // A browser opens six connections to a server and no more: a page that nobody looks at must not keep one.
+      if (document.hidden) this.#close();
+      else {
+        this.#open();
+        this.look();
+      }
+    });
   }
 
   /** Look now; whoever just changed something does not wait to see it. */
@@ -74,30 +90,31 @@ export class Live {
     }
     this.#isLooking = true;
     this.#lookedAt = performance.now();
+    let view = null;
     try {
-      const view = await ask("ui/data/pool");
+      view = checked(await ask("ui/data/pool", { withinMs: ANSWER_WITHIN_MS }));
       this.#hasAnswered = true;
-      this.#lostAt = null;
-      this.#onView(view);
+      this.whyLost = null;
+      this.#silenceMs = Math.min(Math.max(3000 * view.refresh_interval_s, LEAST_SILENCE_MS), MOST_SILENCE_MS);
     } catch (error) {
-      this.#lostAt ??= performance.now();
+      this.whyLost = error.message;
     } finally {
       this.#isLooking = false;
-      this.#onState();
     }
+    if (view !== null) this.#onView(view);
+    this.#onState();
   }
 
   #open() {
-    this.#stream?.close();
-    this.#heardAt = performance.now();
-    this.#closedAt = -Infinity;
-    this.#stream = new EventSource(`events?pace_s=${PACE_S}`);
-    const stream = this.#stream;
+    this.#close();
+    const stream = new EventSource(`events?pace_s=${PACE_S}`);
+    this.#stream = stream;
+    this.#openedAt = performance.now();
+    this.#hear();
     stream.addEventListener("open", () => {
       this.#isOpen = true;
       this.#hear();
       this.look();
-      this.#onState();
     });
     stream.addEventListener("still_here", () => this.#hear());
     stream.addEventListener("changed", () => {
@@ -107,30 +124,44 @@ export class Live {
     });
     stream.addEventListener("error", () => {
       if (stream !== this.#stream) return;
-      this.#isOpen = false;
-      this.#hasFailed = true;
       // The browser opens it again by itself, with the id of the last event, unless it has closed it for good.
-      if (stream.readyState === EventSource.CLOSED) this.#closedAt = performance.now();
+      this.#isOpen = false;
+      this.#failedAt = performance.now();
       this.look();
-      this.#onState();
     });
+  }
+
+  #close() {
+    this.#stream?.close();
+    this.#isOpen = false;
   }
 
   #hear() {
     this.#heardAt = performance.now();
   }
 
-  #tend() {
+  #isReliable() {
     const now = performance.now();
+    return this.#isOpen && now - this.#heardAt < this.#silenceMs && now - this.#failedAt > STEADY_AFTER_MS;
+  }
+
+  #tend() {
     if (document.hidden) return;
-    if (this.#isOpen && now - this.#heardAt > SILENT_AFTER_MS) {
-      this.#isOpen = false;
-      this.#hasFailed = true;
-      this.#closedAt = now;
-      this.#stream.close();
+    const now = performance.now();
+    const isClosed = this.#stream.readyState === EventSource.CLOSED && now - this.#failedAt > REOPEN_AFTER_MS;
+    if (isClosed || now - this.#heardAt > REOPEN_AFTER_SILENCE_MS) {
+      if (!isClosed) this.#failedAt = now;
+      this.#open();
     }
-    if (this.#stream.readyState === EventSource.CLOSED && now - this.#closedAt > REOPEN_AFTER_MS) this.#open();
-    const everyMs = this.#lostAt !== null ? RETRY_EVERY_MS : this.#isOpen ? QUIET_LOOK_EVERY_MS : POLL_EVERY_MS;
+    const everyMs = this.whyLost !== null ? RETRY_EVERY_MS : this.#isReliable() ? QUIET_LOOK_EVERY_MS : POLL_EVERY_MS;
     if (now - this.#lookedAt >= everyMs) this.look();
   }
+}
+
+/** The answer, if it is one: between a new server and an old page, or with a proxy between, it may be anything. */
+function checked(view) {
+  if (!Array.isArray(view?.pool?.gpus) || !Array.isArray(view.happened) || !Number.isFinite(Date.parse(view.now))) {
+    throw new Error("the server's answer cannot be read; reload the page");
+  }
+  return view;
 }

@@ -6,6 +6,7 @@ import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
 import { Gpus } from "./gpus.js";
 import { Happened } from "./happened.js";
 import { Live } from "./live.js";
+import { nowMs, saidAgoS, setNow } from "./now.js";
 import { readPool } from "./pool.js";
 import { Queue } from "./queue.js";
 import { Timeline } from "./timeline.js";
@@ -20,8 +21,8 @@ const DONE_SHOWN_MS = 8000;
 const REDRAW_AFTER_MS = 900;
 
 const access = new Access(() => draw());
-const actions = new Actions(access, (done) => {
-  say(done);
+const actions = new Actions(access, (kind, words) => {
+  say(kind, words);
   live.look();
 });
 const tokenDialog = new TokenDialog(access);
@@ -34,9 +35,9 @@ const notices = new KeyedChildren(byId("notices"), () => new Notice());
 
 let view = null;
 let pool = null;
-let receivedAt = 0;
 let peers = [];
 let peersReceivedAt = 0;
+let whyNoPeers = null;
 let firstVersion = null;
 let newest = null;
 let done = null;
@@ -49,20 +50,23 @@ const history = new Repeated("ui/data/history", HISTORY_EVERY_MS, (answer) => {
 });
 const usageToday = new Repeated("ui/data/usage", ACCOUNTS_EVERY_MS, (answer) => usage.update(answer), (error) => usage.fail(error));
 const lastHours = new Repeated("ui/data/timeline?hours=6", ACCOUNTS_EVERY_MS, (answer) => timeline.update(answer), (error) => timeline.fail(error));
-const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, (answer) => {
+const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (whyNoPeers = error.message));
+
+function receivePeers(answer) {
   peersReceivedAt = performance.now();
+  whyNoPeers = null;
   // Whole seconds: a peer that was not asked again meanwhile has not measured anew.
-  const measuredAt = (peer) => (peer.pool === null ? null : Math.round(Date.now() / 1000 - peer.age_s));
+  const measuredAt = (peer) => (peer.pool === null ? null : Math.round(nowMs() / 1000 - peer.age_s));
   peers = answer.peers.map((peer) => ({ ...peer, pool: readPool(peer.pool), measuredAt: measuredAt(peer) }));
   draw();
-});
+}
 
 function receive(answer) {
   const isFirst = view === null;
   if (pool !== null && pool.serverId !== answer.pool.server_id) history.hasten(0);
   view = answer;
   pool = readPool(answer.pool);
-  receivedAt = performance.now();
+  setNow(parseTime(answer.now));
   firstVersion ??= answer.version;
   const latest = answer.happened[0]?.at ?? null;
   if (latest !== newest) {
@@ -82,17 +86,16 @@ function tendTheRest() {
   if (view.has_peers) otherNodes.tend();
 }
 
-/** All times are reckoned from what the server said, not from this machine's clock, which may be another one. */
-function clocks() {
-  const viewAgeS = (performance.now() - receivedAt) / 1000;
-  return { nowMs: parseTime(view.now) + viewAgeS * 1000, viewAgeS };
+/** The time on a node, by what it said so long ago. Of one that answers no more nothing is known since then. */
+function clocksOf(saidMs, ageS, isUp) {
+  const viewAgeS = isUp ? ageS : 0;
+  return { nowMs: (Number.isFinite(saidMs) ? saidMs : nowMs() - ageS * 1000) + viewAgeS * 1000, viewAgeS };
 }
 
 function draw() {
   drawConnection();
   if (view === null) return;
   drawnAt = performance.now();
-  const now = clocks();
   const fleet = [ownNode(), ...peers.map(peerNode)];
   attribute(document.body, "data-connection", live.state);
   text(byId("node"), pool.node ?? view.title);
@@ -102,24 +105,28 @@ function draw() {
   if (view.docs !== null) attribute(byId("docs").querySelector("a"), "href", view.docs);
   document.title = titleOf(fleet);
   tokenDialog.draw(view.has_tokens);
-  gpus.update(fleet, now, access);
-  queue.update(fleet, now, access);
-  happened.update(view.happened, parseTime(view.started_at), now);
+  gpus.update(fleet, access);
+  queue.update(fleet, access);
+  happened.update(view.happened, parseTime(view.started_at), fleet[0].clocks);
 }
 
 function ownNode() {
-  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at };
+  const clocks = clocksOf(parseTime(view.now), saidAgoS(), live.state !== "lost");
+  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at, clocks };
 }
 
 function peerNode(peer) {
   const ageS = (peer.age_s ?? 0) + (performance.now() - peersReceivedAt) / 1000;
-  const { url, node, pool: itsPool, is_up: isUp, error, measuredAt } = peer;
-  return { key: url, title: node ?? url, url, pool: itsPool, isUp, error, ageS, measuredAt };
+  const { url, node, pool: itsPool, measuredAt } = peer;
+  const [isUp, error] = whyNoPeers === null ? [peer.is_up, peer.error] : [false, `this server does not tell (${whyNoPeers})`];
+  const clocks = clocksOf(itsPool.saidAt, ageS, isUp !== false && live.state !== "lost");
+  return { key: url, title: node ?? url, url, pool: itsPool, isUp, error, ageS, measuredAt, clocks };
 }
 
 function titleOf(fleet) {
-  const free = fleet.flatMap((node) => node.pool.gpus).filter((gpu) => gpu.state === "free").length;
-  const waiting = fleet.reduce((sum, node) => sum + node.pool.queueLength, 0);
+  const up = fleet.filter((node) => node.isUp !== false);
+  const free = up.flatMap((node) => node.pool.gpus).filter((gpu) => gpu.state === "free").length;
+  const waiting = up.reduce((sum, node) => sum + node.pool.queueLength, 0);
   const state = live.state === "lost" ? "no connection" : `${free} free${waiting ? `, ${waiting} waiting` : ""}`;
   return `${state} · ${pool.node ?? view.title}`;
 }
@@ -131,22 +138,22 @@ function drawConnection() {
   text(byId("connection"), STATES[state]);
   attribute(byId("connection"), "data-state", state);
   if (view === null) {
-    arrangeNotices(state === "lost" ? [["lost", "bad", "The server cannot be reached. This page tries again by itself."]] : []);
+    arrangeNotices(state === "lost" ? [["lost", "bad", `There is nothing to show: ${live.whyLost}. This page tries again by itself.`]] : []);
     return;
   }
-  const ageS = view.reading_age_s === null ? null : view.reading_age_s + clocks().viewAgeS;
+  const ageS = view.reading_age_s === null ? null : view.reading_age_s + saidAgoS();
   text(byId("age"), ageS === null ? "the GPUs have not been looked at yet" : `measured ${duration(ageS)} ago`);
   // These are read aloud when they change, so they tell since when and not for how long.
   const seenAt = parseTime(view.now);
   const found = [];
   if (state === "lost") {
-    found.push(["lost", "bad", `No connection to the server since ${clock(seenAt, seenAt)}. What you see was so then, and may be otherwise by now.`]);
-  } else if (ageS !== null && ageS > view.stale_after_s) {
-    found.push(["stale", "bad", `The GPUs have not been measured since ${clock(view.measured_at * 1000, clocks().nowMs)}, so that none is granted.`]);
+    found.push(["lost", "bad", `No connection to the server since ${clock(seenAt)} (${live.whyLost}). What you see was so then, and may be otherwise by now.`]);
+  } else if (view.reading_age_s !== null && view.reading_age_s > view.stale_after_s) {
+    found.push(["stale", "bad", `The GPUs have not been measured since ${clock(view.measured_at * 1000)}, so that none is granted.`]);
   }
   if (pool.trouble !== null) found.push(["trouble", "bad", `No GPU can be granted now: ${pool.trouble}`]);
   if (view.version !== firstVersion) found.push(["version", "warn", `The server is now version ${view.version}: reload this page.`]);
-  if (done !== null) found.push(["done", "good", done]);
+  if (done !== null) found.push(["done", done.kind, done.words]);
   arrangeNotices(found);
 }
 
@@ -163,11 +170,12 @@ class Notice {
   }
 }
 
-function say(words) {
-  done = words;
+function say(kind, words) {
+  const said = { kind, words };
+  done = said;
   drawConnection();
   setTimeout(() => {
-    if (done === words) done = null;
+    if (done === said) done = null;
   }, DONE_SHOWN_MS);
 }
 
@@ -179,6 +187,6 @@ byId("timeline-hours").addEventListener("change", (event) => {
 live.start();
 setInterval(() => {
   // Times go on although nothing arrives.
-  if (performance.now() - drawnAt > REDRAW_AFTER_MS) draw();
+  if (!document.hidden && performance.now() - drawnAt > REDRAW_AFTER_MS) draw();
   tendTheRest();
 }, 1000);

@@ -10,24 +10,34 @@ const isObject = (value) => value !== null && typeof value === "object" && !Arra
 const objects = (value) => (Array.isArray(value) ? value.filter(isObject) : []);
 const words = (value) => (Array.isArray(value) ? value.filter((item) => typeof item === "string") : []);
 
+/** Each with a `key` of its own, also where two are called the same. */
+function withKeys(items, name) {
+  const seen = new Map();
+  return items.map((item) => {
+    const number = seen.get(item[name]) ?? 0;
+    seen.set(item[name], number + 1);
+    return { ...item, key: number === 0 ? item[name] : `${item[name]} ${number}` };
+  });
+}
+
 export function readPool(answer) {
   const pool = isObject(answer) ? answer : {};
   const leases = new Map(objects(pool.leases).map(readLease).map((lease) => [lease.id, lease]));
-  const queue = objects(pool.queue).map(readLease);
+  const queue = withKeys(objects(pool.queue).map(readLease), "id");
   return {
     node: word(pool.node),
     source: word(pool.source),
-    timestamp: word(pool.timestamp),
+    saidAt: Date.parse(word(pool.now) ?? ""),
     serverId: word(pool.server_id),
     trouble: word(pool.trouble),
     thresholds: {
       memory_percent: number(pool.thresholds?.memory_percent) ?? 100,
       utilization_percent: number(pool.thresholds?.utilization_percent) ?? 100,
     },
-    gpus: objects(pool.gpus).map(readGpu),
+    gpus: withKeys(objects(pool.gpus).map(readGpu), "uuid"),
     leases,
     queue,
-    queueLength: number(pool.queue_length) ?? queue.length,
+    queueLength: Math.max(number(pool.queue_length) ?? 0, queue.length),
   };
 }
 

@@ -12,12 +12,12 @@ export class Queue {
     this.#nodes = new KeyedChildren(byId("queues"), (key) => new NodeQueue(key === "" ? actions : null, this.#pieces));
   }
 
-  update(fleet, clocks, access) {
+  update(fleet, access) {
     const total = fleet.reduce((sum, node) => sum + node.pool.queueLength, 0);
     text(byId("queue-length"), total ? String(total) : "");
     show(byId("queue-empty"), total === 0);
     const waiting = fleet.filter((node) => node.pool.queueLength > 0);
-    this.#nodes.arrange(waiting.map((node) => node.key)).forEach((part, i) => part.update(waiting[i], fleet.length > 1, clocks, access));
+    this.#nodes.arrange(waiting.map((node) => node.key)).forEach((part, i) => part.update(waiting[i], fleet.length > 1, access));
   }
 }
 
@@ -35,12 +35,13 @@ class NodeQueue {
     this.#pieces = pieces;
   }
 
-  update(node, isOneOfMany, clocks, access) {
-    const { pool } = node;
+  update(node, isOneOfMany, access) {
+    const { pool, clocks } = node;
+    attribute(this.node, "data-up", String(node.isUp));
     show(this.#heading, isOneOfMany);
-    text(this.#name, node.title);
+    text(this.#name, node.isUp === false ? `${node.title}: no answer, as it was ${duration(node.ageS)} ago` : node.title);
     const rights = node.key === "" ? access : access.none;
-    this.#waiters.arrange(pool.queue.map((lease) => lease.id)).forEach((waiter, i) => {
+    this.#waiters.arrange(pool.queue.map((lease) => lease.key)).forEach((waiter, i) => {
       this.#pieces.plan(waiter, () => waiter.update(pool.queue[i], pool, clocks, rights));
     });
     const hidden = pool.queueLength - pool.queue.length;

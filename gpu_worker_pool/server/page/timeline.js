@@ -1,6 +1,7 @@
 // Who held which GPU over the last hours: a row for each GPU, a bar for each lease, a colour for each owner.
 
 import { byId, el, svg, text } from "./dom.js";
+import { nowMs } from "./now.js";
 import { clock, details, duration, END_REASONS, gpuName, parseTime, person } from "./words.js";
 
 const ROW = 22;
@@ -31,7 +32,7 @@ export class Timeline {
       this.#width = width;
       this.#draw();
     }).observe(this.#frame);
-    this.#frame.addEventListener("pointermove", (event) => this.#pointAt(event));
+    for (const kind of ["pointermove", "pointerdown"]) this.#frame.addEventListener(kind, (event) => this.#pointAt(event));
     byId("timeline-details").addEventListener("toggle", () => this.#list());
   }
 
@@ -51,7 +52,7 @@ export class Timeline {
     const { gpus } = this.#answer;
     const [since, until] = [parseTime(this.#answer.since), parseTime(this.#answer.until)];
     const width = Math.max(this.#width, NARROWEST);
-    const height = gpus.length * ROW + AXIS;
+    const height = gpus.length * ROW;
     const x = (ms) => LEFT + ((Math.min(Math.max(ms, since), until) - since) / (until - since)) * (width - LEFT - 4);
     const colourOf = colours(gpus);
 
@@ -72,9 +73,11 @@ export class Timeline {
 
     const held = gpus.reduce((sum, gpu) => sum + gpu.spans.length, 0);
     const picture = svg("svg", { width, height, role: "img", "aria-label": `${held} leases on ${gpus.length} GPUs from ${clock(since, until)} to ${clock(until, until)}; the same as a list is below` });
+    // Apart, because it stays in sight while one scrolls through many GPUs.
+    const axis = svg("svg", { class: "times", width, height: AXIS, "aria-hidden": "true" });
     for (const at of marks(since, until)) {
-      picture.append(svg("path", { class: "grid", d: `M${x(at).toFixed(1)} 0V${height - AXIS}` }));
-      picture.append(svg("text", { class: "axis", x: x(at).toFixed(1), y: height - 6, "text-anchor": "middle" }, hourOf(at, until - since)));
+      picture.append(svg("path", { class: "grid", d: `M${x(at).toFixed(1)} 0V${height}` }));
+      axis.append(svg("text", { class: "axis", x: x(at).toFixed(1), y: AXIS - 8, "text-anchor": "middle" }, hourOf(at, until - since)));
     }
     gpus.forEach((gpu, row) => {
       picture.append(svg("path", { class: "ground", d: `M${LEFT} ${row * ROW + ROW / 2}H${width - 4}` }));
@@ -87,7 +90,7 @@ export class Timeline {
       const shown = name.length > room ? `${name.slice(0, Math.max(1, room - 1))}…` : name;
       picture.append(svg("text", { class: `name name-${colour}`, x: (left + 4).toFixed(1), y: (top + 12).toFixed(1) }, shown));
     }
-    this.#frame.replaceChildren(picture);
+    this.#frame.replaceChildren(axis, picture);
     byId("timeline-owners").replaceChildren(
       ...[...colourOf].map(([owner, colour]) => el("li", {}, el("i", { class: `swatch owner-${colour}` }), el("bdi", {}, owner ?? "(no owner named)"))),
       ...(paths.has(OTHERS) ? [el("li", {}, el("i", { class: `swatch owner-${OTHERS}` }), "all others")] : []),
@@ -95,7 +98,7 @@ export class Timeline {
   }
 
   #pointAt(event) {
-    const picture = this.#frame.firstElementChild;
+    const picture = this.#frame.lastElementChild;
     if (picture === null) return;
     const box = picture.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
@@ -115,17 +118,17 @@ export class Timeline {
 }
 
 function sentence(span) {
-  const [since, until] = [parseTime(span.since), span.until === null ? Date.now() : parseTime(span.until)];
+  const [since, until] = [parseTime(span.since), span.until === null ? nowMs() : parseTime(span.until)];
   const more = details(span);
-  const end = span.until === null ? "until now" : `to ${clock(until, Date.now())}, ${END_REASONS[span.end_reason] ?? span.end_reason}`;
-  return `${person(span)}${more ? ` (${more})` : ""} from ${clock(since, Date.now())} ${end}; ${duration((until - since) / 1000)}${span.is_shared ? ", shared" : ""}`;
+  const end = span.until === null ? "until now" : `to ${clock(until)}, ${END_REASONS[span.end_reason] ?? span.end_reason}`;
+  return `${person(span)}${more ? ` (${more})` : ""} from ${clock(since)} ${end}; ${duration((until - since) / 1000)}${span.is_shared ? ", shared" : ""}`;
 }
 
 /** Those who held most get a colour of their own; the same owner has the same one while he is among them. */
 function colours(gpus) {
   const heldMs = new Map();
   for (const span of gpus.flatMap((gpu) => gpu.spans)) {
-    const ms = (span.until === null ? Date.now() : parseTime(span.until)) - parseTime(span.since);
+    const ms = (span.until === null ? nowMs() : parseTime(span.until)) - parseTime(span.since);
     heldMs.set(span.owner, (heldMs.get(span.owner) ?? 0) + ms);
   }
   const most = [...heldMs].sort((a, b) => b[1] - a[1]).slice(0, COLOURS).map(([owner]) => owner);
@@ -157,10 +160,14 @@ function inLanes(spans) {
 /** Round times in the span, so many that their texts do not touch. */
 function marks(since, until) {
   const step = (STEPS_MIN.find((minutes) => (until - since) / (minutes * 60_000) <= 8) ?? 1440) * 60_000;
-  const offset = new Date(since).getTimezoneOffset() * 60_000;
+  // Counted by the reader's calendar from a midnight on, because not every day has 24 hours.
+  const first = new Date(since);
   const found = [];
-  for (let at = Math.ceil((since - offset) / step) * step + offset; at < until; at += step) found.push(at);
-  return found;
+  for (let number = 0; ; number += 1) {
+    const at = new Date(first.getFullYear(), first.getMonth(), first.getDate(), 0, (number * step) / 60_000).getTime();
+    if (at >= until) return found;
+    if (at >= since && at !== found.at(-1)) found.push(at);
+  }
 }
 
 function hourOf(ms, spanMs) {
@@ -172,7 +179,7 @@ function noteOn(answer) {
   const notes = [];
   if (answer.is_cut) notes.push("There were too many leases to show; those that ended first are left out.");
   const complete = parseTime(answer.complete_since);
-  if (complete > parseTime(answer.since)) notes.push(`Of what ended before ${clock(complete, Date.now())} not all is known any more.`);
+  if (complete > parseTime(answer.since)) notes.push(`Of what ended before ${clock(complete)} not all is known any more.`);
   if (answer.unknown_leases) notes.push(`${answer.unknown_leases} leases are left out: a clock was set meanwhile.`);
   return notes.join(" ");
 }

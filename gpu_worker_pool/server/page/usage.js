@@ -26,8 +26,8 @@ const total = (usage) => usage.gpu_hours + usage.shared_gpu_hours;
 
 function noteOn(answer) {
   const since = parseTime(answer.since);
-  const notes = [`Since ${clock(since, Date.now())}, the midnight of the server.`];
-  if (!answer.is_complete) notes.push(`Of what ended before ${clock(parseTime(answer.complete_since), Date.now())} not all is known any more.`);
+  const notes = [`Since ${clock(since)}, the midnight of the server.`];
+  if (!answer.is_complete) notes.push(`Of what ended before ${clock(parseTime(answer.complete_since))} not all is known any more.`);
   if (answer.total.unknown_leases) notes.push(`Of ${plural(answer.total.unknown_leases, "lease")} it is not known how long: a clock was set.`);
   return notes.join(" ");
 }

@@ -1,30 +1,33 @@
-// Numbers, times and people in words. What is not known is said to be unknown, and is never a zero.
+// Numbers, times and people in words. What is not known is said to be unknown, and is never a zero. A number and its unit
+// stay on one line.
+
+import { nowMs } from "./now.js";
 
 export const UNKNOWN = "unknown";
 
 const isKnown = (value) => typeof value === "number" && Number.isFinite(value);
 
-export const percent = (value) => (isKnown(value) ? `${Math.round(value)} %` : UNKNOWN);
+export const percent = (value) => (isKnown(value) ? `${Math.round(value)}\u00a0%` : UNKNOWN);
 
 export function memory(mb) {
   if (!isKnown(mb)) return UNKNOWN;
-  return mb >= 1024 ? `${(mb / 1024).toFixed(1)} GiB` : `${Math.round(mb)} MiB`;
+  return mb >= 1024 ? `${(mb / 1024).toFixed(1)}\u00a0GiB` : `${Math.round(mb)}\u00a0MiB`;
 }
 
-export const temperature = (value) => (isKnown(value) ? `${Math.round(value)} °C` : UNKNOWN);
+export const temperature = (value) => (isKnown(value) ? `${Math.round(value)}\u00a0°C` : UNKNOWN);
 
-export const power = (value) => (isKnown(value) ? `${Math.round(value)} W` : UNKNOWN);
+export const power = (value) => (isKnown(value) ? `${Math.round(value)}\u00a0W` : UNKNOWN);
 
 /** 42 s, 5 min, 2 h 5 min, 3 d 4 h: two units at most, because nobody reads the third. */
 export function duration(seconds) {
   if (!isKnown(seconds)) return UNKNOWN;
   const s = Math.max(0, Math.floor(seconds));
-  if (s < 60) return `${s} s`;
+  if (s < 60) return `${s}\u00a0s`;
   const minutes = Math.floor(s / 60);
-  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 60) return `${minutes}\u00a0min`;
   const hours = Math.floor(minutes / 60);
-  if (hours < 24) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
-  return hours % 24 ? `${Math.floor(hours / 24)} d ${hours % 24} h` : `${Math.floor(hours / 24)} d`;
+  if (hours < 24) return minutes % 60 ? `${hours}\u00a0h ${minutes % 60}\u00a0min` : `${hours}\u00a0h`;
+  return hours % 24 ? `${Math.floor(hours / 24)}\u00a0d ${hours % 24}\u00a0h` : `${Math.floor(hours / 24)}\u00a0d`;
 }
 
 export function hours(value) {
@@ -36,10 +39,10 @@ const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-dig
 const DAY = new Intl.DateTimeFormat("en-GB", { weekday: "short", day: "numeric", month: "short" });
 
 /** The time of day, with the day where it is not today's. */
-export function clock(ms, nowMs) {
+export function clock(ms, now = nowMs()) {
   if (!isKnown(ms)) return UNKNOWN;
   const time = CLOCK.format(ms);
-  return DAY.format(ms) === DAY.format(nowMs) ? time : `${DAY.format(ms)}, ${time}`;
+  return isKnown(now) && DAY.format(ms) === DAY.format(now) ? time : `${DAY.format(ms)}, ${time}`;
 }
 
 export const parseTime = (iso) => (typeof iso === "string" ? Date.parse(iso) : NaN);

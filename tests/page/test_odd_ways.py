@@ -1,0 +1,151 @@
+"""Proxies that want to know who asks or hold the stream back, answers that come late, clocks that are wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.server.leasing import release_all, take
+from tests.server.running import RunningServer
+from tests.server.told_server import Told, ToldServer, told_server
+
+from .conftest import OpenPage
+from .parts import card, connection, use_token
+from .watch import Watch
+
+ADMIN = "a-secret-of-admin"
+POOL: dict[str, Any] = {"node": "odd", "server_id": "odd", "gpus": [], "leases": [], "queue": [], "queue_length": -3}
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[ToldServer]:
+    """Its GPUs cannot be told apart."""
+    gpus = [
+        {"uuid": "GPU-a", "gpu_id": 10, "state": "free"},
+        {"uuid": "GPU-a", "gpu_id": 11, "state": "busy"},
+        {"uuid": "GPU-b", "gpu_id": 12, "state": "leased"},
+        {"gpu_id": 13, "state": "free"},
+        {"gpu_id": 14, "state": "free"},
+    ]
+    with told_server({"/pool": Told(json.dumps({**POOL, "gpus": gpus}).encode())}) as peer:
+        yield peer
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, peer: ToldServer) -> Iterator[RunningServer]:
+    env = {"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN}", "GPU_POOL_PEERS": peer.url}
+    with RunningServer(env) as server:
+        yield server
+
+
+@pytest.fixture
+def page(open_page: OpenPage, server: RunningServer) -> Iterator[Page]:
+    page = open_page()
+    expect(connection(page)).to_have_text("live")
+    yield page
+    release_all(server, {"Authorization": f"Bearer {ADMIN}"})
+
+
+def test_a_proxy_that_wants_a_cookie_is_given_it(page: Page, server: RunningServer, watch: Watch) -> None:
+    watch.allow("401")
+    page.context.add_cookies([{"name": "session", "value": "1", "url": server.url}])
+
+    def let_in(route: Route) -> None:
+        if "session=1" in route.request.all_headers().get("cookie", ""):
+            route.fallback()
+        else:
+            route.fulfill(status=401, body="who are you?")
+
+    page.context.route("**/ui/data/*", let_in)
+    page.reload()
+    expect(connection(page)).to_have_text("live")
+    page.context.clear_cookies()
+    expect(connection(page)).to_have_text("no connection")
+    expect(page.get_by_role("alert").first).to_contain_text("status 401")
+
+
+def test_a_stream_that_is_held_back_is_not_relied_on(page: Page, server: RunningServer) -> None:
+    page.context.route("**/events*", lambda _: None)  # never answered
+    page.reload()
+    expect(connection(page)).to_have_text("looking every few seconds")
+    lease = take(server, owner="patient")
+    expect(card(page, lease)).to_contain_text("patient")
+    expect(page.get_by_text("have not been measured")).to_be_hidden()
+
+
+def test_a_server_that_stands_still_is_no_connection_and_no_fault_of_the_gpus(
+    page: Page, server: RunningServer
+) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        expect(connection(page)).to_have_text("no connection")
+        expect(page.get_by_role("alert").first).to_contain_text("does not answer")
+        expect(page.get_by_text("have not been measured")).to_be_hidden()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    expect(connection(page)).to_have_text("live")
+
+
+def test_what_was_cancelled_does_not_happen_though_its_answer_comes_late(page: Page, server: RunningServer) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/ui/data/me", hold)
+    use_token(page, ADMIN)
+    with page.expect_response("**/ui/data/me"):
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        held.pop().continue_()
+    page.evaluate("() => new Promise((resolve) => setTimeout(resolve))")
+    expect(page.get_by_text("Token of")).to_be_hidden()
+
+    page.unroute("**/ui/data/me")
+    use_token(page, ADMIN)
+    lease = take(server, owner="bob")
+    page.route("**/leases/*", hold)
+    card(page, lease).get_by_role("button", name="Release").click()
+    page.get_by_role("button", name="Release", exact=True).click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Drain GPU 0").click()
+    page.get_by_label("Reason").fill("a fan")
+    held.pop().continue_()
+    expect(page.get_by_text(f"The lease {lease['id']} of bob is released.")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Take GPU 0 out of service?")).to_be_visible()
+    expect(page.get_by_label("Reason")).to_have_value("a fan")
+
+
+def test_the_readers_clock_does_not_matter(page: Page, server: RunningServer) -> None:
+    page.add_init_script("const real = Date.now; Date.now = () => real() + 5 * 3600 * 1000")
+    lease = take(server, owner="bob")
+    page.reload()
+    use_token(page, ADMIN)
+    card(page, lease).get_by_role("button", name="Revoke").click()
+    dialog = page.get_by_role("dialog", name="Revoke")
+    expect(dialog).to_contain_text(re.compile(r"held for \d+\ss\."))
+    dialog.get_by_role("button", name="Revoke").click()
+    page.get_by_text("The same as a list").click()
+    expect(page.locator("#timeline-list")).to_contain_text(re.compile(r"bob from .*revoked by the operator; \d+\ss"))
+
+
+def test_a_lease_that_ended_before_it_could_be_revoked_was_not_revoked(page: Page, server: RunningServer) -> None:
+    lease = take(server, owner="bob")
+    use_token(page, ADMIN)
+    card(page, lease).get_by_role("button", name="Revoke").click()
+    release_all(server, {"Authorization": f"Bearer {ADMIN}"})
+    page.get_by_role("dialog", name="Revoke").get_by_role("button", name="Revoke").click()
+    expect(page.get_by_text("had ended already: given back")).to_be_visible()
+
+
+def test_gpus_that_are_called_the_same_are_each_shown(page: Page) -> None:
+    for gpu, state in {10: "free", 11: "busy", 12: "leased", 13: "free", 14: "free"}.items():
+        expect(card(page, gpu)).to_contain_text(state)
+    expect(page.get_by_text("Nobody waits.")).to_be_visible()
