@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from openb import GPU_MB
+from fragmentation import Kind, least_growth
+from openb import GPU_MILLI, MB_PER_MILLI
 
 from gpu_worker_pool.core.capacity import Capacity, Entry
 from gpu_worker_pool.core.gpu import GpuKey
@@ -23,14 +24,13 @@ from gpu_worker_pool.core.slot import GpuSlot
 
 
 class NodeCapacity(Capacity):
-    """Proposes node by node. Keeps what is free on each node, in megabytes of its GPUs."""
+    """Proposes GPUs node by node, by what is free on each, in thousandths of a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self.slots: Mapping[GpuKey, GpuSlot] = {}
         self.gpus_of: dict[str, list[GpuKey]] = defaultdict(list)
-        self.free_mb: dict[GpuKey, float] = {}
-        self.free_on: dict[str, float] = {}
+        self.free_milli: dict[GpuKey, int] = {}
 
     def refresh(
         self,
@@ -42,42 +42,41 @@ class NodeCapacity(Capacity):
     ) -> bool:
         self.slots = slots
         for key in sorted(touched):
-            if key not in self.free_mb:
+            if key not in self.free_milli:
                 self.gpus_of[key.node].append(key)
-            self.free_mb[key] = _free_mb(slots[key])
-        for node in {key.node for key in touched}:
-            self.change(node, sum(self.free_mb[key] for key in self.gpus_of[node]))
+            self.free_milli[key] = _free_milli(slots[key])
+        for node in sorted({key.node for key in touched}):
+            self.changed(node)
         return super().refresh(touched, slots, settings, excluded, ignored_processes)
 
-    def change(self, node: str, free_mb: float) -> None:
-        """So much is free on a node now."""
-        self.free_on[node] = free_mb
+    def changed(self, node: str) -> None:
+        """What is free on a node is not what it was."""
+        raise NotImplementedError
+
+    def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
+        """Nodes that may do and their GPUs that have the room, each in the order in which they are tried."""
+        raise NotImplementedError
 
     def usable(self, node: str, wishes: Wishes) -> list[GpuKey]:
-        """The GPUs of a node that have the room, the tightest first."""
-        asked_mb = GPU_MB if wishes.memory_mb is None else wishes.memory_mb
-        found = [
+        """The GPUs of a node that have the room."""
+        milli = milli_of(wishes)
+        return [
             key
             for key in self.gpus_of[node]
-            if self.free_mb[key] >= asked_mb and matches_model(wishes.model, _name(self.slots[key]))
+            if self.free_milli[key] >= milli and matches_model(wishes.model, _name(self.slots[key]))
         ]
-        return sorted(found, key=lambda key: self.free_mb[key])
-
-    def proposals(self, wishes: Wishes) -> Iterator[str]:
-        """Nodes in the order in which they are tried."""
-        raise NotImplementedError
 
     def open_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
         del thresholds, include_loaded
-        for node in self.proposals(wishes):
-            yield from self.usable(node, wishes)
+        for _, keys in self.proposals(wishes):
+            yield from keys
 
     def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
         return self.open_gpus(wishes, thresholds, include_loaded=include_loaded)
 
     def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
         del include_loaded
-        return (node for node in self.proposals(wishes) if len(self.usable(node, wishes)) >= wishes.gpus)
+        return (node for node, keys in self.proposals(wishes) if len(keys) >= wishes.gpus)
 
 
 class BestFit(NodeCapacity):
@@ -85,18 +84,19 @@ class BestFit(NodeCapacity):
 
     def __init__(self) -> None:
         super().__init__()
-        self.by_free: list[tuple[float, str]] = []
+        self._free_on: dict[str, int] = {}
+        self._by_free: list[tuple[int, str]] = []
 
-    def change(self, node: str, free_mb: float) -> None:
-        if node in self.free_on:
-            del self.by_free[bisect_left(self.by_free, (self.free_on[node], node))]
-        insort(self.by_free, (free_mb, node))
-        super().change(node, free_mb)
+    def changed(self, node: str) -> None:
+        if node in self._free_on:
+            del self._by_free[bisect_left(self._by_free, (self._free_on[node], node))]
+        self._free_on[node] = sum(self.free_milli[key] for key in self.gpus_of[node])
+        insort(self._by_free, (self._free_on[node], node))
 
-    def proposals(self, wishes: Wishes) -> Iterator[str]:
-        asked_mb = wishes.gpus * (GPU_MB if wishes.memory_mb is None else wishes.memory_mb)
-        for place in range(bisect_left(self.by_free, (asked_mb,)), len(self.by_free)):
-            yield self.by_free[place][1]
+    def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
+        for place in range(bisect_left(self._by_free, (wishes.gpus * milli_of(wishes),)), len(self._by_free)):
+            node = self._by_free[place][1]
+            yield node, sorted(self.usable(node, wishes), key=lambda key: self.free_milli[key])
 
 
 class Random(NodeCapacity):
@@ -104,28 +104,54 @@ class Random(NodeCapacity):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
-        self.rng = rng
-        self.node_names: list[str] = []
+        self._rng = rng
+        self._free_on: dict[str, int] = {}
 
-    def change(self, node: str, free_mb: float) -> None:
-        if node not in self.free_on:
-            self.node_names.append(node)
-        super().change(node, free_mb)
+    def changed(self, node: str) -> None:
+        self._free_on[node] = sum(self.free_milli[key] for key in self.gpus_of[node])
 
-    def usable(self, node: str, wishes: Wishes) -> list[GpuKey]:
-        found = super().usable(node, wishes)
-        self.rng.shuffle(found)
-        return found
+    def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
+        asked_milli = wishes.gpus * milli_of(wishes)
+        nodes = [node for node, free in self._free_on.items() if free >= asked_milli]
+        while nodes:
+            # Drawn one after the other: the first few mostly do.
+            place = self._rng.randrange(len(nodes))
+            nodes[place], nodes[-1] = nodes[-1], nodes[place]
+            node = nodes.pop()
+            keys = self.usable(node, wishes)
+            self._rng.shuffle(keys)
+            yield node, keys
 
-    def proposals(self, wishes: Wishes) -> Iterator[str]:
-        asked_mb = wishes.gpus * (GPU_MB if wishes.memory_mb is None else wishes.memory_mb)
-        # A few blind draws mostly do while there is room; then all that have enough, in a random order.
-        for node in self.rng.choices(self.node_names, k=8):
-            if self.free_on[node] >= asked_mb:
-                yield node
-        left = [node for node in self.node_names if self.free_on[node] >= asked_mb]
-        self.rng.shuffle(left)
-        yield from left
+
+class LeastFragmentation(NodeCapacity):
+    """Where the fragmentation grows least: FGD of that paper, for GPUs alone. It must be told the work in advance."""
+
+    def __init__(self, kinds: tuple[Kind, ...]) -> None:
+        super().__init__()
+        self._kinds = kinds
+        self._looks: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._alike: dict[tuple[tuple[int, ...], str], list[str]] = {}
+
+    def changed(self, node: str) -> None:
+        if node in self._looks:
+            alike = self._alike[self._looks[node]]
+            alike.remove(node)
+            if not alike:
+                del self._alike[self._looks[node]]
+        keys = self.gpus_of[node]
+        self._looks[node] = (tuple(sorted(self.free_milli[key] for key in keys)), _name(self.slots[keys[0]]))
+        insort(self._alike.setdefault(self._looks[node], []), node)
+
+    def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
+        milli = milli_of(wishes)
+        ranked = [
+            (*growth, nodes)
+            for look, nodes in self._alike.items()
+            if (growth := least_growth(*look, wishes.gpus, milli, self._kinds)) is not None
+        ]
+        for _, left, nodes in sorted(ranked):
+            for node in tuple(nodes):
+                yield node, sorted(self.usable(node, wishes), key=lambda key: abs(self.free_milli[key] - left))
 
 
 class NoHolds(Capacity):
@@ -142,30 +168,45 @@ class NoHolds(Capacity):
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to hand GPUs out. With `is_strict` nobody is asked for while somebody ahead waits."""
+    """A way to hand GPUs out. `is_placement`: it differs from ours in which GPUs are taken, else in who is served. With
+    `is_strict` nobody asks the pool while somebody ahead waits.
+    """
 
     name: str
     says: str
-    capacity: Callable[[random.Random], Capacity]
-    is_strict: bool = False
+    capacity: Callable[[random.Random, tuple[Kind, ...]], Capacity]
     is_placement: bool = True
+    is_strict: bool = False
 
 
-OURS = Policy("ours", "the pool as it is", lambda _: Capacity())
+OURS = Policy("ours", "the pool as it is", lambda *_: Capacity())
+STRICT = "nobody passes who waits; our placement"
 POLICIES = (
     OURS,
-    Policy("random", "any node that has enough, there any GPU; our queue", Random),
-    Policy("best fit", "the node with the least left that has enough, there the tightest GPU; our queue", lambda _: BestFit()),
-    Policy("no holds", "our placement; who waits holds nothing", lambda _: NoHolds(), is_placement=False),
+    Policy("random", "any node that has enough, there any GPU; our queue", lambda rng, _: Random(rng)),
     Policy(
-        "strict FIFO", "our placement; nobody passes who waits", lambda _: Capacity(), is_strict=True, is_placement=False
+        "best fit",
+        "the node with the least GPU left that has enough, there the tightest GPU; our queue",
+        lambda *_: BestFit(),
     ),
+    Policy(
+        "FGD",
+        "where fragmentation grows least, with the work known in advance; our queue",
+        lambda _, kinds: LeastFragmentation(kinds),
+    ),
+    Policy("no holds", "who waits holds nothing; our placement", lambda *_: NoHolds(), is_placement=False),
+    Policy("strict FIFO", STRICT, lambda *_: Capacity(), is_placement=False, is_strict=True),
 )
 
 
-def _free_mb(slot: GpuSlot) -> float:
-    taken_mb = sum(GPU_MB if occupant.asked_mb is None else occupant.asked_mb for occupant in slot.occupants.values())
-    return GPU_MB - taken_mb
+def milli_of(wishes: Wishes) -> int:
+    """What is wished for of each GPU."""
+    return GPU_MILLI if wishes.memory_mb is None else round(wishes.memory_mb / MB_PER_MILLI)
+
+
+def _free_milli(slot: GpuSlot) -> int:
+    taken_mb = [occupant.asked_mb for occupant in slot.occupants.values()]
+    return GPU_MILLI - sum(GPU_MILLI if mb is None else round(mb / MB_PER_MILLI) for mb in taken_mb)
 
 
 def _name(slot: GpuSlot) -> str:

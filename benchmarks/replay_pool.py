@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
+from fragmentation import Kind, fragmented_milli
 from openb import GPU_MB, GPU_MILLI, MB_PER_MILLI, Node, Task
 from replay_policies import Policy
 
@@ -35,15 +34,13 @@ SETTINGS = PoolSettings(
 # At 100 % a GPU would be over its threshold.
 BUSY_PERCENT = 99.0
 
-# A kind of task: GPUs, thousandths of each, models (none: any), and how much of the work is of that kind.
-Kind = tuple[int, int, tuple[str, ...], float]
-
 
 class SimulatedPool:
     """The core on these nodes. `decisions_s` has what each step took."""
 
-    def __init__(self, nodes: Sequence[Node], policy: Policy, seed: int) -> None:
-        self.state = PoolState(SETTINGS, capacity=policy.capacity(random.Random(seed)))
+    def __init__(self, nodes: Sequence[Node], kinds: tuple[Kind, ...], policy: Policy, seed: int) -> None:
+        self.state = PoolState(SETTINGS, capacity=policy.capacity(random.Random(seed), kinds))
+        self.kinds = kinds
         self.nodes = {node.name: node for node in nodes}
         self.capacity_milli = sum(node.gpus for node in nodes) * GPU_MILLI
         self.free_milli: dict[str, dict[int, int]] = {node.name: dict.fromkeys(range(node.gpus), GPU_MILLI) for node in nodes}
@@ -78,12 +75,13 @@ class SimulatedPool:
         """A sign of life from everybody."""
         step(self.state, cmd.Renew(tuple(self.state.leases)), now)
 
-    def fragmented_milli(self, kinds: tuple[Kind, ...]) -> float:
-        """How much of what is free is of no use to a task of this work, on average (see `fragmentation`)."""
-        return sum(
-            fragmentation(tuple(sorted(self.free_milli[name].values())), node.model, kinds)
+    def fragmented(self) -> float:
+        """How much of the capacity is free and of no use to a task of this work, on average."""
+        lost_milli = sum(
+            fragmented_milli(tuple(sorted(self.free_milli[name].values())), node.model, self.kinds)
             for name, node in self.nodes.items()
         )
+        return lost_milli / self.capacity_milli
 
     def _do(self, command: cmd.Command, now: float) -> list[str]:
         granted: list[str] = []
@@ -130,24 +128,3 @@ class SimulatedPool:
         gpu = self._gpus[key]
         used_milli = GPU_MILLI - self.free_milli[key.node][gpu.index]
         return Reading(gpu, now, GPU_MB, used_milli * MB_PER_MILLI, used_milli / GPU_MILLI * BUSY_PERCENT)
-
-
-def kinds_of(tasks: Iterable[Task]) -> tuple[Kind, ...]:
-    """The work by kinds of task."""
-    counts = Counter((task.gpus, task.gpu_milli, task.models) for task in tasks)
-    return tuple((*kind, count / counts.total()) for kind, count in sorted(counts.items()))
-
-
-@lru_cache(maxsize=200_000)
-def fragmentation(free_milli: tuple[int, ...], model: str, kinds: tuple[Kind, ...]) -> float:
-    """What of a node's free GPU is of no use to a task of this work, on average: all of it where the task does not fit on
-    the node, else what is free on GPUs that have too little for it. That is the measure of "Beware of Fragmentation"
-    (USENIX ATC '23), for GPUs alone.
-    """
-    free = sum(free_milli)
-    lost = 0.0
-    for gpus, milli, models, part in kinds:
-        fits = [left for left in free_milli if left >= milli]
-        can_run = len(fits) >= gpus and (not models or model in models)
-        lost += part * (free - sum(fits) if can_run else free)
-    return lost

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
+from fragmentation import kinds_of
 from openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
 from replay_policies import Policy
-from replay_pool import SimulatedPool, kinds_of
+from replay_pool import SimulatedPool
 
 from gpu_worker_pool.core.request import MAX_TTL_S
 
@@ -53,8 +54,7 @@ def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_qu
     and the placement alone decides. With `is_queued` they wait instead, and the queue's rule decides too.
     """
     tasks = sample_tasks(trace, demand, seed)
-    pool = SimulatedPool(trace.nodes, policy, seed)
-    kinds = kinds_of(trace.tasks)
+    pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
     asked_milli = served = gone = refused = 0
     first_miss: float | None = None
     series: list[tuple[float, float, float]] = []
@@ -71,10 +71,9 @@ def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_qu
                 pool.leave(lease_id, now)
                 gone += 1
         if asked_milli / pool.capacity_milli >= (len(series) + 1) * demand / POINTS:
-            lost = pool.fragmented_milli(kinds)
-            series.append(tuple(part / pool.capacity_milli for part in (asked_milli, pool.allocated_milli, lost)))  # type: ignore[arg-type]
-    free_milli = pool.capacity_milli - pool.allocated_milli
-    lost = pool.fragmented_milli(kinds)
+            asked, allocated = asked_milli / pool.capacity_milli, pool.allocated_milli / pool.capacity_milli
+            series.append((asked, allocated, pool.fragmented()))
+    allocated, fragmented = pool.allocated_milli / pool.capacity_milli, pool.fragmented()
     return {
         "policy": policy.name,
         "unserved": "queued" if is_queued else "skipped",
@@ -85,10 +84,10 @@ def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_qu
         "gone": gone,
         "refused": refused,
         "waiting": len(tasks) - served - gone - refused,
-        "allocated": pool.allocated_milli / pool.capacity_milli,
+        "allocated": allocated,
         "allocated_at_first_miss": first_miss,
-        "fragmented_of_capacity": lost / pool.capacity_milli,
-        "fragmented_of_free": lost / free_milli if free_milli else 0.0,
+        "fragmented_of_capacity": fragmented,
+        "fragmented_of_free": fragmented / (1 - allocated) if allocated < 1 else 0.0,
         "free_whole_gpus": sum(left == GPU_MILLI for free in pool.free_milli.values() for left in free.values()),
         "speed": asdict(speed_of(pool.decisions_s)),
         "series": {"columns": ["demand", "allocated", "fragmented_of_capacity"], "points": series},
@@ -103,12 +102,11 @@ class TimedRun:
         self.trace = trace
         self.policy = policy
         self.arrives_at = [task.created_at / speedup for task in trace.tasks]
-        self.pool = SimulatedPool(trace.nodes, policy, seed)
+        self.pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
         self.began_at: dict[int, float] = {}
         self.refused: set[int] = set()
         self.moments: list[tuple[float, int, int]] = []
         self.fragmented: list[float] = []
-        self._kinds = kinds_of(trace.tasks)
         self._ends: list[tuple[float, int]] = []
         # With a strict order these have not asked yet, because somebody ahead waits.
         self._line: deque[int] = deque()
@@ -134,7 +132,7 @@ class TimedRun:
                 self._ask(self._line.popleft(), now)
             self.moments.append((now, self.pool.allocated_milli, self.waiting))
             if self.waiting and len(self.moments) % FRAGMENTATION_EVERY == 0:
-                self.fragmented.append(self.pool.fragmented_milli(self._kinds) / self.pool.capacity_milli)
+                self.fragmented.append(self.pool.fragmented())
 
     def _ask(self, number: int, now: float) -> None:
         granted = self.pool.ask(f"task-{number}", self.tasks[number], now)
