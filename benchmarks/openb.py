@@ -131,6 +131,14 @@ def sample_nodes(trace: Trace, fraction: float, seed: int) -> Trace:
     return Trace(nodes, trace.tasks, trace.without_gpu, trace.not_askable)
 
 
+def cut(trace: Trace, nodes: int, tasks: int, seed: int) -> Trace:
+    """No more than so many nodes and tasks, chosen at random and kept in their order."""
+    rng = random.Random(seed)
+    kept = sorted(rng.sample(range(len(trace.tasks)), min(tasks, len(trace.tasks))))
+    smaller = sample_nodes(trace, min(1.0, nodes / len(trace.nodes)), seed)
+    return Trace(smaller.nodes, tuple(trace.tasks[number] for number in kept), trace.without_gpu, trace.not_askable)
+
+
 def sample_tasks(trace: Trace, demand: float, seed: int) -> list[Task]:
     """Tasks drawn with replacement until they ask for so many times the capacity."""
     rng = random.Random(seed)

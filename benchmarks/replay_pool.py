@@ -36,14 +36,16 @@ BUSY_PERCENT = 99.0
 
 
 class SimulatedPool:
-    """The core on these nodes. `decisions_s` has what each step took."""
+    """The core on these nodes. `decisions_s` has the processor time of each step: others may use this machine too."""
 
     def __init__(self, nodes: Sequence[Node], kinds: tuple[Kind, ...], policy: Policy, seed: int) -> None:
         self.state = PoolState(SETTINGS, capacity=policy.capacity(random.Random(seed), kinds))
         self.kinds = kinds
         self.nodes = {node.name: node for node in nodes}
         self.capacity_milli = sum(node.gpus for node in nodes) * GPU_MILLI
-        self.free_milli: dict[str, dict[int, int]] = {node.name: dict.fromkeys(range(node.gpus), GPU_MILLI) for node in nodes}
+        self.free_milli: dict[str, dict[int, int]] = {
+            node.name: dict.fromkeys(range(node.gpus), GPU_MILLI) for node in nodes
+        }
         self.allocated_milli = 0
         self.decisions_s: list[float] = []
         self._gpus: dict[GpuKey, Gpu] = {}
@@ -87,9 +89,9 @@ class SimulatedPool:
         granted: list[str] = []
         next_command: cmd.Command | None = command
         while next_command is not None:
-            began = time.perf_counter()
+            began = time.process_time()
             events = step(self.state, next_command, now)
-            self.decisions_s.append(time.perf_counter() - began)
+            self.decisions_s.append(time.process_time() - began)
             changed: dict[GpuKey, None] = {}
             for event in events:
                 if isinstance(event, ev.LeaseGranted):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import random
 import statistics
 from bisect import bisect_left, insort
 from collections import deque
@@ -26,8 +25,8 @@ FRAGMENTATION_EVERY = 100
 
 @dataclass(frozen=True)
 class Speed:
-    """What decisions took. A decision is one step of the core: a request, a release or a reading, with the pass over
-    the queue that follows.
+    """What decisions took, in processor time. A decision is one step of the core: a request, a release or a reading,
+    with the passes over the queue that follow.
     """
 
     decisions: int
@@ -224,14 +223,14 @@ def _waits(run: TimedRun, size: str | None) -> dict[str, Any]:
 
 
 def _overtaken(run: TimedRun) -> list[int]:
-    """How many who came later began before each of them."""
+    """How many who came later began before each of them; none where it was refused, since it did not wait."""
     counts = [0] * len(run.tasks)
     later: list[float] = []
     for number in reversed(range(len(run.tasks))):
-        began_at = run.began_at.get(number, inf)
-        counts[number] = bisect_left(later, began_at)
+        if number not in run.refused:
+            counts[number] = bisect_left(later, run.began_at.get(number, inf))
         if number in run.began_at:
-            insort(later, began_at)
+            insort(later, run.began_at[number])
     return counts
 
 
@@ -248,9 +247,3 @@ def _over_time(run: TimedRun, capacity: int) -> list[tuple[float, float, int]]:
     """The state at evenly spaced moments of the replay's steps: where much happens there are many."""
     every = max(1, len(run.moments) // POINTS)
     return [(at, milli / capacity, waiting) for at, milli, waiting in run.moments[::every]]
-
-
-def in_random_order(trace: Trace, seed: int, count: int) -> Trace:
-    """So many of the trace's tasks, still in the order of their arrival."""
-    chosen = sorted(random.Random(seed).sample(range(len(trace.tasks)), min(count, len(trace.tasks))))
-    return Trace(trace.nodes, tuple(trace.tasks[number] for number in chosen), trace.without_gpu, trace.not_askable)
