@@ -19,7 +19,6 @@ import csv
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from pathlib import Path
 
 from gpu_worker_pool.core.request import Wishes, matches_model
@@ -118,7 +117,8 @@ def model_pattern(wanted: Sequence[str], models: frozenset[str]) -> str | None:
     """How the pool is asked for one of these models: None where it cannot be, or where none is named."""
     if not wanted:
         return None
-    pattern = wanted[0] if len(wanted) == 1 else f"{commonprefix(list(wanted))}*"
+    shared = max(n for n in range(len(wanted[0]) + 1) if all(name.startswith(wanted[0][:n]) for name in wanted))
+    pattern = wanted[0] if len(wanted) == 1 else f"{wanted[0][:shared]}*"
     let_in = {model for model in models if matches_model(pattern, model)}
     return pattern if let_in <= set(wanted) else None
 
