@@ -124,8 +124,8 @@ def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[Gp
     state, capacity = survey.state, survey.state.capacity
     thresholds = state.settings.thresholds_for(wishes)
     for count, node in capacity.nodes_by_room(wishes, include_loaded=survey.is_lax(wishes)):
-        if count < max(len(most), 1):
-            break
+        if count < max(len(most), 1) or (count == len(most) and node > most[0].node):
+            break  # of nodes with as many open, those that follow come later by name
         not_gone = [slot for slot in capacity.open_slots_of(node, shared=wishes.is_shared) if slot.key not in gone]
         if len(not_gone) < max(len(most), 1) or not capacity.could_serve_on(node, wishes, thresholds):
             continue

@@ -39,7 +39,8 @@ class Use(Enum):
     """What a sorted list is for, and how it is sorted."""
 
     EXCLUSIVE = "GPUs open to an exclusive lease, least used first, then on the node with the fewest open"
-    SHARED = "GPUs open to a shared lease, most committed first"
+    SHARED = "GPUs that are shared and open to one more, most committed first"
+    WHOLE = "GPUs without a lease and open to a shared one, most committed first, then on the node with the fewest open"
     NODES_EXCLUSIVE = "nodes by how many GPUs are open to an exclusive lease"
     NODES_SHARED = "nodes by how many GPUs are open to a shared lease"
 
@@ -85,6 +86,11 @@ class SlotFacts(NamedTuple):
     def is_in_service(self) -> bool:
         """Whether it could be granted if nobody were on it."""
         return self.is_open_to_exclusive is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether anybody may have it: no lease is on it."""
+        return bool(self.is_open_to_exclusive and self.is_open_to_shared)
 
 
 @dataclass(slots=True)
@@ -182,17 +188,21 @@ class Capacity:
             yield key
 
     def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
-        """GPUs that may be eligible for one shared lease: the tightest fit first."""
-        fitting = []
-        for group, entries in self._listed(Use.SHARED, wishes):
-            if isinstance(group.of, GpuClass) and group.has_model(wishes.model) and (group.is_clear or include_loaded):
-                limit_mb = thresholds.memory_percent * (group.of.total_mb or 0.0) / 100
-                fitting.append(_tightest_first(entries, limit_mb - (wishes.memory_mb or 0.0)))
-        for *_, key in _merged(fitting):
-            yield key
+        """GPUs that may be eligible for one shared lease: first those that are shared, then whole ones; of each, the
+        tightest fit first.
+        """
+        for use in (Use.SHARED, Use.WHOLE):
+            fitting = []
+            for group, entries in self._listed(use, wishes):
+                if group.has_model(wishes.model) and (group.is_clear or include_loaded):
+                    total_mb = group.of.total_mb if isinstance(group.of, GpuClass) else None
+                    limit_mb = thresholds.memory_percent * (total_mb or 0.0) / 100
+                    fitting.append(_tightest_first(entries, limit_mb - (wishes.memory_mb or 0.0)))
+            for *_, key in _merged(fitting):
+                yield key
 
     def shared_gpus_by_commitment(self, wishes: Wishes) -> Iterator[GpuKey]:
-        """GPUs open to shared leases, the least committed first."""
+        """GPUs that are shared and open to one more, the least committed first."""
         lists = [_last_first(entries) for entries in self._matching(Use.SHARED, wishes, include_loaded=True)]
         for *_, key in merge(*lists, key=lambda entry: (-entry[0], entry[1:])):
             yield key
@@ -316,8 +326,9 @@ def _index_node(
         if found.committed_mb is not None and found.gpu_class is not None:
             is_ours = found.is_used_by_leases_only
             is_clear = is_ours or found.load_percent < limits.utilization_percent
-            by_commitment = (-found.committed_mb, node, found.place, found.load_percent, is_ours, key)
-            index.entries.add((Use.SHARED, Group(found.gpu_class, is_clear), by_commitment))
+            use, fewest = (Use.WHOLE, len(exclusive)) if found.is_whole else (Use.SHARED, 0)
+            by_commitment = (-found.committed_mb, fewest, node, found.place, found.load_percent, is_ours, key)
+            index.entries.add((use, Group(found.gpu_class, is_clear), by_commitment))
             clear_to_shared += [found] if is_clear else []
     for use_of_node, is_clear, counted in (
         (Use.NODES_EXCLUSIVE, True, clear_to_exclusive),

@@ -1,9 +1,14 @@
 """Which of the eligible GPUs to take.
 
 - One exclusive GPU: the lowest combined memory + utilization; of equals, on the node with the fewest open GPUs.
-- One share of a GPU: the tightest fit, so that whole GPUs stay whole.
+- One share of a GPU: beside other shares, where it fits tightest. Only where it fits beside none, on a whole GPU, where
+  it fits tightest; of equals, on the node with the fewest open GPUs. So what is broken is used up first, and whole GPUs
+  and whole nodes stay whole.
 - Several GPUs: on the node with the fewest open GPUs that has enough, of one model where possible, and of the model
   with the fewest, so that what is left behind is as large as it can be.
+
+A fit is tight where little memory is left behind. That all is best fit, and needs to know nothing of the work to come;
+benchmarks/replay.py holds it against other rules on a real trace.
 
 Ties fall to the node's name and the GPU's index, so that the same state always gives the same answer.
 """

@@ -132,14 +132,17 @@ class Model:
                 return False
         return bool(reading.utilization_percent < utilization)
 
-    def cost(self, key: Key, wishes: Any) -> float:
-        """What one GPU is chosen by: the least room left for a share, the least use for a whole one."""
+    def cost(self, key: Key, wishes: Any) -> tuple[float, float]:
+        """What one GPU is chosen by: the least room left for a share, the least use for a whole one. No share breaks a
+        whole GPU while it fits beside another.
+        """
         reading = self.readings[key]
         if wishes.memory_mb is not None:
-            return float(self.thresholds(wishes)[0] * reading.memory_total_mb / 100 - self.committed(key))
+            room = float(self.thresholds(wishes)[0] * reading.memory_total_mb / 100 - self.committed(key))
+            return (0.0 if self.on(key) else 1.0, room)
         ignored = sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
         memory = 100 * max(reading.memory_used_mb - ignored, 0) / reading.memory_total_mb
-        return float(memory + reading.utilization_percent)
+        return (0.0, float(memory + reading.utilization_percent))
 
     def nodes(self) -> list[str]:
         return sorted({key.node for key in self.readings})

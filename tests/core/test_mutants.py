@@ -148,6 +148,12 @@ MUTANTS = (
         "if len(usable) >= wishes.gpus:",
         "if usable:",
     ),
+    Mutant(
+        "a share breaks no whole GPU while it fits beside others",
+        "capacity",
+        "for use in (Use.SHARED, Use.WHOLE):",
+        "for use in (Use.WHOLE, Use.SHARED):",
+    ),
     Mutant("a lease runs out", "decide", "for lease_id in state.agenda.due(now):", "for lease_id in ():"),
     Mutant(
         "renewing gives a full TTL",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gpu_worker_pool.core import commands as cmd
 
 from .build import A100, T4, Box, key, process, reading
@@ -104,6 +107,55 @@ def test_a_share_that_does_not_fit_beside_others_takes_a_whole_gpu() -> None:
     box.ask("b", memory_mb=30_000)
 
     assert (box.gpus_of("a"), box.gpus_of("b")) == ((key(0),), (key(1),))
+
+
+def test_a_share_breaks_no_whole_gpu_while_it_fits_beside_others_however_loosely() -> None:
+    box = Box(reading(0, name=T4, total_mb=16_000), reading(1, name=A100))
+    box.ask("a", memory_mb=20_000)  # too large for the T4
+    box.ask("b", memory_mb=4_000)  # leaves 40,000 beside a, 8,800 on the T4
+
+    assert box.gpus_of("b") == box.gpus_of("a") == (key(1),)
+
+
+def test_a_share_that_must_break_a_whole_gpu_takes_it_on_the_node_with_the_fewest_open() -> None:
+    box = Box(
+        *(reading(index, node="large") for index in range(3)),
+        *(reading(index, node="small") for index in range(2)),
+    )
+
+    box.ask("a", memory_mb=40_000)
+
+    assert box.gpus_of("a") == (key(0, "small"),)
+
+
+def test_shares_fill_a_node_before_they_break_into_the_next() -> None:
+    box = Box(*(reading(index, node=node) for node in ("x", "y") for index in range(4)))
+
+    for number in range(5):
+        box.ask(f"s{number}", memory_mb=40_000)
+
+    assert [box.gpus_of(f"s{number}")[0].node for number in range(5)] == ["x"] * 4 + ["y"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 24), min_size=1, max_size=24), st.sampled_from((8, 16, 32)))
+def test_shares_are_placed_as_best_fit_places_them(asked_gb: list[int], total_gb: int) -> None:
+    """Nowhere is a worse fit taken than there is, and no whole GPU while a shared one has the room."""
+    box = Box(*(reading(index, total_mb=total_gb * 1_000) for index in range(8)))
+    limit_gb = total_gb * 0.8
+    bins: list[float] = []
+    for number, gb in enumerate(asked_gb):
+        box.ask(f"s{number}", memory_mb=gb * 1_000)
+        granted = box.gpus_of(f"s{number}")
+        if gb > limit_gb or box.state.queue:
+            return  # from here on the line decides
+        fits = [used for used in bins if used + gb <= limit_gb]
+        beside = max(fits, default=0.0)
+        there = sum(other for n, other in enumerate(asked_gb[:number]) if box.gpus_of(f"s{n}") == granted)
+        assert there == beside
+        if fits:
+            bins.remove(beside)
+        bins.append(beside + gb)
 
 
 def test_a_small_gpu_is_preferred_for_a_small_share() -> None:

@@ -563,10 +563,10 @@ def test_a_wide_first_in_the_line_holds_shared_gpus_where_nothing_is_free() -> N
 
 def test_a_wide_first_in_the_line_does_not_hold_a_shared_gpu_of_a_node_that_is_too_small_for_it() -> None:
     box = free_at_once(reading(0, node="small"), reading(0, node="large"), reading(1, node="large"))
-    box.ask("s0", memory_mb=60_000, model="A100")
+    box.ask("s0", memory_mb=50_000)
     box.ask("s1", memory_mb=60_000)
-    box.ask("s2", memory_mb=50_000)
-    assert box.gpus_of("s2") == (key(0, "small"),)
+    box.ask("s2", memory_mb=60_000)
+    assert box.gpus_of("s0") == (key(0, "small"),)
 
     box.ask("wide", gpus=2)
 
