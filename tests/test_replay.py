@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -42,7 +43,8 @@ def pod(number: int, gpus: int, gpu_milli: int, spec: str, created: int, ran_s: 
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
+    """Each run, and what is told of them."""
     place = tmp_path_factory.mktemp("replay")
     rng = random.Random(7)
     nodes = [MODELS[number % len(MODELS)] for number in range(12)]
@@ -64,14 +66,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
         "--pods",
         write(place / "pods.csv", pods),
         "--json",
-        place / "report.json",
+        place / "results.json",
+        "--runs",
+        place / "runs.json",
     ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    return json.loads((place / "report.json").read_text(encoding="utf-8")), result.stdout
+    runs, results = (json.loads((place / name).read_text(encoding="utf-8")) for name in ("runs.json", "results.json"))
+    return runs, results
 
 
-def test_every_task_of_the_trace_is_accounted_for(report: tuple[Run, str]) -> None:
+def test_every_task_of_the_trace_is_accounted_for(report: tuple[Run, Run]) -> None:
     trace, runs = report[0]["trace"], report[0]["timed"]
 
     assert (trace["nodes"], trace["gpus"]) == (12, 54)
@@ -85,11 +90,11 @@ def test_every_task_of_the_trace_is_accounted_for(report: tuple[Run, str]) -> No
 
 
 def test_whoever_is_sampled_is_served_goes_or_waits_and_no_more_is_allocated_than_there_is(
-    report: tuple[Run, str],
+    report: tuple[Run, Run],
 ) -> None:
     runs = report[0]["sampled"]
 
-    assert {run["policy"] for run in runs} == {policy["name"] for policy in report[0]["policies"]}
+    assert {run["policy"] for run in runs} == {name for name, _ in report[1]["tables"][0]["rows"]}
     for run in runs:
         assert run["served"] + run["gone"] + run["refused"] + run["waiting"] == run["tasks"]
         assert (run["waiting"] == 0) or run["unserved"] == "queued"
@@ -101,7 +106,7 @@ def test_whoever_is_sampled_is_served_goes_or_waits_and_no_more_is_allocated_tha
             assert before[1] <= after[1] <= min(1, after[0])  # nobody leaves
 
 
-def test_waits_and_allocation_are_in_range_and_in_order(report: tuple[Run, str]) -> None:
+def test_waits_and_allocation_are_in_range_and_in_order(report: tuple[Run, Run]) -> None:
     for run in report[0]["timed"]:
         waits = run["wait_s"]
         assert 0 <= waits["p50"] <= waits["p95"] <= waits["p99"] <= waits["max"]
@@ -113,16 +118,24 @@ def test_waits_and_allocation_are_in_range_and_in_order(report: tuple[Run, str])
     assert any(run["most_waiting"] for run in report[0]["timed"])
 
 
-def test_in_a_strict_order_nobody_is_overtaken(report: tuple[Run, str]) -> None:
+def test_in_a_strict_order_nobody_is_overtaken(report: tuple[Run, Run]) -> None:
     strict = [run for run in report[0]["timed"] if run["policy"] == "strict FIFO"]
 
     assert strict
     assert all(size["most_overtaken"] == 0 for run in strict for size in run["by_size"].values())
 
 
-def test_the_tables_show_each_policy_and_mark_what_is_quoted(report: tuple[Run, str]) -> None:
-    shown = report[1]
+def test_what_is_told_is_what_the_runs_found(report: tuple[Run, Run]) -> None:
+    runs, results = report
+    policies, sampled, queued, *timed = results["tables"]
 
-    for policy in report[0]["policies"]:
-        assert f"| {policy['name']} |" in shown
-    assert "Quoted: " in shown
+    medians = {row[0]: row[1] for row in sampled["rows"]}
+    for policy, median in medians.items():
+        found = [run["allocated"] for run in runs["sampled"] if (run["policy"], run["unserved"]) == (policy, "skipped")]
+        assert median == round(100 * statistics.median(found), 2)
+    assert "Quoted from" in sampled["note"]
+    assert {row[0] for row in (*sampled["rows"], *queued["rows"])} == {name for name, _ in policies["rows"]}
+    (figure,) = results["figures"]
+    assert figure["value"] == medians["ours"]
+    assert len([table for table in timed if table["title"].endswith("GPUs)")]) == 5
+    assert all(plot["series"] for plot in results["plots"])
