@@ -119,10 +119,6 @@ def redis_server(folder: Path, *, is_durable: bool) -> Iterator[int]:
         yield port
 
 
-def has_redis_server() -> bool:
-    return shutil.which("redis-server") is not None
-
-
 def resident_mb(pid: int) -> float:
     """The memory that a process has now."""
     return _of_status_mb(pid, "VmRSS:")
