@@ -14,8 +14,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -46,20 +46,35 @@ class Effort:
     hand_overs: int
     kills: int
     blocks: int
+    # Every server takes a while to start.
+    has_few_servers: bool = False
 
 
-QUICK = Effort(rounds=4, cycles=5, crowd_rounds=2, crowd_s=0.1, hand_overs=6, kills=2, blocks=2)
+QUICK = Effort(rounds=4, cycles=5, crowd_rounds=2, crowd_s=0.1, hand_overs=6, kills=2, blocks=2, has_few_servers=True)
 WHOLE = Effort(rounds=60, cycles=30, crowd_rounds=5, crowd_s=1.5, hand_overs=320, kills=60, blocks=4)
 
 
-def one_client(results: Results, effort: Effort, folder: Path) -> None:
+@dataclass(frozen=True)
+class Ports:
+    """Of two servers that differ in what they wait for: a process's end or a machine's."""
+
+    normal: int
+    full: int
+
+
+@contextmanager
+def pair(folder: Path, gpus: int) -> Iterator[Ports]:
+    with (
+        pool_server(folder / f"normal-{gpus}", gpus, "normal") as normal,
+        pool_server(folder / f"full-{gpus}", gpus, "full") as full,
+    ):
+        yield Ports(normal, full)
+
+
+def one_client(results: Results, effort: Effort, ports: Ports, folder: Path) -> None:
     sync_s = disk_sync_s(folder)
     found: dict[str, list[float]]
     with ExitStack() as stack:
-        normal = stack.enter_context(pool_server(folder / "normal", 8, "normal"))
-        full = stack.enter_context(pool_server(folder / "full", 8, "full"))
-        logging = {"LOG_LEVEL": "info", "ACCESS_LOG": "true"}
-        logged = stack.enter_context(pool_server(folder / "logged", 8, "normal", logging))
         bare = stack.enter_context(bare_server(folder / "bare"))
         has_redis = can_measure_redis(results)
         # In this order, so that those that are compared follow each other.
@@ -68,14 +83,17 @@ def one_client(results: Results, effort: Effort, folder: Path) -> None:
             redis = stack.enter_context(redis_server(folder / "redis", is_durable=False))
             locks[REDIS] = RedisLock(redis)
             locks["Redis lock, by its asyncio client"] = RedisAsyncioLock(redis)
-        locks[OURS] = PoolLease(normal)
+        locks[OURS] = PoolLease(ports.normal)
         locks[FLOOR] = PoolLease(bare)
         if has_redis:
             locks[REDIS_FULL] = RedisLock(stack.enter_context(redis_server(folder / "redis-aof", is_durable=True)))
-        locks[OURS_FULL] = PoolLease(full)
-        locks["ours, normal, http.client"] = PoolLeaseByHttpClient(normal)
-        locks["ours, normal, nothing said about the process"] = PoolLease(normal, {"wait_s": 25.0})
-        locks["ours, normal, with the access log (the default)"] = PoolLease(logged)
+        locks[OURS_FULL] = PoolLease(ports.full)
+        locks["ours, normal, http.client"] = PoolLeaseByHttpClient(ports.normal)
+        locks["ours, normal, nothing said about the process"] = PoolLease(ports.normal, {"wait_s": 25.0})
+        if not effort.has_few_servers:
+            logging = {"LOG_LEVEL": "info", "ACCESS_LOG": "true"}
+            logged = stack.enter_context(pool_server(folder / "logged", 8, "normal", logging))
+            locks["ours, normal, with the access log (the default)"] = PoolLease(logged)
         for lock in locks.values():
             cycle_s(lock, effort.cycles)
         found = in_turn({name: partial(cycle_s, lock, effort.cycles) for name, lock in locks.items()}, effort.rounds)
@@ -137,24 +155,21 @@ def beside_redis(
     )
 
 
-def crowd(results: Results, effort: Effort, folder: Path) -> None:
+def crowd(results: Results, effort: Effort, servers: dict[int, Ports]) -> None:
+    """`servers` by their number of GPUs."""
     rows: list[list[Cell]] = []
-    for gpus in (64, 8):
-        with (
-            pool_server(folder / f"normal-{gpus}", gpus, "normal") as normal,
-            pool_server(folder / f"full-{gpus}", gpus, "full") as full,
-        ):
+    for gpus, ports in servers.items():
 
-            def rate(port: int, seconds: float = effort.crowd_s) -> float:
-                return asyncio.run(cycles_per_s(port, CLIENTS, seconds))
+        def rate(port: int, seconds: float = effort.crowd_s) -> float:
+            return asyncio.run(cycles_per_s(port, CLIENTS, seconds))
 
-            for port in (normal, full):
-                rate(port, effort.crowd_s / 4)
-            contenders = {"normal": partial(rate, normal), "full": partial(rate, full)}
-            rates = in_turn(contenders, effort.crowd_rounds)
+        for port in (ports.normal, ports.full):
+            rate(port, effort.crowd_s / 4)
+        contenders = {"normal": partial(rate, ports.normal), "full": partial(rate, ports.full)}
+        rates = in_turn(contenders, effort.crowd_rounds)
         rows += [
-            [f"{gpus} GPUs, {name}", round(statistics.median(rate)), spread([round(one) for one in rate])]
-            for name, rate in rates.items()
+            [f"{gpus} GPUs, {name}", round(statistics.median(found)), spread([round(one) for one in found])]
+            for name, found in rates.items()
         ]
         percents = [100 * ratio for ratio in ratios(rates["full"], rates["normal"])]
         results.figure(
@@ -175,11 +190,11 @@ def crowd(results: Results, effort: Effort, folder: Path) -> None:
 
 
 def waiting(results: Results, effort: Effort, folder: Path) -> None:
-    with (
-        pool_server(folder / "hand-over", 1, "full") as full,
-        pool_server(folder / "hand-over-normal", 1, "normal") as normal,
-    ):
-        makers: dict[str, MakeLock] = {OURS_FULL: lambda: PoolLease(full), OURS: lambda: PoolLease(normal)}
+    with ExitStack() as stack:
+        makers: dict[str, MakeLock] = {}
+        for name, durability in ((OURS_FULL, "full"), (OURS, "normal"))[: 1 if effort.has_few_servers else 2]:
+            port = stack.enter_context(pool_server(folder / f"hand-over-{durability}", 1, durability))
+            makers[name] = partial(PoolLease, port)
         handed = in_blocks(hand_overs, makers, effort.hand_overs, effort.blocks)
         killed = in_blocks(kills, makers, effort.kills, effort.blocks)
     for title, found in (
@@ -271,8 +286,13 @@ def main() -> None:
     results = Results("leases", "How fast leases are handed out, handed on, and taken from the dead.")
     with tempfile.TemporaryDirectory(prefix="lease-benchmark-") as name:
         folder = Path(name)
-        one_client(results, effort, folder)
-        crowd(results, effort, folder)
+        with ExitStack() as stack:
+            eight = stack.enter_context(pair(folder, 8))
+            one_client(results, effort, eight, folder)
+            crowds = {8: eight}
+            if not effort.has_few_servers:
+                crowds[64] = stack.enter_context(pair(folder, 64))
+            crowd(results, effort, crowds)
         waiting(results, effort, folder)
     results.finish(options)
 

@@ -57,9 +57,11 @@ class Effort:
     seconds: float
     connections: tuple[int, ...]
     hang_rounds: int
+    look_s: float = 2.0
+    has_plain: bool = True
 
 
-QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), hang_rounds=2)
+QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), hang_rounds=2, look_s=0.3, has_plain=False)
 WHOLE = Effort(rounds=5, seconds=0.6, connections=CONNECTIONS, hang_rounds=10)
 
 
@@ -140,7 +142,8 @@ def compare(results: Results, effort: Effort, folder: Path) -> None:
         start(OURS, lambda: stack.enter_context(pool_process(folder / "ours", "8", "full")))
         body = asyncio.run(fetch(ports[OURS], SUMMARY))
         plain, bare = PLAIN_FASTAPI.format(body=body), BARE_ASGI.format(body=body)
-        start(PLAIN, lambda: stack.enter_context(asgi_process(folder / "plain", plain)))
+        if effort.has_plain:
+            start(PLAIN, lambda: stack.enter_context(asgi_process(folder / "plain", plain)))
         start(BARE, lambda: stack.enter_context(asgi_process(folder / "bare", bare)))
         for path in (SUMMARY, STATS):
             _rates(results, effort, path, ports)
@@ -178,14 +181,14 @@ def _rates(results: Results, effort: Effort, path: str, ports: dict[str, int]) -
         f"GET {path}: requests a second, medians of {effort.rounds} rounds of {effort.seconds:g} s in turn",
         ["connections", *ports, "ours of bare", "rounds"],
         rows,
-        note="The other two have one answer, which is that of /gpu/summary." if path != SUMMARY else "",
+        note="The others have one answer, which is that of /gpu/summary." if path != SUMMARY else "",
     )
 
 
 def hang(results: Results, effort: Effort, folder: Path) -> None:
-    """The p99 of a GET while every look at the GPUs takes two seconds, beside that with a quick one, in turn."""
+    """The p99 of a GET while every look at the GPUs takes long, beside that with a quick one, in turn."""
     row = "echo 0, GPU-1, 'Fake GPU', 1000, 10, 0, 30, 50, 100"
-    kinds = {"quick": "", "slow": "sleep 2; "}
+    kinds = {"quick": "", "slow": f"sleep {effort.look_s:g}; "}
     with ExitStack() as stack:
         ports: dict[str, int] = {}
         for kind, wait in kinds.items():
@@ -216,7 +219,7 @@ def hang(results: Results, effort: Effort, folder: Path) -> None:
         for kind in kinds
     ]
     results.table(
-        f"GET {STATS} while each look at the GPUs takes two seconds, beside a quick one: {effort.hang_rounds} rounds in turn",
+        f"GET {STATS} while each look at the GPUs takes {effort.look_s:g} s, beside a quick one: {effort.hang_rounds} rounds in turn",
         ["", "median", "p99, median of rounds", "p99, rounds", "most", "requests"],
         rows,
         note="16 connections; a fake nvidia-smi stands where the driver would be.",
@@ -224,7 +227,7 @@ def hang(results: Results, effort: Effort, folder: Path) -> None:
     ratio = median_ratio(found["slow"], found["quick"])
     results.figure(
         "statistics_while_probe_hangs",
-        f"p99 of `GET {STATS}` while `nvidia-smi` takes 2 s, beside while it does not",
+        f"p99 of `GET {STATS}` while `nvidia-smi` takes {effort.look_s:g} s, beside while it does not",
         value=ratio,
         unit="x",
         target=f"unchanged: <= {MOST_WHILE_HANGING} x, a quarter being the noise of a p99",
