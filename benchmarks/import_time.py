@@ -45,10 +45,11 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     results = Results("import_time", "How long a fresh process takes to import the client.")
     programs = {name: PROGRAMS[name] for name in (QUICK if options.quick else PROGRAMS)}
-    rounds = 2 if options.quick else 15
-    loaded = what_is_loaded(PROGRAMS[CLIENT])  # and by this compiled, and in the page cache
-    for program in programs.values():
-        run(program)
+    rounds = 1 if options.quick else 15
+    loaded = what_is_loaded(PROGRAMS[CLIENT])
+    if not options.quick:
+        for program in programs.values():
+            run(program)  # compiled, and in the page cache
     times = in_turn({name: partial(run, program) for name, program in programs.items()}, rounds)
     above = {
         name: [mine - bare for mine, bare in zip(found, times[BARE], strict=True)] for name, found in times.items()

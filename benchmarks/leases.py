@@ -180,7 +180,7 @@ def crowd(results: Results, effort: Effort, servers: dict[int, Ports]) -> None:
             target=">= 70 %",
             is_met=statistics.median(percents) >= 70,
             spread=f"rounds: {spread(percents)}",
-            why="the disk takes longer to sync than a batch takes to gather: see the time of a sync above",
+            why="commits are grouped, and each group waits for the disk: see the time of a sync",
         )
     results.table(
         f"Lease + release, {CLIENTS} clients in one asyncio process: medians of {effort.crowd_rounds} rounds in turn",
@@ -232,7 +232,7 @@ def waiting(results: Results, effort: Effort, folder: Path) -> None:
             target=f"<= {most_ms} ms",
             is_met=value_ms <= most_ms,
             spread=f"of {len(times)}, most {duration(max(times))}",
-            why="each hand-over waits for the disk, and for a core: others were busy on this machine",
+            why="what is handed on is written to the disk before anybody is told: see the time of a sync, and the same at `normal`",
         )
 
 

@@ -36,7 +36,7 @@ class Effort:
     seconds: float
 
 
-QUICK = Effort(pages=5, rounds=2, seconds=0.1)
+QUICK = Effort(pages=5, rounds=1, seconds=0.1)
 WHOLE = Effort(pages=50, rounds=8, seconds=1.5)
 
 

@@ -100,7 +100,7 @@ def trace(folder: Path | None) -> list[str]:
     missing = [name for name in (NODES, PODS) if not (folder / name).is_file()]
     if missing:
         raise NotMeasuredError(f"the folder named by OPENB has no {' and no '.join(missing)}")
-    return ["--nodes", str(folder / NODES), "--pods", str(folder / PODS)]
+    return ["--nodes", str(folder.resolve() / NODES), "--pods", str(folder.resolve() / PODS)]
 
 
 def run(command: list[str], limit_s: float) -> None:

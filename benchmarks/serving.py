@@ -25,6 +25,7 @@ from rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
 CONNECTIONS = (1, 16, 64)
 SUMMARY, STATS = "/gpu/summary", "/gpu/stats"
 OURS, PLAIN, BARE = "this server", "plain FastAPI", "bare ASGI"
+AGAIN = "another quick"
 MOST_WHILE_HANGING = 1.25
 
 PLAIN_FASTAPI = """
@@ -58,10 +59,10 @@ class Effort:
     connections: tuple[int, ...]
     hang_rounds: int
     look_s: float = 2.0
-    has_plain: bool = True
+    has_all: bool = True
 
 
-QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), hang_rounds=2, look_s=0.3, has_plain=False)
+QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), hang_rounds=2, look_s=0.3, has_all=False)
 WHOLE = Effort(rounds=5, seconds=0.6, connections=CONNECTIONS, hang_rounds=10)
 
 
@@ -142,7 +143,7 @@ def compare(results: Results, effort: Effort, folder: Path) -> None:
         start(OURS, lambda: stack.enter_context(pool_process(folder / "ours", "8", "full")))
         body = asyncio.run(fetch(ports[OURS], SUMMARY))
         plain, bare = PLAIN_FASTAPI.format(body=body), BARE_ASGI.format(body=body)
-        if effort.has_plain:
+        if effort.has_all:
             start(PLAIN, lambda: stack.enter_context(asgi_process(folder / "plain", plain)))
         start(BARE, lambda: stack.enter_context(asgi_process(folder / "bare", bare)))
         for path in (SUMMARY, STATS):
@@ -175,7 +176,7 @@ def _rates(results: Results, effort: Effort, path: str, ports: dict[str, int]) -
                 target=">= 50 %",
                 is_met=share >= 50,
                 spread=f"rounds: {spread(percents)}",
-                why="what is left of a request after uvicorn's own share of it is more than that share",
+                why="a request is looked up and counted before its ready bytes are sent; the bare handler does neither",
             )
     results.table(
         f"GET {path}: requests a second, medians of {effort.rounds} rounds of {effort.seconds:g} s in turn",
@@ -189,6 +190,8 @@ def hang(results: Results, effort: Effort, folder: Path) -> None:
     """The p99 of a GET while every look at the GPUs takes long, beside that with a quick one, in turn."""
     row = "echo 0, GPU-1, 'Fake GPU', 1000, 10, 0, 30, 50, 100"
     kinds = {"quick": "", "slow": f"sleep {effort.look_s:g}; "}
+    if effort.has_all:
+        kinds[AGAIN] = ""  # how far two that are alike differ
     with ExitStack() as stack:
         ports: dict[str, int] = {}
         for kind, wait in kinds.items():
@@ -225,15 +228,16 @@ def hang(results: Results, effort: Effort, folder: Path) -> None:
         note="16 connections; a fake nvidia-smi stands where the driver would be.",
     )
     ratio = median_ratio(found["slow"], found["quick"])
+    noise = median_ratio(found[AGAIN], found["quick"]) if AGAIN in found else None
     results.figure(
         "statistics_while_probe_hangs",
         f"p99 of `GET {STATS}` while `nvidia-smi` takes {effort.look_s:g} s, beside while it does not",
         value=ratio,
         unit="x",
-        target=f"unchanged: <= {MOST_WHILE_HANGING} x, a quarter being the noise of a p99",
+        target=f"unchanged: <= {MOST_WHILE_HANGING} x",
         is_met=ratio <= MOST_WHILE_HANGING,
         spread=f"rounds: {spread(ratios(found['slow'], found['quick']))}",
-        why="the rounds differ by more than that among themselves: others were busy on this machine",
+        why=f"two servers that are alike differ as well in this run, by {noise:.2f} x" if noise else "not known",
     )
 
 
