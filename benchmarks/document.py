@@ -54,10 +54,10 @@ def _opening(run: Data) -> Iterator[str]:
     yield "here. Others to compare with are installed into `.bench-venv`; redis-server and PostgreSQL are found if installed."
     yield "The trace that is replayed is public, and is read from the folder in `make bench OPENB=folder`: the files"
     yield f"`openb_node_list_gpu_node.csv` and `openb_pod_list_default.csv` of [cluster-trace-gpu-v2023]({TRACE})."
-    if run["is_quick"]:
-        yield ""
-        yield "**This was a quick run, which only shows that everything runs: its numbers mean nothing.**"
     yield ""
+    if run["note"]:
+        yield f"**{_plain(run['note'])}**"
+        yield ""
     yield "## The machine"
     yield ""
     yield from _table(["", ""], list(run["machine"].items()))

@@ -38,6 +38,7 @@ IMAGES = "images"
 # Part of what is measured, so that its version matters.
 PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pydantic", "aiohttp")
 QUICK_S = 60.0
+QUICK_NOTE = "This was a quick run, which only shows that everything runs: its numbers mean nothing."
 # For a benchmark that is told to stop to end the servers it has started.
 STOP_S = 20.0
 NODES, PODS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"
@@ -193,9 +194,11 @@ def main() -> None:
     made.add_argument("--only", action="append", choices=[one.name for one in BENCHMARKS], help="measure these")
     made.add_argument("--openb", type=Path, metavar="DIR", help="the folder with the trace for replay.py")
     made.add_argument("--again", action="store_true", help="measure nothing; write the document from the data again")
+    made.add_argument("--note", help="a sentence about this run, to stand in the document")
     options = made.parse_args()
     if options.again:
-        write(json.loads(DATA.read_text(encoding="utf-8")), DATA, DOCUMENT)
+        known = json.loads(DATA.read_text(encoding="utf-8"))
+        write({**known, "note": known["note"] if options.note is None else options.note}, DATA, DOCUMENT)
         return
     data, text = DATA, DOCUMENT
     if options.quick or options.only:
@@ -205,9 +208,12 @@ def main() -> None:
         peers.make()
     except (subprocess.SubprocessError, OSError) as error:
         print(f"The peers could not be installed: {error}", file=sys.stderr)
-    run_data: dict[str, Any] = {"is_quick": options.quick, "machine": machine(), "plots_skipped": ""}
+    note = options.note or (QUICK_NOTE if options.quick else "")
+    run_data: dict[str, Any] = {"note": note, "machine": machine(), "plots_skipped": ""}
     wanted = [one for one in BENCHMARKS if not options.only or one.name in options.only]
+    began = time.monotonic()
     run_data["benchmarks"] = [measure(benchmark, options) for benchmark in wanted]
+    run_data["machine"]["all of it took"] = f"{(time.monotonic() - began) / 60:.1f} minutes"
     write(run_data, data, text)
 
 

@@ -83,7 +83,7 @@ def results_of(name: str, **parts: Any) -> dict[str, Any]:
 
 
 def run_of(*benchmarks: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    return {"is_quick": False, "machine": {}, "plots_skipped": "", "benchmarks": list(benchmarks), **parts}
+    return {"note": "", "machine": {}, "plots_skipped": "", "benchmarks": list(benchmarks), **parts}
 
 
 def measured(results: dict[str, Any]) -> dict[str, Any]:
