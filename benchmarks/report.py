@@ -200,6 +200,8 @@ def main() -> None:
         known = json.loads(DATA.read_text(encoding="utf-8"))
         write({**known, "note": known["note"] if options.note is None else options.note}, DATA, DOCUMENT)
         return
+    # Told to end, it ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     data, text = DATA, DOCUMENT
     if options.quick or options.only:
         folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
