@@ -40,7 +40,7 @@ class Effort:
 
 
 QUICK = Effort(live=5, refusing=2, hanging=1, rounds=2, poll_s=0.1, polls=2, poll_rounds=1, cycles=20)
-WHOLE = Effort(live=85, refusing=10, hanging=5, rounds=7, poll_s=0.5, polls=5, poll_rounds=2, cycles=1_000)
+WHOLE = Effort(live=85, refusing=10, hanging=5, rounds=7, poll_s=0.5, polls=4, poll_rounds=2, cycles=600)
 
 
 async def first_gpu(urls: list[str]) -> tuple[float, float]:
