@@ -16,14 +16,14 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import contenders_measures as measures
 import peers
-from contenders_field import FIELD, GUARANTEES, SHORT_TTL_S, Contender
-from contenders_measures import Running, running, taking_turns
+from contenders_field import FIELD, GUARANTEES, HOW, SHORT_TTL_S, Contender, Pace
+from contenders_measures import Clients, Running, running, taking_turns
 from contenders_order import MARGIN_S, Verdict
 from contenders_processes import memory_mb
 from contenders_servers import REDIS_TTL_S
@@ -36,32 +36,53 @@ GPUS = 8
 
 @dataclass(frozen=True)
 class Effort:
-    """How much of everything. What has two values is for those that are fast, and for those that start a process each time."""
+    """How much of everything, by the pace of a contender where that differs."""
 
     start_rounds: int
     rounds: int
-    cycles: tuple[int, int]
+    cycles: Mapping[Pace, int]
     rate_rounds: int
-    rate_s: tuple[float, float]
+    rate_s: Mapping[Pace, float]
     most_clients: int
     hand_over_rounds: int
-    hand_overs: tuple[int, int]
+    hand_overs: Mapping[Pace, int]
     kill_rounds: int
-    kills: tuple[int, int]
+    kills: Mapping[Pace, int]
     never_s: float
     crowd: int
     crowd_s: float
-    crowd_without_claim_s: float
 
 
 WHOLE = Effort(
-    start_rounds=3, rounds=8, cycles=(40, 2), rate_rounds=3, rate_s=(0.5, 2.0), most_clients=64, hand_over_rounds=4,
-    hand_overs=(25, 3), kill_rounds=3, kills=(6, 1), never_s=5.0, crowd=64, crowd_s=30.0, crowd_without_claim_s=8.0,
-)  # fmt: skip
+    start_rounds=3,
+    rounds=5,
+    cycles={"fast": 50, "looks": 50, "slow": 1},
+    rate_rounds=3,
+    rate_s={"fast": 0.3, "looks": 0.3, "slow": 1.0},
+    most_clients=64,
+    hand_over_rounds=3,
+    hand_overs={"fast": 34, "looks": 17, "slow": 1},
+    kill_rounds=3,
+    kills={"fast": 4, "looks": 4, "slow": 1},
+    never_s=3.0,
+    crowd=64,
+    crowd_s=30.0,
+)
 QUICK = Effort(
-    start_rounds=1, rounds=2, cycles=(5, 1), rate_rounds=1, rate_s=(0.1, 0.1), most_clients=8, hand_over_rounds=1,
-    hand_overs=(3, 1), kill_rounds=1, kills=(1, 1), never_s=1.0, crowd=16, crowd_s=0.5, crowd_without_claim_s=0.5,
-)  # fmt: skip
+    start_rounds=1,
+    rounds=2,
+    cycles={"fast": 5, "looks": 5, "slow": 1},
+    rate_rounds=1,
+    rate_s={"fast": 0.1, "looks": 0.1, "slow": 0.3},
+    most_clients=8,
+    hand_over_rounds=1,
+    hand_overs={"fast": 3, "looks": 3, "slow": 1},
+    kill_rounds=1,
+    kills={"fast": 1, "looks": 1, "slow": 1},
+    never_s=1.0,
+    crowd=16,
+    crowd_s=0.5,
+)
 TOO_LONG_FOR_QUICK = ("Ray", "Redis lock, timeout")
 
 
@@ -82,9 +103,10 @@ class Comparison:
         one_gpu = [each for each in self._contenders if each.has_hand_over or each.has_reclaim]
         with running(one_gpu, 1, self._folder, self._results.skip) as run:
             self._note_starts(run)
-            self.hand_over(run)
-            self.reclaim(run)
-        eight_gpus = [each for each in self._contenders if each.rates or each.has_crowd]
+            with Clients(run) as clients:
+                self.hand_over(run, clients)
+                self.reclaim(run, clients)
+        eight_gpus = [each for each in self._contenders if each.rates or each.crowd_share]
         known = {each.what for each in self._results.skipped}
         with running(
             eight_gpus, GPUS, self._folder, lambda *told: None if told[0] in known else self._results.skip(*told)
@@ -94,19 +116,20 @@ class Comparison:
             self.rates(run)
             self.crowd(run)
             self.start_and_memory(run)
-        rows = [row for row in GUARANTEES if any(each.name.startswith(row[0]) for each in run.contenders)]
+        present = [family for family in HOW if any(each.name.startswith(family) for each in run.contenders)]
+        self._results.table("How each is used here", ["", "how"], [[family, HOW[family]] for family in present])
         self._results.table(
             "What each promises",
             ["", "survives a restart of the server", "frees a GPU when its holder dies", "order", "several boxes"],
-            rows,
+            [row for row in GUARANTEES if row[0] in present],
             note="(m): measured in this run, see the tables above; (d): its documentation says so.",
         )
 
-    def hand_over(self, run: Running) -> None:
+    def hand_over(self, run: Running, clients: Clients) -> None:
         """Release to the next one."""
         found = taking_turns(
             [each for each in run.contenders if each.has_hand_over],
-            lambda each: measures.hand_overs(run, each, self._effort.hand_overs[each.is_slow]),
+            lambda each: measures.hand_overs(clients, each, self._effort.hand_overs[each.pace]),
             self._effort.hand_over_rounds,
             self._skip("hand-over"),
         )
@@ -114,12 +137,12 @@ class Comparison:
         self._distribution("Release to the next one, who waits in another process, with 1 GPU", found, note)
         self._plot("hand-over", "Release to the next one in another process", found)
 
-    def reclaim(self, run: Running) -> None:
+    def reclaim(self, run: Running, clients: Clients) -> None:
         """Death of the holder to the next one."""
         never = "redis-list"
         found = taking_turns(
             [each for each in run.contenders if each.has_reclaim and each.kind != never],
-            lambda each: measures.reclaims(run, each, self._effort.kills[each.is_slow], SHORT_TTL_S + 10),
+            lambda each: measures.reclaims(clients, each, self._effort.kills[each.pace], SHORT_TTL_S + 10),
             self._effort.kill_rounds,
             self._skip("kill -9"),
         )
@@ -128,7 +151,7 @@ class Comparison:
         for contender in run.contenders:
             if contender.kind == never:
                 try:
-                    found[contender.name] = [measures.reclaims(run, contender, 1, self._effort.never_s)]
+                    found[contender.name] = [measures.reclaims(clients, contender, 1, self._effort.never_s)]
                 except TimeoutError:  # that is what was to be seen
                     lost.append([contender.name, f"not within {self._effort.never_s:g} s", None, None, 1])
         note = f"A Redis lock ends with its timeout; people set it to {REDIS_TTL_S:g} s or more, it is {SHORT_TTL_S:g} s here only so that it can be waited for. Of Ray and simple-gpu-scheduler the process that uses the GPU is killed, of all others the one that took it."
@@ -140,25 +163,17 @@ class Comparison:
     def latency(self, run: Running) -> None:
         """One client."""
         contenders = [each for each in run.contenders if each.rates]
-        clients = {each.name: run.client(each) for each in contenders}
-        try:
+        with Clients(run) as clients:
             found = taking_turns(
                 contenders,
-                lambda each: list(
-                    clients[each.name].ask("cycles", number=self._effort.cycles[each.is_slow])["times_s"]
-                ),
-                self._effort.rounds + 1,
+                lambda each: measures.cycles(clients, each, self._effort.cycles[each.pace]),
+                self._effort.rounds,
                 self._skip("request + release"),
             )
             for server, serving in run.servers.items():
                 self._weight_mb[server] = memory_mb(serving.pids)
-        finally:
-            for client in clients.values():
-                client.__exit__(None, None, None)
         note = "Of Ray's task this is a task that does nothing, from its submission to its answer; of simple-gpu-scheduler, from the line to the start of a command, which is a Python without its site packages."
-        self._distribution(
-            f"Request + release, one client, {GPUS} GPUs", {name: times[1:] for name, times in found.items()}, note
-        )
+        self._distribution(f"Request + release, one client, {GPUS} GPUs", found, note)
 
     def rates(self, run: Running) -> None:
         """Many clients."""
@@ -169,7 +184,7 @@ class Comparison:
             found = taking_turns(
                 [each for each in run.contenders if number in each.rates],
                 lambda each, number=number: [  # type: ignore[misc]
-                    measures.rate(run, each, number, self._effort.rate_s[each.is_slow])
+                    measures.rate(run, each, number, self._effort.rate_s[each.pace])
                 ],
                 self._effort.rate_rounds,
                 self._skip(f"{number} clients"),
@@ -195,8 +210,8 @@ class Comparison:
         """All at once, with a witness."""
         effort = self._effort
         rows: list[list[Cell]] = []
-        for contender in [each for each in run.contenders if each.has_crowd]:
-            seconds = effort.crowd_s if contender.claims_exclusion else effort.crowd_without_claim_s
+        for contender in [each for each in run.contenders if each.crowd_share]:
+            seconds = max(0.5, effort.crowd_s * contender.crowd_share)
             try:
                 verdict, weight_mb = measures.crowd(run, contender, effort.crowd, seconds)
             except measures.Trouble as trouble:
@@ -328,9 +343,6 @@ def main() -> None:
     )
     contenders = chosen(arguments.only, results, is_quick=arguments.quick)
     results.note(f"Peers: {versions() or 'none'}. All on one machine with {os.cpu_count()} processors.")
-    results.note(
-        "Ours is this project's Python client, over HTTP to a server in a process of its own; at full a grant is on the disk before it is answered, at normal soon after. The Redis lock is one lock of redis-py for each GPU; a Redis as it comes takes snapshots now and then, and with fsync each change is on the disk before it is answered (appendfsync always). A Redis list holds the free GPUs (BLPOP, RPUSH). PostgreSQL's advisory locks are in memory, one for each GPU. Where there is no way to wait for one of several, each is tried in turn from a random one on; PostgreSQL then waits for a random one, the others try again after a while. Ray runs in a network namespace of its own, because it listens on all addresses; with num_gpus=1 it starts a new process for each task unless max_calls=0. simple-gpu-scheduler reads commands from one standard input; here that is a named pipe, so that several processes can ask it at all. Statistics only: take the GPU that /gpu/summary shows as least used; what is taken shows there at the next reading, every tenth of a second."
-    )
     # Told to end, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     effort = QUICK if arguments.quick else WHOLE

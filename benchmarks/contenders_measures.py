@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from contenders_field import SERVERS, Contender
 from contenders_order import Verdict, judge
@@ -38,6 +40,37 @@ class Running:
         """A new process that asks."""
         serving = self.servers[contender.server]
         return Client(contender.kind, {**serving.settings, **contender.settings}, serving.python)
+
+
+class Clients:
+    """Processes that are there for all rounds. Each has held a GPU once when it is handed out: it is loaded and connected."""
+
+    def __init__(self, run: Running) -> None:
+        self._run = run
+        self._stack = ExitStack()
+        self._clients: dict[tuple[str, str], Client] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def of(self, contender: Contender, role: str) -> Client:
+        """The contender's process of this role."""
+        key = contender.name, role
+        if key not in self._clients:
+            client = self._stack.enter_context(self._run.client(contender))
+            client.ask("take")
+            client.ask("release")
+            self._clients[key] = client
+        return self._clients[key]
+
+    def forget(self, contender: Contender, role: str) -> None:
+        """It was killed: the next one is a new one."""
+        self._clients.pop((contender.name, role)).bury()
 
 
 @contextmanager
@@ -89,45 +122,47 @@ def first_grant(run: Running, contender: Contender) -> tuple[float, float]:
 def rate(run: Running, contender: Contender, clients: int, seconds: float) -> float:
     """Cycles a second of so many clients."""
     with run.client(contender) as client:
-        has_warm_up = not contender.is_slow
+        has_warm_up = contender.pace != "slow"
         return float(client.ask("rate", clients=clients, seconds=seconds, has_warm_up=has_warm_up)["rate"])
 
 
-def hand_overs(run: Running, contender: Contender, number: int) -> list[float]:
+def cycles(clients: Clients, contender: Contender, number: int) -> list[float]:
+    """Seconds of each of so many cycles of one client."""
+    return [float(time_s) for time_s in clients.of(contender, "alone").ask("cycles", number=number)["times_s"]]
+
+
+def hand_overs(clients: Clients, contender: Contender, number: int) -> list[float]:
     """Seconds from before a release to when the next one, who waits in another process, runs."""
     found = []
-    with run.client(contender) as one, run.client(contender) as other:
-        for client in (one, other):
-            client.ask("take")
-            client.ask("release")
-        for _ in range(number):
-            one.ask("take")
-            time.sleep(contender.shows_s)
-            other.tell("take")
-            # At a random moment, so that whoever looks now and then is not met at the same point each time.
-            time.sleep(SETTLE_S + random.uniform(0, contender.poll_s))
-            began = one.ask("release")["began"]
-            found.append(other.answer()["at"] - began)
-            other.ask("release")
+    one, other = clients.of(contender, "holder"), clients.of(contender, "waiter")
+    for _ in range(number):
+        one.ask("take")
+        time.sleep(contender.shows_s)
+        other.tell("take")
+        # At a random moment, so that whoever looks now and then is not met at the same point each time.
+        time.sleep(SETTLE_S + random.uniform(0, contender.poll_s))
+        began = one.ask("release")["began"]
+        found.append(other.answer()["at"] - began)
+        other.ask("release")
     return found
 
 
-def reclaims(run: Running, contender: Contender, number: int, longest_s: float) -> list[float]:
+def reclaims(clients: Clients, contender: Contender, number: int, longest_s: float) -> list[float]:
     """Seconds from before `kill -9` of the holder to when the next one runs; TimeoutError if that takes too long."""
     found = []
-    with run.client(contender) as waiter, ExitStack() as holders:
-        waiter.ask("take")
+    waiter = clients.of(contender, "waiter")
+    for _ in range(number):
+        holder = clients.of(contender, "holder")
+        pid = holder.ask("take")["pid"]
+        time.sleep(contender.shows_s)
+        waiter.tell("take")
+        time.sleep(SETTLE_S + random.uniform(0, contender.poll_s))
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        if pid == holder.pid:
+            clients.forget(contender, "holder")
+        found.append(waiter.answer(longest_s)["at"] - began)
         waiter.ask("release")
-        for _ in range(number):
-            holder = holders.enter_context(run.client(contender))
-            pid = holder.ask("take")["pid"]
-            time.sleep(contender.shows_s)
-            waiter.tell("take")
-            time.sleep(SETTLE_S + random.uniform(0, contender.poll_s))
-            began = time.monotonic()
-            os.kill(pid, signal.SIGKILL)
-            found.append(waiter.answer(longest_s)["at"] - began)
-            waiter.ask("release")
     return found
 
 

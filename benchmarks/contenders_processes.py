@@ -45,6 +45,10 @@ class Client:
         end(self._process)
         self._errors.close()
 
+    def bury(self) -> None:
+        """It was killed. Until its parent has looked, its pid is in use and it seems to be there."""
+        self._process.wait(END_S)
+
     def ask(self, do: str, timeout_s: float = ANSWER_S, **order: Any) -> Any:
         """Tell it what to do, and wait for what it says to that."""
         self.tell(do, **order)

@@ -163,8 +163,7 @@ class StatisticsTaker:
 
     def take(self) -> Handle:
         while True:
-            self._connection.request("GET", "/gpu/summary")
-            gpus = json.loads(self._connection.getresponse().read())["gpus_summary"]
+            gpus = self._look()
             random.shuffle(gpus)
             least = min(gpus, key=lambda gpu: (gpu["memory_usage_percent"], gpu["utilization_percent"]))
             if max(least["memory_usage_percent"], least["utilization_percent"]) < FREE_PERCENT:
@@ -176,6 +175,16 @@ class StatisticsTaker:
 
     def release(self, handle: Handle) -> None:
         handle.what.unlink()
+
+    def _look(self) -> list[dict[str, Any]]:
+        try:
+            self._connection.request("GET", "/gpu/summary")
+            answer = self._connection.getresponse().read()
+        except (http.client.RemoteDisconnected, ConnectionError):
+            # The server has closed what was not used for a while.
+            self._connection.close()
+            return self._look()
+        return list(json.loads(answer)["gpus_summary"])
 
 
 class SchedulerTaker:

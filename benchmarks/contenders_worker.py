@@ -140,6 +140,7 @@ class Crowd:
         self._worker = worker
         self._clients = clients
         self._left = clients
+        self._pids: list[int] = []
         self._received = b""
         self._lines = os.pipe()
         self._ready = os.pipe()
@@ -151,7 +152,7 @@ class Crowd:
     def run(self, client: Client, seconds: float) -> list[dict[str, Any]]:
         """What they said, until all have ended or the time is over and a little more."""
         start = self._start_threads if self._worker.has_threads else self._start_processes
-        pids = start(client)
+        start(client)
         try:
             for _ in range(self._clients):
                 assert select.select([self._ready[0]], [], [], 60.0)[0], "a client is not ready"
@@ -162,9 +163,9 @@ class Crowd:
             self.counted = sum(self.counts)
             return rows + self._listen(until + GRACE_S)
         finally:
-            for pid in pids:
+            for pid in self._pids:
                 os.kill(pid, signal.SIGKILL)
-            for pid in pids:
+            for pid in self._pids:
                 os.waitpid(pid, 0)
 
     def _listen(self, until: float) -> list[dict[str, Any]]:
@@ -175,7 +176,7 @@ class Crowd:
             for row in map(json.loads, lines):
                 if "victim" in row:
                     row["killed"] = time.monotonic()
-                    os.kill(row["victim"], signal.SIGKILL)
+                    self._kill(row["victim"])
                 if "error" in row:
                     raise RuntimeError(row["error"])
                 self._left -= "gone" in row or "victim" in row
@@ -183,9 +184,15 @@ class Crowd:
                     rows.append(row)
         return rows
 
-    def _start_processes(self, client: Client) -> list[int]:
+    def _kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        if pid in self._pids:
+            # Until its parent has looked, it seems to be there.
+            self._pids.remove(pid)
+            os.waitpid(pid, 0)
+
+    def _start_processes(self, client: Client) -> None:
         self._worker.load()
-        pids = []
         for number in range(self._clients):
             pid = os.fork()
             if not pid:
@@ -195,13 +202,11 @@ class Crowd:
                     status = 0
                 finally:
                     os._exit(status)
-            pids.append(pid)
-        return pids
+            self._pids.append(pid)
 
-    def _start_threads(self, client: Client) -> list[int]:
+    def _start_threads(self, client: Client) -> None:
         for number in range(self._clients):
             threading.Thread(target=self._live, args=(client, number), daemon=True).start()
-        return []
 
     def _live(self, client: Client, number: int) -> None:
         try:
@@ -239,12 +244,15 @@ def is_locked(witness: int) -> bool:
 
 
 def main() -> None:
+    # Ray writes to standard output when it likes to; the answers go where they are expected, and all else does not.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     given = json.loads(sys.argv[1])
     worker = Worker(given["kind"], given["settings"])
     for line in sys.stdin:
         order = json.loads(line)
         answer = getattr(worker, order.pop("do"))(**order)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
     # Not at leisure: a client that still holds something is to be gone like any other.
     os._exit(0)
 
