@@ -50,7 +50,7 @@ def _opening(run: Data) -> Iterator[str]:
     yield "`benchmarks/measured.json` holds the data. Do not edit it. Ratios count, because those who are compared take turns"
     yield 'in the same run; a time is that of this machine. "Rounds" or "spread" is the lowest and the highest of them.'
     yield ""
-    yield "To do it again: `make bench`. `make bench QUICK=1` shows in a minute whether everything runs, and writes nothing"
+    yield "To do it again: `make bench`. `make bench QUICK=1` shows in a few minutes whether everything runs, and writes nothing"
     yield "here. Others to compare with are installed into `.bench-venv`; redis-server and PostgreSQL are found if installed."
     yield "The trace that is replayed is public, and is read from the folder in `make bench OPENB=folder`: the files"
     yield f"`openb_node_list_gpu_node.csv` and `openb_pod_list_default.csv` of [cluster-trace-gpu-v2023]({TRACE})."

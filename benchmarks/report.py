@@ -37,7 +37,7 @@ DATA = HERE / "measured.json"
 IMAGES = "images"
 # Part of what is measured, so that its version matters.
 PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pydantic", "aiohttp")
-QUICK_S = 60.0
+QUICK_S = 180.0
 QUICK_NOTE = "This was a quick run, which only shows that everything runs: its numbers mean nothing."
 # For a benchmark that is told to stop to end the servers it has started.
 STOP_S = 20.0

@@ -25,7 +25,7 @@ from fit import exponent  # noqa: E402
 from report import BENCHMARKS, DATA, DOCUMENT, NotMeasuredError, run  # noqa: E402
 from results import duration, ecdf, show, to_json  # noqa: E402
 
-# The trace is not in the repository; tests/test_replay.py has its own, if there is one.
+# These have tests of their own.
 RUN_HERE = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in {"contenders", "replay"}]
 # Only a whole run starts the servers for it.
 WHOLE_RUNS_ONLY = {"full_vs_normal_64_gpus"}
