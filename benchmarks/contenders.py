@@ -43,7 +43,7 @@ class Effort:
     cycles: Mapping[Pace, int]
     rate_rounds: int
     rate_s: Mapping[Pace, float]
-    most_clients: int
+    clients: tuple[int, ...]
     hand_over_rounds: int
     hand_overs: Mapping[Pace, int]
     kill_rounds: int
@@ -59,7 +59,7 @@ WHOLE = Effort(
     cycles={"fast": 50, "looks": 50, "slow": 1},
     rate_rounds=3,
     rate_s={"fast": 0.3, "looks": 0.3, "slow": 1.0},
-    most_clients=64,
+    clients=(1, 8, 64),
     hand_over_rounds=3,
     hand_overs={"fast": 34, "looks": 17, "slow": 1},
     kill_rounds=3,
@@ -74,7 +74,7 @@ QUICK = Effort(
     cycles={"fast": 5, "looks": 5, "slow": 1},
     rate_rounds=1,
     rate_s={"fast": 0.1, "looks": 0.1, "slow": 0.3},
-    most_clients=8,
+    clients=(8,),
     hand_over_rounds=1,
     hand_overs={"fast": 3, "looks": 3, "slow": 1},
     kill_rounds=1,
@@ -179,8 +179,7 @@ class Comparison:
         """Many clients."""
         table: dict[str, list[Cell]] = {each.name: [each.name] for each in run.contenders if each.rates}
         points: dict[str, list[tuple[float | str, float]]] = {}
-        numbers = [number for number in (1, 8, 64) if number <= self._effort.most_clients]
-        for number in numbers:
+        for number in self._effort.clients:
             found = taking_turns(
                 [each for each in run.contenders if number in each.rates],
                 lambda each, number=number: [  # type: ignore[misc]
@@ -195,7 +194,9 @@ class Comparison:
                 if rates and statistics.median(rates) > 0:
                     points.setdefault(name, []).append((number, statistics.median(rates)))
         natures = {each.name: each.client for each in run.contenders}
-        columns = [text for number in numbers for text in (f"{number} client{'s' * (number > 1)}, 1/s", "rounds")]
+        columns = [
+            text for number in self._effort.clients for text in (f"{number} client{'s' * (number > 1)}, 1/s", "rounds")
+        ]
         self._results.table(
             f"Request + release a second, {GPUS} GPUs",
             ["", *columns, "a client is"],

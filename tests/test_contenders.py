@@ -48,7 +48,7 @@ def test_who_asked_later_and_ran_earlier_has_overtaken(monkeypatch: pytest.Monke
 
     verdict = judge([*fair, row(2.5, 25.0)])
 
-    assert (verdict.overtaken, verdict.most_places) == (1, 17)
+    assert (verdict.overtaken, verdict.most_places) == (1, 12)
     assert judge(fair).overtaken == 0
 
 
