@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import peers
 from document import document
-from results import to_json
+from results import Results, to_json
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -84,7 +84,7 @@ def measure(benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]
             data = Path(folder) / "results.json"
             limit_s = min(benchmark.limit_s, QUICK_S) if options.quick else benchmark.limit_s
             run([sys.executable, *command[1:], "--json", str(data)], limit_s)
-            results = json.loads(data.read_text(encoding="utf-8"))
+            results = read(data)
     except NotMeasuredError as error:
         failure = str(error)
         print(f"not measured: {failure}", flush=True)
@@ -92,6 +92,18 @@ def measure(benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]
     shown = " ".join(Path(word).name if word.endswith(".csv") else word for word in command)
     took_s = round(time.monotonic() - began, 1)
     return {"name": benchmark.name, "command": shown, "took_s": took_s, "failure": failure, "results": results}
+
+
+def read(data: Path) -> dict[str, Any]:
+    """What a benchmark wrote. One of another shape must not spoil the document of all others."""
+    if not data.is_file():
+        raise NotMeasuredError("it wrote nothing")
+    results: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
+    if missing := {field.name for field in fields(Results)} - results.keys():
+        raise NotMeasuredError(
+            f"what it wrote is not of the shape of benchmarks/results.py: no {', '.join(sorted(missing))}"
+        )
+    return results
 
 
 def trace(folder: Path | None) -> list[str]:

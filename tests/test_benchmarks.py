@@ -22,7 +22,7 @@ sys.path.insert(0, str(FOLDER))
 from balancing import chance  # noqa: E402
 from document import FIGURES, document, image_of  # noqa: E402
 from fit import exponent  # noqa: E402
-from report import BENCHMARKS, DATA, DOCUMENT, NotMeasuredError, run  # noqa: E402
+from report import BENCHMARKS, DATA, DOCUMENT, NotMeasuredError, read, run  # noqa: E402
 from results import duration, ecdf, show, to_json  # noqa: E402
 
 # These have tests of their own.
@@ -192,6 +192,16 @@ def test_a_benchmark_that_fails_says_so_in_its_last_line(tmp_path: Path) -> None
 
     with pytest.raises(NotMeasuredError, match="it failed: the disk is full"):
         run([sys.executable, str(script)], 30.0)
+
+
+def test_results_of_another_shape_are_refused(tmp_path: Path) -> None:
+    data = tmp_path / "results.json"
+
+    with pytest.raises(NotMeasuredError, match="wrote nothing"):
+        read(data)
+    data.write_text('{"name": "replay", "waits": []}', encoding="utf-8")
+    with pytest.raises(NotMeasuredError, match="no about, figures, is_quick"):
+        read(data)
 
 
 def test_numbers_are_shown_to_three_digits() -> None:
