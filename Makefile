@@ -53,17 +53,13 @@ format: $(READY) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## Measure; prints what it measured
-	$(BIN)/python benchmarks/decisions.py
-	$(BIN)/python benchmarks/serving.py
-	$(BIN)/python benchmarks/leases.py
-	$(BIN)/python benchmarks/pages.py
-	$(BIN)/python benchmarks/endpoints.py
-	$(BIN)/python benchmarks/import_time.py
+# QUICK=1: only see that everything runs. OPENB=DIR: where the public trace is that is replayed.
+bench: $(READY) ## Measure everything in 15 minutes and write docs/BENCHMARKS.md (QUICK=1: a fast look)
+	$(BIN)/python benchmarks/report.py $(if $(QUICK),--quick) $(if $(OPENB),--openb '$(OPENB)')
 
 pictures: $(READY) ## Make the pictures in docs/images anew, from a real server with simulated GPUs
 	$(BIN)/python scripts/picture
 	$(BIN)/python scripts/screenshot
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache
+	rm -rf $(VENV) .bench-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -1,4 +1,4 @@
-"""One GPU, or one lock, held by somebody: ours over HTTP, Redis and filelock, all with the same two calls."""
+"""One GPU, or one lock, held by somebody: ours over HTTP and that of Redis, all with the same two calls."""
 
 from __future__ import annotations
 
@@ -149,16 +149,3 @@ class RedisAsyncioLock:
 
     def release(self) -> None:
         self._loop.run_until_complete(self._lock.release())
-
-
-class FileLock:
-    """filelock, with its default polling."""
-
-    def __init__(self, path: Path) -> None:
-        self._lock = importlib.import_module("filelock").FileLock(str(path))
-
-    def acquire(self) -> None:
-        self._lock.acquire(timeout=TIMEOUT_S)
-
-    def release(self) -> None:
-        self._lock.release()

@@ -1,4 +1,4 @@
-"""What the benchmark of the leases starts: this server and Redis, on free ports of this machine, ended by their pid."""
+"""What the benchmarks start: this server, others to compare it with, on free ports of this machine, ended by their pid."""
 
 from __future__ import annotations
 
@@ -82,17 +82,24 @@ def pool_process(
 
 @contextmanager
 def bare_server(folder: Path) -> Iterator[int]:
-    """A handler that answers constant bytes, under uvicorn as this server is; its port."""
+    """A handler that answers leases with constant bytes, under uvicorn as this server is; its port."""
+    with asgi_process(folder, BARE_ASGI) as (port, _):
+        yield port
+
+
+@contextmanager
+def asgi_process(folder: Path, source: str) -> Iterator[tuple[int, int]]:
+    """The `app` of a program under uvicorn, from its first answer; its port and its pid."""
     port = free_port()
     folder.mkdir()
-    (folder / "bare_asgi.py").write_text(BARE_ASGI, encoding="utf-8")
-    command = [sys.executable, "-m", "uvicorn", "bare_asgi:app", "--port", str(port), "--no-access-log"]
+    (folder / "compared.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "uvicorn", "compared:app", "--port", str(port), "--no-access-log"]
     with (
         (folder / "log").open("wb") as log,
-        _process([*command, "--log-level", "warning"], dict(os.environ), folder, log.fileno()),
+        _process([*command, "--log-level", "warning"], dict(os.environ), folder, log.fileno()) as pid,
     ):
-        _wait_for(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200", folder)
-        yield port
+        _wait_for(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 ", folder)
+        yield port, pid
 
 
 @contextmanager
@@ -112,8 +119,19 @@ def redis_server(folder: Path, *, is_durable: bool) -> Iterator[int]:
         yield port
 
 
-def has_redis_server() -> bool:
-    return shutil.which("redis-server") is not None
+def resident_mb(pid: int) -> float:
+    """The memory that a process has now."""
+    return _of_status_mb(pid, "VmRSS:")
+
+
+def high_water_mb(pid: int) -> float:
+    """The most memory that a process has had; not getrusage's, which begins with the parent's."""
+    return _of_status_mb(pid, "VmHWM:")
+
+
+def _of_status_mb(pid: int, name: str) -> float:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.split(name)[1].split()[0]) / 1024
 
 
 @contextmanager

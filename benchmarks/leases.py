@@ -1,33 +1,40 @@
-"""How fast leases are handed out, beside Redis locks and filelock in the same run.
+"""How fast leases are handed out: beside the Redis lock, with many clients, from hand to hand, and from the dead.
 
 Every server runs in a process of its own on this machine, and all keep their files on the same file system. Rounds
-alternate between those that are compared; medians are printed. What counts are the ratios: the times are those of this
-machine, on this day. Where redis-server (on the PATH), redis-py or filelock are missing, that is said and only this
-server is measured. It stops by itself.
+alternate between those that are compared. What counts are the ratios: the times are those of this machine, on this day.
+Where redis-server (on the PATH) or redis-py (in .bench-venv) is missing, that is said and only this server is measured.
+More who are compared are in contenders.py. It stops by itself.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
+import peers
 from lease_crowd import cycles_per_s
-from lease_locks import FileLock, Lock, PoolLease, PoolLeaseByHttpClient, RedisAsyncioLock, RedisLock, is_installed
-from lease_servers import bare_server, has_redis_server, pool_server, redis_server
+from lease_locks import Lock, PoolLease, PoolLeaseByHttpClient, RedisAsyncioLock, RedisLock, is_installed
+from lease_servers import bare_server, pool_server, redis_server
 from lease_waiters import MakeLock, hand_overs, kills
+from results import Cell, Results, duration, ecdf, parser
+from rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
 
-# While they wait: redis-py and filelock try again this often by default.
-REDIS_POLL_S = 0.1
-FILELOCK_POLL_S = 0.05
 CLIENTS = 64
+# A waiter who is told needs no more: within so long after it began to wait, the GPU is given back or its holder killed.
+MOMENT_S = 0.01
+OURS, OURS_FULL = "ours, normal", "ours, full"
+REDIS, REDIS_FULL = "Redis lock", "Redis lock, fsync"
+FLOOR = "two calls of a bare ASGI handler (the floor of HTTP here)"
 
 
 @dataclass(frozen=True)
@@ -37,175 +44,210 @@ class Effort:
     crowd_rounds: int
     crowd_s: float
     hand_overs: int
-    peer_hand_overs: int
     kills: int
     blocks: int
+    # Every server takes a while to start.
+    has_few_servers: bool = False
 
 
-QUICK = Effort(rounds=15, cycles=20, crowd_rounds=3, crowd_s=0.5, hand_overs=60, peer_hand_overs=20, kills=10, blocks=2)
-WHOLE = Effort(
-    rounds=60, cycles=40, crowd_rounds=6, crowd_s=2.0, hand_overs=320, peer_hand_overs=120, kills=60, blocks=4
-)
+QUICK = Effort(rounds=4, cycles=5, crowd_rounds=2, crowd_s=0.1, hand_overs=6, kills=2, blocks=2, has_few_servers=True)
+WHOLE = Effort(rounds=50, cycles=30, crowd_rounds=5, crowd_s=1.5, hand_overs=320, kills=60, blocks=4)
 
 
-class Report:
-    """Prints each result as soon as it is there, and all that have a target once more at the end."""
+@dataclass(frozen=True)
+class Ports:
+    """Of two servers that differ in what they wait for: a process's end or a machine's."""
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[str, str, str, bool]] = []
-
-    def result(self, what: str, measured: str, target: str, *, is_met: bool) -> None:
-        self._rows.append((what, measured, target, is_met))
-        self.note(what, f"{measured}, to reach: {target}")
-
-    def note(self, what: str, measured: str) -> None:
-        print(f"  {what:<58} {measured}", flush=True)
-
-    def title(self, text: str) -> None:
-        print(f"\n{text}", flush=True)
-
-    def summary(self) -> None:
-        self.title("All together")
-        for what, measured, target, is_met in self._rows:
-            print(f"  {'reached' if is_met else 'MISSED':<8} {what:<58} {measured:<72} {target}")
+    normal: int
+    full: int
 
 
-class Peers:
-    """Which of the others are here."""
-
-    def __init__(self) -> None:
-        self.has_redis = has_redis_server() and is_installed("redis")
-        self.has_filelock = is_installed("filelock")
-
-    def say_what_is_missing(self) -> None:
-        if not self.has_redis:
-            print("Redis is not measured: redis-server is not on the PATH, or redis-py is not installed.")
-        if not self.has_filelock:
-            print("filelock is not measured: it is not installed.")
+@contextmanager
+def pair(folder: Path, gpus: int) -> Iterator[Ports]:
+    with (
+        pool_server(folder / f"normal-{gpus}", gpus, "normal") as normal,
+        pool_server(folder / f"full-{gpus}", gpus, "full") as full,
+    ):
+        yield Ports(normal, full)
 
 
-def one_client(report: Report, peers: Peers, effort: Effort, folder: Path) -> None:
-    report.title("Lease + release, one client on a keep-alive connection (a bare socket), 8 GPUs")
-    report.note("the disk: 4 KiB written and fdatasync'ed", f"{_ms(_sync_s(folder))}")
+def one_client(results: Results, effort: Effort, ports: Ports, folder: Path) -> None:
+    sync_s = disk_sync_s(folder)
+    found: dict[str, list[float]]
     with ExitStack() as stack:
-        normal = stack.enter_context(pool_server(folder / "normal", 8, "normal"))
-        full = stack.enter_context(pool_server(folder / "full", 8, "full"))
-        logging = {"LOG_LEVEL": "info", "ACCESS_LOG": "true"}
-        logged = stack.enter_context(pool_server(folder / "logged", 8, "normal", logging))
         bare = stack.enter_context(bare_server(folder / "bare"))
+        has_redis = can_measure_redis(results)
         # In this order, so that those that are compared follow each other.
         locks: dict[str, Lock] = {}
-        if peers.has_redis:
+        if has_redis:
             redis = stack.enter_context(redis_server(folder / "redis", is_durable=False))
-            locks["Redis lock"] = RedisLock(redis)
+            locks[REDIS] = RedisLock(redis)
             locks["Redis lock, by its asyncio client"] = RedisAsyncioLock(redis)
-        locks["ours, normal"] = PoolLease(normal)
-        locks["two calls of a bare ASGI handler (the floor of HTTP here)"] = PoolLease(bare)
-        if peers.has_redis:
-            durable = stack.enter_context(redis_server(folder / "redis-aof", is_durable=True))
-            locks["Redis lock, fsync"] = RedisLock(durable)
-        locks["ours, full"] = PoolLease(full)
-        locks["ours, normal, http.client"] = PoolLeaseByHttpClient(normal)
-        locks["ours, normal, nothing said about the process"] = PoolLease(normal, {"wait_s": 25.0})
-        locks["ours, normal, with the access log (the default)"] = PoolLease(logged)
-        if peers.has_filelock:
-            locks["filelock"] = FileLock(folder / "one.lock")
-        found: dict[str, list[float]] = {name: [] for name in locks}
+        locks[OURS] = PoolLease(ports.normal)
+        locks[FLOOR] = PoolLease(bare)
+        if has_redis:
+            locks[REDIS_FULL] = RedisLock(stack.enter_context(redis_server(folder / "redis-aof", is_durable=True)))
+        locks[OURS_FULL] = PoolLease(ports.full)
+        locks["ours, normal, http.client"] = PoolLeaseByHttpClient(ports.normal)
+        locks["ours, normal, nothing said about the process"] = PoolLease(ports.normal, {"wait_s": 25.0})
+        if not effort.has_few_servers:
+            logging = {"LOG_LEVEL": "info", "ACCESS_LOG": "true"}
+            logged = stack.enter_context(pool_server(folder / "logged", 8, "normal", logging))
+            locks["ours, normal, with the access log (the default)"] = PoolLease(logged)
         for lock in locks.values():
-            _cycle_s(lock, 50)
-        for _ in range(effort.rounds):
-            for name, lock in locks.items():
-                found[name].append(_cycle_s(lock, effort.cycles))
-    for name, times in found.items():
-        report.note(name, f"{_ms(statistics.median(times))}  (rounds: {_ms(min(times))} to {_ms(max(times))})")
-    if peers.has_redis:
-        for ours, theirs, most in (("ours, normal", "Redis lock", 2.5), ("ours, full", "Redis lock, fsync", 2.0)):
-            ratio, spread = _ratio(found[ours], found[theirs])
-            # A disk that others keep busy hides what we add: then both wait for it.
-            quiet = _p(found[ours], 10) / _p(found[theirs], 10)
-            measured = f"{ratio:.2f} x  {spread}; quietest tenth: {quiet:.2f} x"
-            report.result(f"{ours} / {theirs}", measured, f"<= {most} x, both", is_met=max(ratio, quiet) <= most)
+            cycle_s(lock, effort.cycles)
+        found = in_turn({name: partial(cycle_s, lock, effort.cycles) for name, lock in locks.items()}, effort.rounds)
+    rows: list[list[Cell]] = [
+        [
+            name,
+            duration(statistics.median(times)),
+            spread_s(times),
+            f"{median_ratio(times, found[REDIS]):.2f} x" if has_redis else None,
+        ]
+        for name, times in found.items()
+    ]
+    results.table(
+        f"Lease + release, one client on a keep-alive connection, 8 GPUs: medians of {effort.rounds} rounds in turn",
+        ["", "median", "rounds", "of the Redis lock"],
+        rows,
+        note=f"The disk: 4 KiB written and synced take {duration(sync_s)}, median.",
+    )
+    beside_redis(results, found, OURS, REDIS, figure_id="lease_vs_redis", most=2.5)
+    beside_redis(results, found, OURS_FULL, REDIS_FULL, figure_id="lease_fsync_vs_redis_fsync", most=2.0)
 
 
-def crowd(report: Report, effort: Effort, folder: Path) -> None:
-    report.title(f"Lease + release, {CLIENTS} clients in one asyncio process")
-    for gpus in (64, 8):
-        with (
-            pool_server(folder / f"normal-{gpus}", gpus, "normal") as normal,
-            pool_server(folder / f"full-{gpus}", gpus, "full") as full,
-        ):
-            rates: dict[str, list[float]] = {"normal": [], "full": []}
-            for port in (normal, full):
-                asyncio.run(cycles_per_s(port, CLIENTS, 0.3))
-            for _ in range(effort.crowd_rounds):
-                for name, port in (("normal", normal), ("full", full)):
-                    rates[name].append(asyncio.run(cycles_per_s(port, CLIENTS, effort.crowd_s)))
-        for name, rate in rates.items():
-            spread = f"({min(rate):,.0f} to {max(rate):,.0f})"
-            report.note(f"{gpus} GPUs, {name}", f"{statistics.median(rate):,.0f} cycles/s  {spread}")
-        ratio, spread = _ratio(rates["full"], rates["normal"], "{:.0%}")
-        report.result(
-            f"{CLIENTS} clients, {gpus} GPUs: full / normal", f"{ratio:.0%}  {spread}", ">= 70 %", is_met=ratio >= 0.7
+def can_measure_redis(results: Results) -> bool:
+    if not is_installed("redis"):
+        results.skip("Redis", "redis-py is not in .bench-venv: python benchmarks/peers.py makes it")
+        return False
+    try:
+        server = peers.version_of_program(peers.program("redis-server"))
+    except peers.MissingError as missing:
+        results.skip("Redis", str(missing))
+        return False
+    results.note(f"Redis: {server}, redis-py {version('redis')}.")
+    return True
+
+
+def beside_redis(
+    results: Results, found: dict[str, list[float]], ours: str, theirs: str, *, figure_id: str, most: float
+) -> None:
+    what = f"lease + release over HTTP, one client, {ours.removeprefix('ours, ')}, beside the {theirs}"
+    target = f"<= {most:g} x"
+    if theirs not in found:
+        why = "there is no Redis here to stand beside"
+        results.figure(figure_id, what, value=None, unit="x", target=target, is_met=None, why=why)
+        return
+    ratio = median_ratio(found[ours], found[theirs])
+    # A disk that others keep busy hides what we add, as both wait for it: the quietest rounds must reach it too.
+    quiet = percentile(found[ours], 10) / percentile(found[theirs], 10)
+    floor = median_ratio(found[FLOOR], found[theirs])
+    results.figure(
+        figure_id,
+        what,
+        value=max(ratio, quiet),
+        unit="x",
+        target=target,
+        is_met=max(ratio, quiet) <= most,
+        spread=f"{half(ratios(found[ours], found[theirs]))}; quietest tenth: {quiet:.2f} x",
+        why=f"two calls of a bare ASGI handler alone take {floor:.2f} x; the rest is a request read and checked, "
+        "two decisions, two commits of the journal, and a look at the GPU that was given back",
+    )
+
+
+def crowd(results: Results, effort: Effort, servers: dict[int, Ports]) -> None:
+    """`servers` by their number of GPUs."""
+    rows: list[list[Cell]] = []
+    for gpus, ports in servers.items():
+
+        def rate(port: int, seconds: float = effort.crowd_s) -> float:
+            return asyncio.run(cycles_per_s(port, CLIENTS, seconds))
+
+        for port in (ports.normal, ports.full):
+            rate(port, effort.crowd_s / 4)
+        contenders = {"normal": partial(rate, ports.normal), "full": partial(rate, ports.full)}
+        rates = in_turn(contenders, effort.crowd_rounds)
+        rows += [
+            [f"{gpus} GPUs, {name}", round(statistics.median(found)), spread([round(one) for one in found])]
+            for name, found in rates.items()
+        ]
+        percents = [100 * ratio for ratio in ratios(rates["full"], rates["normal"])]
+        results.figure(
+            f"full_vs_normal_{gpus}_gpus",
+            f"lease + release, {CLIENTS} clients, {gpus} GPUs: the rate at `full` beside that at `normal`",
+            value=statistics.median(percents),
+            unit="%",
+            target=">= 70 %",
+            is_met=statistics.median(percents) >= 70,
+            spread=f"rounds: {spread(percents)}",
+            why="commits are grouped, and each group waits for the disk: see the time of a sync",
         )
+    results.table(
+        f"Lease + release, {CLIENTS} clients in one asyncio process: medians of {effort.crowd_rounds} rounds in turn",
+        ["", "cycles/s", "rounds"],
+        rows,
+    )
 
 
-def waiting(report: Report, peers: Peers, effort: Effort, folder: Path) -> None:
-    report.title("Release -> the next one, who waits in another process, holds it (1 GPU)")
+def waiting(results: Results, effort: Effort, folder: Path) -> None:
     with ExitStack() as stack:
-        full = stack.enter_context(pool_server(folder / "hand-over", 1, "full"))
-        normal = stack.enter_context(pool_server(folder / "hand-over-normal", 1, "normal"))
-        lock_path = folder / "hand-over.lock"
-        contenders: dict[str, tuple[MakeLock, float]] = {
-            "ours, full": (lambda: PoolLease(full), 0.01),
-            "ours, normal": (lambda: PoolLease(normal), 0.01),
-        }
-        if peers.has_redis:
-            redis = stack.enter_context(redis_server(folder / "redis-hand-over", is_durable=False))
-            contenders["Redis lock, sleep=0.1 (its default)"] = (lambda: RedisLock(redis), REDIS_POLL_S)
-            contenders["Redis lock, sleep=0.01"] = (lambda: RedisLock(redis, 0.01), 0.01)
-        if peers.has_filelock:
-            contenders["filelock"] = (lambda: FileLock(lock_path), FILELOCK_POLL_S)
-        found = _in_blocks(
-            hand_overs,
-            contenders,
-            lambda name: effort.hand_overs if name.startswith("ours") else effort.peer_hand_overs,
-            effort.blocks,
+        makers: dict[str, MakeLock] = {}
+        for name, durability in ((OURS_FULL, "full"), (OURS, "normal"))[: 1 if effort.has_few_servers else 2]:
+            port = stack.enter_context(pool_server(folder / f"hand-over-{durability}", 1, durability))
+            makers[name] = partial(PoolLease, port)
+        handed = in_blocks(hand_overs, makers, effort.hand_overs, effort.blocks)
+        killed = in_blocks(kills, makers, effort.kills, effort.blocks)
+    for title, found in (
+        ("Release -> the next one, who waits in another process, holds it (1 GPU)", handed),
+        ("kill -9 of the holder -> the next one, who waits in another process, holds it (1 GPU)", killed),
+    ):
+        rows: list[list[Cell]] = [
+            [name, *(duration(percentile(times, percent)) for percent in (50, 99)), duration(max(times)), len(times)]
+            for name, times in found.items()
+        ]
+        results.table(title, ["", "p50", "p99", "most", "times"], rows)
+    results.plot(
+        "waiting",
+        "Until the next one, who waits in another process, holds the GPU",
+        kind="ecdf",
+        x="ms",
+        y="share of the times",
+        log_x=True,
+        series={
+            "after a release": ecdf(1000 * time for time in handed[OURS_FULL]),
+            "after kill -9": ecdf(1000 * time for time in killed[OURS_FULL]),
+        },
+    )
+    for figure_id, what, times, percent, most_ms in (
+        ("hand_over_p50", "release to the next waiter in another process", handed[OURS_FULL], 50, 5),
+        ("hand_over_p99", "release to the next waiter in another process", handed[OURS_FULL], 99, 20),
+        ("reclaim_p50", "`kill -9` of a holder to the next waiter", killed[OURS_FULL], 50, 50),
+    ):
+        value_ms = 1000 * percentile(times, percent)
+        results.figure(
+            figure_id,
+            f"{what}, p{percent}",
+            value=value_ms,
+            unit="ms",
+            target=f"<= {most_ms} ms",
+            is_met=value_ms <= most_ms,
+            spread=f"of {len(times)}, most {duration(max(times))}",
+            why="what is handed on is written to the disk before anybody is told: see the time of a sync, and the same at `normal`",
         )
-        for name, times in found.items():
-            report.note(name, _percentiles(times))
-        for name in ("ours, full", "ours, normal"):
-            p50, p99 = _p(found[name], 50), _p(found[name], 99)
-            report.result(
-                f"hand-over, {name}",
-                f"p50 {_ms(p50)}, p99 {_ms(p99)}",
-                "p50 <= 5 ms, p99 <= 20 ms",
-                is_met=p50 <= 0.005 and p99 <= 0.02,
-            )
-        report.title("kill -9 of the holder -> the next one, who waits in another process, holds it (1 GPU)")
-        dying = {name: found_at for name, found_at in contenders.items() if not name.startswith("Redis")}
-        found = _in_blocks(kills, dying, lambda _: effort.kills, effort.blocks)
-        for name, times in found.items():
-            report.note(name, _percentiles(times))
-        report.note("Redis lock", "not measured: as long as its timeout (30 s here) is set to")
-        p50 = _p(found["ours, full"], 50)
-        report.result("kill -9, ours, full", f"p50 {_ms(p50)}", "p50 <= 50 ms", is_met=p50 <= 0.05)
 
 
-def _in_blocks(
-    measure: Callable[[MakeLock, int, float], list[float]],
-    contenders: dict[str, tuple[MakeLock, float]],
-    number: Callable[[str], int],
-    blocks: int,
+def in_blocks(
+    measure: Callable[[MakeLock, int, float], list[float]], makers: dict[str, MakeLock], number: int, blocks: int
 ) -> dict[str, list[float]]:
     """All of them in turn, several times."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+    found: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(blocks):
-        for name, (make, poll_s) in contenders.items():
-            found[name] += measure(make, number(name) // blocks, poll_s)
+        for name, make in makers.items():
+            found[name] += measure(make, number // blocks, MOMENT_S)
     return found
 
 
-def _cycle_s(lock: Lock, cycles: int) -> float:
+def cycle_s(lock: Lock, cycles: int) -> float:
     """The median of single cycles: what somebody else on the machine takes away for a moment does not show in it."""
     times = []
     for _ in range(cycles):
@@ -216,7 +258,7 @@ def _cycle_s(lock: Lock, cycles: int) -> float:
     return statistics.median(times)
 
 
-def _sync_s(folder: Path) -> float:
+def disk_sync_s(folder: Path) -> float:
     times = []
     file = os.open(folder / "sync", os.O_CREAT | os.O_WRONLY, 0o600)
     try:
@@ -230,37 +272,29 @@ def _sync_s(folder: Path) -> float:
     return statistics.median(times)
 
 
-def _ratio(ours: Sequence[float], theirs: Sequence[float], form: str = "{:.2f}") -> tuple[float, str]:
-    """The median of the rounds' ratios, as those that share a round share its noise; and how far half of them lie."""
-    of_rounds = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+def half(of_rounds: Sequence[float]) -> str:
+    """How far half of them lie."""
     low, _, high = statistics.quantiles(of_rounds, n=4)
-    return statistics.median(of_rounds), f"(half of the rounds: {form.format(low)} to {form.format(high)})"
-
-
-def _p(times: Sequence[float], percent: int) -> float:
-    return sorted(times)[min(len(times) * percent // 100, len(times) - 1)]
-
-
-def _percentiles(times: Sequence[float]) -> str:
-    return f"p50 {_ms(_p(times, 50))}, p99 {_ms(_p(times, 99))}, most {_ms(max(times))}, of {len(times)}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.2f} ms"
+    return f"half of the rounds: {low:.2f} to {high:.2f} x"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few and short rounds, to see that it runs")
-    effort = QUICK if parser.parse_args().quick else WHOLE
-    report, peers = Report(), Peers()
-    peers.say_what_is_missing()
+    options = parser(__doc__).parse_args()
+    effort = QUICK if options.quick else WHOLE
+    # redis-py is loaded from where the peers are; whatever is installed beside this script comes first.
+    sys.path += [str(path) for path in peers.FOLDER.glob("lib/python*/site-packages")]
+    results = Results("leases", "How fast leases are handed out, handed on, and taken from the dead.")
     with tempfile.TemporaryDirectory(prefix="lease-benchmark-") as name:
         folder = Path(name)
-        one_client(report, peers, effort, folder)
-        crowd(report, effort, folder)
-        waiting(report, peers, effort, folder)
-    report.summary()
+        with ExitStack() as stack:
+            eight = stack.enter_context(pair(folder, 8))
+            one_client(results, effort, eight, folder)
+            crowds = {8: eight}
+            if not effort.has_few_servers:
+                crowds[64] = stack.enter_context(pair(folder, 64))
+            crowd(results, effort, crowds)
+        waiting(results, effort, folder)
+    results.finish(options)
 
 
 if __name__ == "__main__":

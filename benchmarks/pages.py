@@ -7,7 +7,6 @@ itself.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -23,10 +22,22 @@ from pathlib import Path
 
 from lease_locks import PoolLease, who_asks
 from lease_servers import pool_process
+from results import Cell, Results, duration, parser
+from rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
 
-PAGES = 50
 # Until what was opened or closed has settled.
 SETTLE_S = 0.3
+
+
+@dataclass(frozen=True)
+class Effort:
+    pages: int
+    rounds: int
+    seconds: float
+
+
+QUICK = Effort(pages=5, rounds=1, seconds=0.1)
+WHOLE = Effort(pages=50, rounds=6, seconds=1.5)
 
 
 @dataclass(frozen=True)
@@ -50,9 +61,9 @@ class State:
     """What was measured with pages, or without."""
 
     latencies_s: list[float] = field(default_factory=list)
-    medians_s: list[float] = field(default_factory=list)
     p99s_s: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    looks: int = 0
 
 
 class Crowd:
@@ -105,7 +116,8 @@ def cpu_s(pid: int) -> float:
     return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(lease: PoolLease, pid: int, seconds: float, state: State) -> None:
+def measure(lease: PoolLease, pid: int, seconds: float, state: State) -> float:
+    """The median of a lease + release within this time."""
     time.sleep(SETTLE_S)
     times: list[float] = []
     used, began = cpu_s(pid), time.perf_counter()
@@ -115,64 +127,64 @@ def measure(lease: PoolLease, pid: int, seconds: float, state: State) -> None:
         times.append(time.perf_counter() - start)
     state.cpu.append((cpu_s(pid) - used) / (time.perf_counter() - began))
     state.latencies_s += times
-    state.medians_s.append(statistics.median(times))
-    state.p99s_s.append(_p99(times))
+    state.p99s_s.append(percentile(times, 99))
+    return statistics.median(times)
 
 
-def compare(case: Case, pages: int, rounds: int, seconds: float, folder: Path) -> None:
-    print(f"\nLease + release, one client, {case.name}; {rounds} rounds of {seconds:g} s each way", flush=True)
+def compare(results: Results, case: Case, effort: Effort, folder: Path) -> None:
     none, some = State(), State()
-    looks = 0
-    with pool_process(folder, case.gpus, "normal") as (port, pid), crowd(port) as pages_there:
+    with pool_process(folder, case.gpus, "normal") as (port, pid), crowd(port) as pages:
         fill(port, case)
         lease = PoolLease(port, {**who_asks(), **case.wishes})
-        measure(lease, pid, seconds / 2, State())
-        for number in range(rounds):
-            # Each is first in every other round, so that neither gains by its place.
-            for with_pages in (False, True) if number % 2 else (True, False):
-                if with_pages:
-                    pages_there.open(pages)
-                    measure(lease, pid, seconds, some)
-                    looks += pages_there.close()
-                else:
-                    measure(lease, pid, seconds, none)
-    for name, state in (("no page", none), (f"{pages} pages", some)):
-        print(
-            f"  {name:<10} median {_ms(statistics.median(state.latencies_s))} "
-            f"(rounds: {_ms(min(state.medians_s))} to {_ms(max(state.medians_s))}), "
-            f"p99 {_ms(_p99(state.latencies_s))} (rounds: {_ms(min(state.p99s_s))} to {_ms(max(state.p99s_s))}), "
-            f"{len(state.latencies_s)} leases, server's CPU {statistics.median(state.cpu):.2f} s a second"
+
+        def with_pages() -> float:
+            pages.open(effort.pages)
+            median_s = measure(lease, pid, effort.seconds, some)
+            some.looks += pages.close()
+            return median_s
+
+        measure(lease, pid, effort.seconds / 2, State())
+        contenders = {"no page": lambda: measure(lease, pid, effort.seconds, none), "pages": with_pages}
+        medians = in_turn(contenders, effort.rounds)
+    rows: list[list[Cell]] = []
+    for name, state, of_rounds in (
+        ("no page", none, medians["no page"]),
+        (f"{effort.pages} pages", some, medians["pages"]),
+    ):
+        rows.append(
+            [
+                name,
+                duration(statistics.median(of_rounds)),
+                spread_s(of_rounds),
+                duration(statistics.median(state.p99s_s)),
+                spread_s(state.p99s_s),
+                len(state.latencies_s),
+                statistics.median(state.cpu),
+                state.looks / (effort.rounds * effort.seconds),
+            ]
         )
-    print(f"  the pages looked {looks / (rounds * seconds):.0f} times a second")
-    print(f"  with pages / without: median {_ratio(some.medians_s, none.medians_s)}")
-    print(f"  with pages / without: p99    {_ratio(some.p99s_s, none.p99s_s)}", flush=True)
-
-
-def _ratio(some: list[float], none: list[float]) -> str:
-    """The median of the rounds' ratios, as those that follow each other share their noise; and how far they lie."""
-    ratios = [mine / other for mine, other in zip(some, none, strict=True)]
-    return f"{statistics.median(ratios):.2f} x  (rounds: {min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def _p99(times: list[float]) -> float:
-    return sorted(times)[min(len(times) * 99 // 100, len(times) - 1)]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.2f} ms"
+    p99_ratios = ratios(some.p99s_s, none.p99s_s)
+    results.table(
+        f"Lease + release, one client, {case.name}; {effort.rounds} rounds of {effort.seconds:g} s in turn",
+        ["", "median", "rounds", "p99", "rounds", "leases", "server's CPU, s a second", "looks a second"],
+        rows,
+        note=(
+            f"With pages / without: median {median_ratio(medians['pages'], medians['no page']):.2f} x "
+            f"(rounds: {spread(ratios(medians['pages'], medians['no page']))}), "
+            f"p99 {statistics.median(p99_ratios):.2f} x (rounds: {spread(p99_ratios)})."
+        ),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few and short rounds, to see that it runs")
-    is_quick = parser.parse_args().quick
+    options = parser(__doc__).parse_args()
+    effort = QUICK if options.quick else WHOLE
+    results = Results("pages", "What open pages cost the leases.")
     with tempfile.TemporaryDirectory(prefix="page-benchmark-") as name:
-        folder = Path(name)
-        if is_quick:
-            compare(SMALL, 5, 1, 0.3, folder / "small")
-            return
-        for case, place in ((SMALL, "small"), (LARGE, "large")):
-            compare(case, PAGES, 10, 3.0, folder / place)
+        compare(results, SMALL, effort, Path(name) / "small")
+        if not options.quick:
+            compare(results, LARGE, effort, Path(name) / "large")
+    results.finish(options)
 
 
 if __name__ == "__main__":

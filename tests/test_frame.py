@@ -96,15 +96,3 @@ def test_make_demo_is_gpu_pool_demo() -> None:
     result = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
 
     assert ".venv/bin/gpu-pool demo" in result.stdout.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [("decisions.py", "decisions/s"), ("serving.py", "of bare"), ("pages.py", "with pages / without")],
-)
-def test_a_benchmark_runs_and_prints_what_it_measured(name: str, shown: str) -> None:
-    command = [sys.executable, f"benchmarks/{name}", "--quick"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    assert result.returncode == 0, result.stderr
-    assert shown in result.stdout

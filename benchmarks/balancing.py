@@ -1,0 +1,241 @@
+"""Do the balancing strategies keep what they promise? Many simulated requests over boxes of unequal size.
+
+Pure core in simulated time, no servers: requests arrive at random, each is given to the first box in the balancer's
+order that has a free GPU, and holds it for a random time. A strategy's promise is written down here once more, plainly:
+whom the next request may go to, and with which share. What was chosen is held against the sum of these by chi-square,
+beside a draw by lot with the very same shares, which keeps any promise on average and no better.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from results import Cell, Point, Results, parser
+
+from gpu_worker_pool.core.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
+
+SIZES = (1, 2, 4, 8, 16, 32)
+LOAD = 0.8
+MEAN_HOLD_S = 600.0
+LOT = "by lot"
+Shares = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Effort:
+    requests: int
+    seeds: int
+
+
+QUICK = Effort(requests=300, seeds=2)
+WHOLE = Effort(requests=6_000, seeds=5)
+
+
+def in_turn_shares(views: Sequence[EndpointView]) -> Shares:
+    """Each the same."""
+    return {view.endpoint_id: 1 / len(views) for view in views}
+
+
+def by_size_shares(views: Sequence[EndpointView]) -> Shares:
+    """In proportion to the number of GPUs."""
+    total = sum(view.total_gpus for view in views)
+    return {view.endpoint_id: view.total_gpus / total for view in views}
+
+
+def by_room_shares(views: Sequence[EndpointView]) -> Shares:
+    """The one with the largest share of free GPUs; of several, those with the most free GPUs, each the same."""
+    rooms = {view.endpoint_id: (view.available_gpus / view.total_gpus, view.available_gpus) for view in views}
+    best = max(rooms.values())
+    chosen = [endpoint_id for endpoint_id, room in rooms.items() if room == best]
+    return dict.fromkeys(chosen, 1 / len(chosen))
+
+
+PROMISES: dict[str, Callable[[Sequence[EndpointView]], Shares]] = {
+    "availability": by_room_shares,
+    "round_robin": in_turn_shares,
+    "weighted": by_size_shares,
+}
+
+
+@dataclass
+class Box:
+    """An endpoint: its GPUs, and how long they were held in all."""
+
+    id: str
+    gpus: int
+    held: int = 0
+    held_s: float = 0.0
+    away: tuple[float, float] = (0.0, 0.0)
+
+    def view(self, now: float) -> EndpointView:
+        is_there = not self.away[0] <= now < self.away[1]
+        return EndpointView(self.id, is_there, self.gpus, self.gpus - self.held)
+
+
+@dataclass
+class Outcome:
+    """First choices of the balancer, and of a lot with the same shares, beside what was promised."""
+
+    chosen: Counter[str] = field(default_factory=Counter)
+    drawn: Counter[str] = field(default_factory=Counter)
+    promised: Counter[str] = field(default_factory=Counter)
+    utilization_percent: dict[str, float] = field(default_factory=dict)
+    found_none: int = 0
+    # By how many requests a box was off at most, after so many of them.
+    furthest: dict[int, float] = field(default_factory=dict)
+    furthest_by_lot: dict[int, float] = field(default_factory=dict)
+
+    def chi_square(self, counts: Counter[str]) -> float:
+        return sum((counts[box] - expected) ** 2 / expected for box, expected in self.promised.items())
+
+    def off_by(self, counts: Counter[str]) -> float:
+        return max(abs(counts[box] - expected) for box, expected in self.promised.items())
+
+
+def simulate(name: str, requests: int, seed: int, *, is_one_away: bool) -> Outcome:
+    rng = random.Random(seed)
+    lot = random.Random(seed + 1)
+    balancer = make_balancer(name, ramp_s=0.0)
+    # With one away the others carry its load too.
+    pause_s = MEAN_HOLD_S / (LOAD * sum(SIZES))
+    boxes = {f"box{gpus:02}": Box(f"box{gpus:02}", gpus) for gpus in SIZES}
+    if is_one_away:
+        boxes["box08"].away = (requests * pause_s / 3, requests * pause_s * 2 / 3)
+    outcome = Outcome()
+    marks = {round(requests ** (step / 12)) for step in range(1, 13)}
+    leaving: list[tuple[float, str]] = []
+    now = furthest = furthest_by_lot = 0.0
+    for number in range(1, requests + 1):
+        now += rng.expovariate(1 / pause_s)
+        while leaving and leaving[0][0] <= now:
+            boxes[heapq.heappop(leaving)[1]].held -= 1
+        order = choose(balancer, [box.view(now) for box in boxes.values()], now, lot, outcome)
+        taken = next((boxes[box_id] for box_id in order if boxes[box_id].held < boxes[box_id].gpus), None)
+        if taken is None:
+            outcome.found_none += 1
+        else:
+            hold_s = rng.expovariate(1 / MEAN_HOLD_S)
+            taken.held += 1
+            taken.held_s += hold_s
+            heapq.heappush(leaving, (now + hold_s, taken.id))
+        furthest = max(furthest, outcome.off_by(outcome.chosen))
+        furthest_by_lot = max(furthest_by_lot, outcome.off_by(outcome.drawn))
+        if number in marks:
+            outcome.furthest[number], outcome.furthest_by_lot[number] = furthest, furthest_by_lot
+    for leaves_at, box_id in leaving:
+        boxes[box_id].held_s -= leaves_at - now
+    outcome.utilization_percent = {box.id: 100 * box.held_s / (box.gpus * now) for box in boxes.values()}
+    return outcome
+
+
+def choose(
+    balancer: Balancer, views: list[EndpointView], now: float, lot: random.Random, outcome: Outcome
+) -> list[str]:
+    """One request: its order, noted in the outcome beside the promise and a draw by lot."""
+    promised = PROMISES[balancer.name]([view for view in views if view.is_healthy])
+    outcome.promised.update(promised)
+    outcome.drawn[lot.choices(list(promised), list(promised.values()))[0]] += 1
+    order = balancer.order(views, now)
+    outcome.chosen[order[0]] += 1
+    return order
+
+
+def chance(chi_square: float, freedom: int) -> float:
+    """How often a draw by lot is off by more than that (Wilson and Hilferty's approximation)."""
+    scale = 2 / (9 * freedom)
+    return 1 - statistics.NormalDist().cdf(((chi_square / freedom) ** (1 / 3) - (1 - scale)) / scale**0.5)
+
+
+def report(results: Results, effort: Effort, outcomes: dict[str, list[Outcome]], fleet: str) -> None:
+    rows: list[list[Cell]] = []
+    for name, found in outcomes.items():
+        freedom = len(found[0].promised) - 1
+        ours = [outcome.chi_square(outcome.chosen) for outcome in found]
+        lots = [outcome.chi_square(outcome.drawn) for outcome in found]
+        off_by = max(max(outcome.furthest.values()) for outcome in found)
+        off_by_lot = max(max(outcome.furthest_by_lot.values()) for outcome in found)
+        for who, values, furthest in ((name, ours, off_by), (f"{name}, {LOT}", lots, off_by_lot)):
+            median = statistics.median(values)
+            seeds = f"{min(values):.3f} to {max(values):.3f}"
+            rows.append([who, f"{median:.3f}", seeds, freedom, f"{chance(median, freedom):.3f}", f"{furthest:.1f}"])
+    results.table(
+        f"First choices against what is promised, {fleet}: {effort.requests:,} requests, {effort.seeds} seeds",
+        ["", "chi-square, median", "seeds", "degrees of freedom", "p", "most requests off, any box, ever"],
+        rows,
+        note="p: how often chance alone is further off. Near 1: closer than chance; under 0.05: the promise is not kept.",
+    )
+    boxes = [f"box{gpus:02}" for gpus in SIZES]
+    used: list[list[Cell]] = []
+    for name, found in outcomes.items():
+        percents = [statistics.fmean(outcome.utilization_percent[box] for outcome in found) for box in boxes]
+        none = statistics.fmean(100 * outcome.found_none / effort.requests for outcome in found)
+        used.append([name, *(f"{percent:.0f} %" for percent in percents), f"{none:.1f} %"])
+    results.table(
+        f"How much of its time a box's GPUs are held, {fleet}; load {LOAD:.0%} of all GPUs",
+        ["", *(f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in SIZES), "requests that found no GPU free"],
+        used,
+    )
+
+
+def plots(results: Results, outcomes: dict[str, list[Outcome]]) -> None:
+    total = sum(SIZES)
+    results.plot(
+        "shares",
+        "First choices by box, as shares of all requests",
+        kind="bar",
+        x="GPUs of the box",
+        y="%",
+        series={
+            "share of all GPUs": [(str(gpus), 100 * gpus / total) for gpus in SIZES],
+            **{
+                name: [
+                    (
+                        str(gpus),
+                        statistics.fmean(100 * one.chosen[f"box{gpus:02}"] / one.chosen.total() for one in found),
+                    )
+                    for gpus in SIZES
+                ]
+                for name, found in outcomes.items()
+            },
+        },
+    )
+    series: dict[str, list[Point]] = {}
+    for name, found in outcomes.items():
+        numbers = sorted(found[0].furthest)
+        series[name] = [(number, max(one.furthest[number] for one in found)) for number in numbers]
+        series[f"{name}, {LOT}"] = [(number, max(one.furthest_by_lot[number] for one in found)) for number in numbers]
+    results.plot(
+        "distance",
+        "How far off its promise a box has been at most, as requests come",
+        kind="line",
+        x="requests",
+        y="requests off",
+        log_x=True,
+        log_y=True,
+        series=series,
+        note="The worst of all seeds.",
+    )
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    effort = QUICK if options.quick else WHOLE
+    results = Results("balancing", "Whether the balancing strategies keep what they promise on unequal fleets.")
+    for is_one_away, fleet in ((False, "all boxes there"), (True, "the box of 8 away for a third of the time")):
+        outcomes = {
+            name: [simulate(name, effort.requests, seed, is_one_away=is_one_away) for seed in range(effort.seeds)]
+            for name in STRATEGIES
+        }
+        report(results, effort, outcomes, fleet)
+        if not is_one_away:
+            plots(results, outcomes)
+    results.finish(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""A pool under load: all GPUs taken, as many waiters as GPUs, mixed wishes, and a seeded stream of commands."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
+from gpu_worker_pool.core.lease import ActiveLease, QueuedLease
+from gpu_worker_pool.core.pool import step
+from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.core.state import PoolState
+
+GPUS_PER_NODE = 8
+# A line as long as wanted, of many owners: an owner's own line is limited.
+SETTINGS = PoolSettings(max_queued=1_000_000, max_queued_per_owner=1_000_000)
+OWNERS = 50
+MODELS = (("NVIDIA A100-SXM4-80GB", 81920, 5), ("Tesla T4", 15360, 3), ("NVIDIA GeForce RTX 3090", 24576, 2))
+
+
+@dataclass
+class CrowdedPool:
+    """`waiters` is how many wait, by default as many as there are GPUs."""
+
+    gpus: int
+    rng: random.Random
+    waiters: int = -1
+    state: PoolState = field(default_factory=lambda: PoolState(SETTINGS))
+    now: float = 0.0
+    ids: Iterator[int] = field(default_factory=itertools.count)
+    readings: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.waiters < 0:
+            self.waiters = self.gpus
+        nodes = max(1, self.gpus // GPUS_PER_NODE)
+        for number in range(nodes):
+            weights = [weight for _, _, weight in MODELS]
+            name, total_mb, _ = self.rng.choices(MODELS, weights)[0] if nodes > len(MODELS) else MODELS[0]
+            count = self.gpus // nodes + (number < self.gpus % nodes)
+            self.readings[f"node{number:05}"] = tuple(
+                self._reading(f"node{number:05}", index, name, total_mb) for index in range(count)
+            )
+        self._nodes = list(self.readings)
+
+    def _reading(self, node: str, index: int, name: str, total_mb: int) -> Reading:
+        # One GPU in twenty is in use by somebody who does not ask the pool.
+        is_busy = self.rng.random() < 0.05
+        return Reading(
+            Gpu(GpuKey(node, f"GPU-{node}-{index}"), index, name),
+            0.0,
+            total_mb,
+            total_mb * (0.9 if is_busy else 0.01),
+            95.0 if is_busy else 0.0,
+            processes=(),
+        )
+
+    def handle(self, command: cmd.Command) -> float:
+        """Carry a command out and return the seconds of processor time it took: nothing in it waits."""
+        self.now += 0.0001
+        began = time.thread_time()
+        step(self.state, command, self.now)
+        return time.thread_time() - began
+
+    def observe(self, node: str) -> cmd.Observe:
+        return cmd.Observe(tuple(replace(reading, at=self.now) for reading in self.readings[node]))
+
+    def request(self) -> cmd.RequestLease:
+        kind = self.rng.random()
+        model = self.rng.choice((None, None, None, "A100", "T4", "*3090"))
+        if kind < 0.70:
+            wishes = Wishes(model=model)
+        elif kind < 0.85:
+            wishes = Wishes(gpus=self.rng.choice((2, 2, 4, 8)), model=model)
+        else:
+            wishes = Wishes(memory_mb=self.rng.choice((2048, 4096, 6144, 8192, 12288)), model=model)
+        number = next(self.ids)
+        holder = Holder(worker_id="w", owner=f"owner-{number % OWNERS}")
+        request = Request(wishes, holder, self.rng.choice((0, 0, 0, 5)), ttl_s=3600.0)
+        return cmd.RequestLease(f"lease-{number}", request)
+
+    def fill(self) -> None:
+        """Take every GPU, then let so many wait."""
+        step(self.state, cmd.Open("boot"), self.now)
+        for node in self.readings:
+            self.handle(self.observe(node))
+        while len(self.state.queue) < self.waiters:
+            self.handle(self.request())
+
+    def pick(self, kind: type[ActiveLease | QueuedLease]) -> str | None:
+        """A random live lease of a kind, found without a scan that would be measured."""
+        ids = list(self.state.leases)
+        for _ in range(1000):
+            lease_id = self.rng.choice(ids)
+            if isinstance(self.state.leases[lease_id], kind):
+                return lease_id
+        return None
+
+    def round(self, taken: dict[str, list[float]]) -> None:
+        """Some commands of every kind, with the seconds that each took; as many wait after it as before."""
+        taken["request"].append(self.handle(self.request()))
+        while len(self.state.queue) < self.waiters:
+            taken["request"].append(self.handle(self.request()))
+        if (active := self.pick(ActiveLease)) is not None:
+            lease = self.state.leases[active]
+            assert isinstance(lease, ActiveLease)
+            taken["renew"].append(self.handle(cmd.Renew((active,))))
+            taken["release"].append(self.handle(cmd.Release(active)))
+            taken["reading after release"].append(self.handle(self.observe(lease.gpus[0].node)))
+        if len(self.state.queue) > self.waiters and (queued := self.pick(QueuedLease)) is not None:
+            taken["cancel"].append(self.handle(cmd.Release(queued)))
+        taken["reading"].append(self.handle(self.observe(self.rng.choice(self._nodes))))
+        taken["tick"].append(self.handle(cmd.Tick()))

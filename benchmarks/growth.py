@@ -1,0 +1,208 @@
+"""How costs grow with GPUs, waiters, endpoints and history, in steps of ten, and the exponent of it.
+
+A decision is measured in the core. A lease + release over HTTP and the start are those of a server that is started with
+so much in its journal; a poll round is that of a client with so many endpoints. Every other pass over the sizes goes
+backwards. The exponent is the slope of the least-squares line through the logarithms: 0 is flat, 1 is in proportion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from crowded_pool import CrowdedPool
+from fit import exponent
+from fleet_servers import poll_round_s, statistics_servers
+from lease_locks import PoolLease, who_asks
+from lease_servers import pool_process
+from past_journal import NODE, write_journal
+from results import Cell, Results, duration, parser
+from rounds import in_turn, spread_s
+
+SEED = 1
+FEW = 100
+ROOMY = {"GPU_POOL_NODE": NODE, "GPU_POOL_MAX_QUEUED": "100000", "GPU_POOL_MAX_QUEUED_PER_OWNER": "100000"}
+
+
+@dataclass(frozen=True)
+class Effort:
+    decision_sizes: tuple[int, ...]
+    decisions: int
+    server_gpus: tuple[int, ...]
+    waiters: tuple[int, ...]
+    ended: tuple[int, ...]
+    leases: int
+    endpoints: tuple[int, ...]
+    poll_s: float
+    passes: int
+
+
+QUICK = Effort(
+    decision_sizes=(10, 100),
+    decisions=4,
+    server_gpus=(),
+    waiters=(),
+    ended=(10, 100),
+    leases=5,
+    endpoints=(1, 10),
+    poll_s=0.1,
+    passes=1,
+)
+WHOLE = Effort(
+    decision_sizes=(10, 100, 1_000, 10_000),
+    decisions=60,
+    server_gpus=(10, 100, 1_000),
+    waiters=(10, 100, 1_000, 10_000),
+    ended=(100, 1_000, 10_000, 100_000),
+    leases=100,
+    endpoints=(1, 10, 100, 1_000),
+    poll_s=1.5,
+    passes=2,
+)
+
+
+@dataclass
+class Curve:
+    """What something costs at each size, in seconds, once for each pass."""
+
+    what: str
+    grows: str
+    costs_s: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def medians_s(self) -> dict[int, float]:
+        return {size: statistics.median(found) for size, found in self.costs_s.items()}
+
+
+def decisions(effort: Effort) -> list[Curve]:
+    """One axis grows, the other stays at `FEW`."""
+    return [
+        _decisions(effort, "GPUs", lambda size: CrowdedPool(size, random.Random(SEED), waiters=FEW)),
+        _decisions(effort, "waiters", lambda size: CrowdedPool(FEW, random.Random(SEED), waiters=size)),
+    ]
+
+
+def _decisions(effort: Effort, grows: str, make: Callable[[int], CrowdedPool]) -> Curve:
+    pools = {size: make(size) for size in effort.decision_sizes}
+    for pool in pools.values():
+        pool.fill()
+    gc.collect()
+
+    def mean_s(pool: CrowdedPool) -> float:
+        taken: dict[str, list[float]] = defaultdict(list)
+        for _ in range(effort.decisions):
+            pool.round(taken)
+        return statistics.fmean(chain.from_iterable(taken.values()))
+
+    found = in_turn({str(size): partial(mean_s, pool) for size, pool in pools.items()}, effort.passes)
+    return Curve(
+        f"a decision, processor time, {FEW} {'waiters' if grows == 'GPUs' else 'GPUs'}", grows, _by_size(found)
+    )
+
+
+def servers(effort: Effort, folder: Path) -> list[Curve]:
+    """Each size gets a server of its own: the time until it is ready, and that of a lease + release then."""
+    curves: list[Curve] = []
+    numbers = iter(range(1_000_000))
+    for grows, sizes in (("GPUs", effort.server_gpus), ("waiters", effort.waiters), ("ended leases", effort.ended)):
+        start, grant = Curve("start of a server", grows), Curve("lease + release over HTTP", grows)
+
+        def one(size: int, grows: str = grows, start: Curve = start) -> float:
+            state = folder / f"server-{next(numbers)}"
+            past = folder / f"past-{state.name}"
+            gpus = f"{size if grows == 'GPUs' else 8}xT4"
+            past.mkdir()
+            write_journal(past, size if grows == "waiters" else 0, size if grows == "ended leases" else 0)
+            began = time.perf_counter()
+            with pool_process(state, gpus, "normal", {**ROOMY, "GPU_POOL_STATE_DIR": str(past)}) as (port, _):
+                start.costs_s[size].append(time.perf_counter() - began)
+                return _lease_s(port, effort.leases)
+
+        grant.costs_s.update(_by_size(in_turn({str(size): partial(one, size) for size in sizes}, effort.passes)))
+        curves += [start, grant]
+    return curves
+
+
+def _lease_s(port: int, number: int) -> float:
+    lease = PoolLease(port, {**who_asks(), "model": "T4"})
+    times = []
+    for _ in range(number):
+        began = time.perf_counter()
+        lease.acquire()
+        lease.release()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def polls(effort: Effort) -> Curve:
+    logging.getLogger("gpu_worker_pool").setLevel(logging.ERROR)  # each client warns of each server without leases
+    with statistics_servers(max(effort.endpoints)) as (urls, _):
+
+        def poll(size: int) -> float:
+            return asyncio.run(poll_round_s(urls[:size], effort.poll_s, 2))
+
+        asyncio.run(poll_round_s(urls[:1], 0.05, 1))  # everything is loaded once
+        found = in_turn({str(size): partial(poll, size) for size in effort.endpoints}, 1)
+    return Curve("poll round of a client, processor time", "endpoints", _by_size(found))
+
+
+def _by_size(found: dict[str, list[float]]) -> dict[int, list[float]]:
+    return {int(size): costs for size, costs in found.items()}
+
+
+def report(results: Results, curves: list[Curve]) -> None:
+    curves = [curve for curve in curves if curve.costs_s]
+    sizes = sorted({size for curve in curves for size in curve.costs_s})
+    rows: list[list[Cell]] = []
+    for curve in curves:
+        medians_s = curve.medians_s
+        cells = [duration(medians_s[size]) if size in medians_s else None for size in sizes]
+        largest = max(medians_s)
+        rows.append([f"{curve.what}: {curve.grows}", *cells, spread_s(curve.costs_s[largest]), exponent(medians_s)])
+    results.table(
+        "What grows, by size",
+        ["", *(f"{size:,}" for size in sizes), "passes at the largest", "exponent"],
+        rows,
+        note="Exponent: 0 is flat, 1 is in proportion. A start includes that of Python and the loading of the program.",
+    )
+    results.plot(
+        "costs",
+        "What it costs as things grow in steps of ten",
+        kind="line",
+        x="size",
+        y="ms",
+        log_x=True,
+        log_y=True,
+        series={
+            f"{curve.what}: {curve.grows} ({exponent(curve.medians_s):.2f})": [
+                (size, 1000 * cost_s) for size, cost_s in sorted(curve.medians_s.items())
+            ]
+            for curve in curves
+        },
+        note="In brackets: the exponent.",
+    )
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    effort = QUICK if options.quick else WHOLE
+    results = Results("growth", "How costs grow with GPUs, waiters, endpoints and history.")
+    with tempfile.TemporaryDirectory(prefix="growth-benchmark-") as name:
+        curves = [*decisions(effort), *servers(effort, Path(name)), polls(effort)]
+    report(results, curves)
+    results.finish(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A journal as a server would have left it: so many who wait, and so many leases that ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.gpu import GpuKey
+from gpu_worker_pool.core.lease import EndedLease, EndReason
+from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.ledger.clock import boot_id, boot_time, wall_offset
+from gpu_worker_pool.ledger.sqlite import SqliteJournal
+
+NODE = "benchmark"
+FILE = f"simulated-{NODE}.sqlite3"
+OWNERS = 100
+AT_ONCE = 1_000
+# They wait for what this server has not (any more), so that none of them is served or in anybody's way.
+AWAITED = Wishes(model="H100")
+LEASE_S = 60.0
+
+
+def write_journal(folder: Path, waiters: int, ended: int) -> None:
+    """Into the folder of a server's state; its GPUs are simulated and its node is called `NODE`."""
+    now, offset_s = boot_time(), wall_offset()
+    first_at = now + offset_s - LEASE_S * (ended + 2)
+    journal = SqliteJournal(folder / FILE, durability="normal")
+    try:
+        opened = [ev.PoolOpened(now, boot_id(), offset_s), ev.HistoryCondensed(now, (), 1)]
+        queued = [
+            ev.LeaseQueued(now, f"waiting-{number}", _request(number, AWAITED), number + 1, now + offset_s)
+            for number in range(waiters)
+        ]
+        journal.compact([*opened, *queued])
+        for first in range(0, ended, AT_ONCE):
+            numbers = range(first, min(first + AT_ONCE, ended))
+            journal.append([], [_ended(number, first_at + LEASE_S * number) for number in numbers])
+    finally:
+        journal.close()
+
+
+def _request(number: int, wishes: Wishes) -> Request:
+    return Request(wishes, Holder(worker_id=f"worker-{number}", owner=f"owner-{number % OWNERS}"), 0, ttl_s=36_000.0)
+
+
+def _ended(number: int, at: float) -> EndedLease:
+    return EndedLease(
+        f"ended-{number}",
+        _request(number, Wishes()),
+        (GpuKey(NODE, "GPU-0"),),
+        number + 1,
+        requested_at=at,
+        granted_at=at,
+        ended_at=at + LEASE_S,
+        reason=EndReason.RELEASED,
+    )

@@ -1,0 +1,119 @@
+"""The others, in a virtual environment of their own: what people would use instead, and what draws the plots.
+
+    python benchmarks/peers.py      # makes .bench-venv, or says who is missing and why
+
+Nothing is installed outside of that folder. Programs such as redis-server are looked for and never installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / ".bench-venv"
+PYTHON = FOLDER / "bin" / "python"
+WANTED = Path(__file__).parent / "peers.txt"
+# What was wanted when it was made, and why some of it is not there.
+MADE = FOLDER / "made-from.txt"
+REFUSED = FOLDER / "refused.txt"
+INSTALL_S = 600.0
+DEBIAN_PACKAGES = {"redis-server": "redis-server", "postgres": "postgresql", "initdb": "postgresql"}
+
+
+class MissingError(Exception):
+    """Somebody cannot be measured here; the text says why, and what to do about it."""
+
+
+def make() -> None:
+    """Make the environment, unless it was made from this very list. What cannot be installed is left out and remembered."""
+    wanted = WANTED.read_text(encoding="utf-8")
+    if MADE.is_file() and MADE.read_text(encoding="utf-8") == wanted:
+        return
+    names = [line for line in wanted.splitlines() if line and not line.startswith("#")]
+    _run(sys.executable, "-m", "venv", "--clear", str(FOLDER))
+    refused = []
+    if _install(*names):
+        # One of them is not to be had: the others still are.
+        refused = [f"{name}: {reason}" for name in names if (reason := _install(name))]
+    REFUSED.write_text("".join(f"{line}\n" for line in refused), encoding="utf-8")
+    MADE.write_text(wanted, encoding="utf-8")
+
+
+def python_with(module: str) -> Path:
+    """An interpreter that has this module: the one that runs this, else the one of the peers."""
+    if find_spec(module) is not None:
+        return Path(sys.executable)
+    if not PYTHON.is_file():
+        raise MissingError("there is no .bench-venv: python benchmarks/peers.py makes it")
+    if not list(FOLDER.glob(f"lib/python*/site-packages/{module}")):
+        raise MissingError(
+            _why_refused(module) or f"{module} is not in .bench-venv: python benchmarks/peers.py makes it"
+        )
+    return PYTHON
+
+
+def program(name: str) -> Path:
+    """A program on the PATH, or where Debian keeps those of PostgreSQL; the newest."""
+    if found := shutil.which(name):
+        return Path(found)
+    installed = list(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    if installed:
+        return max(installed, key=lambda path: int(path.parts[4]))
+    package = DEBIAN_PACKAGES.get(name, name)
+    raise MissingError(f"{name} is not on the PATH: on Debian, apt-get install {package}")
+
+
+def version_of(package: str, python: Path) -> str:
+    """Of a package that this interpreter has."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    return f"{package} {_run(str(python), '-c', code).strip()}"
+
+
+def version_of_program(path: Path) -> str:
+    """The first version that it prints."""
+    found = re.search(r"\d+(\.\d+)+", _run(str(path), "--version"))
+    return f"{path.name} {found[0] if found else 'of an unknown version'}"
+
+
+def _install(*names: str) -> str:
+    """Why that failed; empty where it did not."""
+    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *names]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"pip took longer than {INSTALL_S:g} s"
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    return "" if done.returncode == 0 else (errors or done.stderr.splitlines() or ["pip failed"])[-1]
+
+
+def _why_refused(module: str) -> str:
+    if not REFUSED.is_file():
+        return ""
+    lines = REFUSED.read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if line.startswith(module.replace("_", "-"))), "")
+
+
+def _run(*command: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environment).stdout
+
+
+def main() -> None:
+    make()
+    print(f"{FOLDER} has {_run(str(PYTHON), '-m', 'pip', 'list', '--format=freeze').split()}")
+    print(REFUSED.read_text(encoding="utf-8"), end="", file=sys.stderr)
+    for name in DEBIAN_PACKAGES:
+        try:
+            print(version_of_program(program(name)))
+        except MissingError as missing:
+            print(missing, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
