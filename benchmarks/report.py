@@ -54,7 +54,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("leases", 240),
-    Benchmark("contenders", 360),
+    Benchmark("contenders", 600),
     Benchmark("serving", 120),
     Benchmark("pages", 120),
     Benchmark("endpoints", 120),
