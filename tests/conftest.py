@@ -17,9 +17,22 @@ LONGEST = (
     "e2e/test_failpoints.py",
     "client/test_failover.py",
     "cli/test_run.py",
+    "tests/test_documents.py",
+    "page/test_odd_ways.py",
+    "page/test_accessible.py",
+    "page/test_live.py",
+    "page/test_many.py",
+    "tests/test_benchmarks.py",
+    "client/test_cleanup.py",
     "server/test_lease_restart.py",
+    "cli/test_demo.py",
     "server/test_real_probes.py",
     "gpus/test_nvidia_smi.py",
+    "tests/test_examples.py",
+    "client/test_distribution.py",
+    "client/test_own_leases.py",
+    "server/test_deaths.py",
+    "core/test_box_simulation.py",
 )
 
 

@@ -676,4 +676,4 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestAnyHistory.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
