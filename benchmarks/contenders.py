@@ -54,10 +54,10 @@ class Effort:
 
 
 WHOLE = Effort(
-    start_rounds=3,
+    start_rounds=2,
     rounds=5,
     cycles={"fast": 50, "looks": 50, "slow": 1},
-    rate_rounds=3,
+    rate_rounds=2,
     rate_s={"fast": 0.4, "looks": 0.4, "slow": 1.0},
     clients=(1, 8, 64),
     hand_over_rounds=3,

@@ -51,7 +51,7 @@ class Effort:
 
 
 QUICK = Effort(rounds=4, cycles=5, crowd_rounds=2, crowd_s=0.1, hand_overs=6, kills=2, blocks=2, has_few_servers=True)
-WHOLE = Effort(rounds=50, cycles=30, crowd_rounds=5, crowd_s=1.5, hand_overs=320, kills=60, blocks=4)
+WHOLE = Effort(rounds=40, cycles=30, crowd_rounds=5, crowd_s=1.5, hand_overs=320, kills=60, blocks=4)
 
 
 @dataclass(frozen=True)
