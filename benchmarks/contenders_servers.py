@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 import peers
 from contenders_processes import HERE, running
-from lease_servers import free_port, pool_process
+from lease_servers import answers, free_port, pool_process
 
 READY_S = 60.0
 POLL_S = 0.002
@@ -85,10 +84,10 @@ def redis(*, is_durable: bool) -> Serve:
         began = time.monotonic()
         command = [str(server), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), *durable]
         with running(command, folder / "log") as pid:
-            _wait_until(lambda: _says(port, b"PING\r\n", b"+PONG"), folder / "log")
+            _wait_until(lambda: answers(port, b"PING\r\n", b"+PONG"), folder / "log")
             ready_s = time.monotonic() - began
             numbers = " ".join(str(gpu) for gpu in range(gpus))
-            assert _says(port, f"RPUSH gpus {numbers}\r\n".encode(), b":")
+            assert answers(port, f"RPUSH gpus {numbers}\r\n".encode(), b":")
             yield Serving({"port": port, "gpus": gpus, "ttl_s": REDIS_TTL_S}, ready_s, [pid], [str(python)])
 
     return serve
@@ -222,12 +221,3 @@ def _wait_until(is_ready: Callable[[], bool], log: Path) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"it did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
         time.sleep(POLL_S)
-
-
-def _says(port: int, question: bytes, answer: bytes) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(question)
-            return connection.recv(4096).startswith(answer)
-    except OSError:
-        return False

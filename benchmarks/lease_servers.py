@@ -150,13 +150,14 @@ def _process(command: list[str], env: dict[str, str], folder: Path, log: int) ->
 
 def _wait_for(port: int, question: bytes, answer: bytes, folder: Path) -> None:
     deadline = time.monotonic() + START_S
-    while not _answers(port, question, answer):
+    while not answers(port, question, answer):
         if time.monotonic() > deadline:
             raise RuntimeError(f"the server did not start: {(folder / 'log').read_text()}")
         time.sleep(0.01)
 
 
-def _answers(port: int, question: bytes, answer: bytes) -> bool:
+def answers(port: int, question: bytes, answer: bytes) -> bool:
+    """Whether somebody there answers the question so."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(question)

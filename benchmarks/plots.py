@@ -71,17 +71,24 @@ def bars(axes: Any, series: dict[str, Any]) -> None:
 
 def lines(axes: Any, series: dict[str, Any]) -> None:
     for number, (name, points) in enumerate(series.items()):
-        axes.plot(points["x"], points["y"], marker="o", markersize=4, label=name, color=colour(number))
+        axes.plot(
+            points["x"], points["y"], marker="o", markersize=4, label=name, color=colour(number), linestyle=line(number)
+        )
 
 
 def steps(axes: Any, series: dict[str, Any]) -> None:
     for number, (name, points) in enumerate(series.items()):
-        axes.step(points["x"], points["y"], where="post", label=name, color=colour(number))
+        axes.step(points["x"], points["y"], where="post", label=name, color=colour(number), linestyle=line(number))
     axes.set_ylim(0, 1.02)
 
 
 def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
+
+
+def line(number: int) -> str:
+    """Where the colours begin anew, another kind of line."""
+    return ("-", "--", ":")[number // len(COLOURS) % 3]
 
 
 def main() -> None:
