@@ -24,7 +24,7 @@ from pathlib import Path
 from crowded_pool import CrowdedPool
 from fit import exponent
 from fleet_servers import poll_round_s, statistics_servers
-from lease_locks import PoolLease, who_asks
+from lease_locks import PoolLease, cycle_s, who_asks
 from lease_servers import pool_process
 from past_journal import NODE, write_journal
 from results import Cell, Results, duration, parser
@@ -127,22 +127,11 @@ def servers(effort: Effort, folder: Path) -> list[Curve]:
             began = time.perf_counter()
             with pool_process(state, gpus, "normal", {**ROOMY, "GPU_POOL_STATE_DIR": str(past)}) as (port, _):
                 start.costs_s[size].append(time.perf_counter() - began)
-                return _lease_s(port, effort.leases)
+                return cycle_s(PoolLease(port, {**who_asks(), "model": "T4"}), effort.leases)
 
         grant.costs_s.update(_by_size(in_turn({str(size): partial(one, size) for size in sizes}, effort.passes)))
         curves += [start, grant]
     return curves
-
-
-def _lease_s(port: int, number: int) -> float:
-    lease = PoolLease(port, {**who_asks(), "model": "T4"})
-    times = []
-    for _ in range(number):
-        began = time.perf_counter()
-        lease.acquire()
-        lease.release()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def polls(effort: Effort) -> Curve:

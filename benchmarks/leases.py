@@ -23,7 +23,7 @@ from pathlib import Path
 
 import peers
 from lease_crowd import cycles_per_s
-from lease_locks import Lock, PoolLease, PoolLeaseByHttpClient, RedisAsyncioLock, RedisLock, is_installed
+from lease_locks import Lock, PoolLease, PoolLeaseByHttpClient, RedisAsyncioLock, RedisLock, cycle_s, is_installed
 from lease_servers import bare_server, pool_server, redis_server
 from lease_waiters import MakeLock, hand_overs, kills
 from results import Cell, Results, duration, ecdf, parser
@@ -245,17 +245,6 @@ def in_blocks(
         for name, make in makers.items():
             found[name] += measure(make, number // blocks, MOMENT_S)
     return found
-
-
-def cycle_s(lock: Lock, cycles: int) -> float:
-    """The median of single cycles: what somebody else on the machine takes away for a moment does not show in it."""
-    times = []
-    for _ in range(cycles):
-        began = time.perf_counter()
-        lock.acquire()
-        lock.release()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def disk_sync_s(folder: Path) -> float:

@@ -7,6 +7,7 @@ proposals: a `Capacity` that proposes differently, handed to an otherwise unchan
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from gpu_worker_pool.core.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.slot import GpuSlot
 
 
-class NodeCapacity(Capacity):
+class NodeCapacity(Capacity, ABC):
     """Proposes GPUs node by node, by what is free on each, in thousandths of a GPU."""
 
     def __init__(self) -> None:
@@ -49,13 +50,13 @@ class NodeCapacity(Capacity):
             self.changed(node)
         return super().refresh(touched, slots, settings, excluded, ignored_processes)
 
+    @abstractmethod
     def changed(self, node: str) -> None:
         """What is free on a node is not what it was."""
-        raise NotImplementedError
 
+    @abstractmethod
     def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
         """Nodes that may do and their GPUs that have the room, each in the order in which they are tried."""
-        raise NotImplementedError
 
     def usable(self, node: str, wishes: Wishes) -> list[GpuKey]:
         """The GPUs of a node that have the room."""

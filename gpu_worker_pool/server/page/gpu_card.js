@@ -3,7 +3,7 @@
 import { Curve } from "./curve.js";
 import { attribute, el, KeyedChildren, show, text } from "./dom.js";
 import { Meter } from "./meter.js";
-import { clock, details, duration, END_REASONS, gpuName, memory, percent, person, power, stateWord, temperature } from "./words.js";
+import { clock, details, duration, END_REASONS, gpuName, memory, otherLabels, percent, person, power, stateWord, temperature } from "./words.js";
 
 // Less than this without a process is the driver's own.
 const WORTH_A_WORD_MB = 1024;
@@ -134,13 +134,6 @@ function timesOf(lease, clocks) {
   if (lease.expires_in_s === null) return since;
   const leftS = Math.max(0, lease.expires_in_s - clocks.viewAgeS);
   return `${since}; until ${clock(clocks.nowMs + leftS * 1000, clocks.nowMs)} (${duration(leftS)} left) unless renewed`;
-}
-
-export function otherLabels(labels) {
-  return Object.entries(labels)
-    .filter(([key]) => key !== "command")
-    .map(([key, value]) => `${key}: ${value}`)
-    .join(" · ");
 }
 
 /** What runs there without a lease, as far as it can be told. */

@@ -18,7 +18,7 @@ export class Happened {
   }
 }
 
-export class Line {
+class Line {
   #time = el("time");
   #sentence = el("bdi");
   #details = el("bdi", { class: "details" });

@@ -1,8 +1,7 @@
 // Who waits, in order, and why.
 
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
-import { otherLabels } from "./gpu_card.js";
-import { clock, details, duration, person, plural } from "./words.js";
+import { clock, details, duration, otherLabels, person } from "./words.js";
 
 export class Queue {
   #nodes;
@@ -77,7 +76,7 @@ class Waiter {
     text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
     const since = `waits ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
     text(this.#times, lease.priority ? `${since}, priority ${lease.priority}` : since);
-    text(this.#reason, lease.reason ?? `waits for ${plural(1, "GPU")}`);
+    text(this.#reason, lease.reason ?? "why is unknown");
     show(this.#release, access.mayRelease(lease));
     attribute(this.#release, "aria-label", `Take out of the queue: ${person(lease)}, ${lease.id}`);
   }

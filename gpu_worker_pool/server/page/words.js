@@ -59,6 +59,14 @@ export function details(lease) {
   return [worker, label].filter((part) => part !== null && part !== undefined && part !== "").join(" · ");
 }
 
+/** His labels but for the command, which is among the details. */
+export function otherLabels(labels) {
+  return Object.entries(labels)
+    .filter(([key]) => key !== "command")
+    .map(([key, value]) => `${key}: ${value}`)
+    .join(" · ");
+}
+
 export function gpuName(gpu) {
   return gpu.gpu_id === null || gpu.gpu_id === undefined ? `GPU ${gpu.uuid}` : `GPU ${gpu.gpu_id}`;
 }
