@@ -242,11 +242,12 @@ def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thr
 
 
 def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | None:
-    if slot.is_open_for(shared=wishes.is_shared, workers_per_gpu=state.settings.workers_per_gpu):
+    if _has_place(state, slot, wishes):
         return None
     leases = [state.leases[lease_id] for lease_id in slot.occupants]
     draining = next((lease for lease in leases if isinstance(lease, DrainingLease)), None)
-    if draining is not None:
+    # Who has it is told before who had it: a process may have taken back what it left there (leftovers.py).
+    if draining is not None and _has_place(state, slot.without_draining(), wishes):
         return _draining(slot, draining)
     active = [lease for lease in leases if isinstance(lease, ActiveLease)]
     return Leased(
@@ -254,6 +255,10 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | Non
         tuple(str(lease.request.holder) for lease in active),
         min(lease.granted_at for lease in active),
     )
+
+
+def _has_place(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
+    return slot.is_open_for(shared=wishes.is_shared, workers_per_gpu=state.settings.workers_per_gpu)
 
 
 def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:

@@ -48,6 +48,11 @@ class GpuSlot:
             return self.is_shared
         return not self.is_shared and len(self.occupants) < workers_per_gpu
 
+    def without_draining(self) -> GpuSlot:
+        """The same with those alone who have it now."""
+        active = {lease_id: occupant for lease_id, occupant in self.occupants.items() if not occupant.is_draining}
+        return GpuSlot(self.key, self.reading, active, self.members)
+
     def attribute(self, processes: Iterable[GpuProcess]) -> dict[str, tuple[ProcessId, ...]]:
         """Whose the processes are: for each occupant, its holder, what descends from it, and what was its before (a
         process whose parent died has lost its descent, not its owner). The nearest of kin counts, and of leases with

@@ -88,7 +88,7 @@ def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
 
 def _word(slot: GpuSlot, verdict: Verdict) -> str:
     word = _STATES.get(type(verdict), "unknown")
-    return "shared" if word == "leased" and slot.is_shared else word
+    return "shared" if word == "leased" and slot.without_draining().is_shared else word
 
 
 def _gpu(state: PoolState, slot: GpuSlot, now: float) -> dict[str, Any]:

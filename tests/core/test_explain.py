@@ -135,6 +135,31 @@ def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:
     assert str(box.explain("b")).endswith(": 1 draining: pid 123 still holds 9.2 GiB")
 
 
+def test_a_gpu_that_a_process_took_back_is_told_by_who_has_it_and_not_by_what_drained() -> None:
+    box = Box(reading())
+    box.ask("a", pid=123)
+    box.look(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
+    box.release("a")
+    box.ask("again", pid=123)
+    assert box.gpus_of("again") == (key(),)
+    box.ask("b")
+
+    assert str(box.explain("b")).endswith(": 1 leased by again")
+
+
+def test_who_would_share_beside_those_who_do_is_told_of_what_drains() -> None:
+    box = Box(reading())
+    box.ask("a", pid=123, memory_mb=8_000)
+    box.ask("stays", memory_mb=8_000)
+    box.look(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
+    box.release("a")
+    box.ask("b", memory_mb=8_000)
+    box.ask("alone")
+
+    assert str(box.explain("b")).endswith(": 1 draining: pid 123 still holds 9.2 GiB")
+    assert str(box.explain("alone")).endswith(": 1 leased by stays")
+
+
 def test_before_the_first_look_it_says_that_no_gpu_has_been_seen() -> None:
     box = Box()
     box.ask("a", model="A100")
