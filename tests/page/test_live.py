@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.server.leasing import a_process, queue, release, release_all, take
 from tests.server.running import RunningServer
@@ -106,3 +106,23 @@ def test_without_the_stream_of_events_the_page_looks_by_itself(page: Page, serve
     expect(connection(page)).to_have_text("looking every few seconds")
     lease = take(server, owner="patient")
     expect(card(page, lease)).to_contain_text("patient")
+
+
+def test_a_timeline_from_before_what_happened_last_is_soon_asked_for_again(page: Page, server: RunningServer) -> None:
+    told: list[str] = []
+
+    def tell_the_first_one_twice(route: Route) -> None:
+        """As the server does, which makes one for all who ask within five seconds."""
+        told.append(told[0] if told else route.fetch().text())
+        if len(told) <= 2:
+            route.fulfill(body=told[0], content_type="application/json")
+        else:
+            route.fallback()
+
+    page.route("**/ui/data/timeline*", tell_the_first_one_twice)
+    load_anew(page)
+    page.get_by_text("The same as a list").click()
+    expect(page.get_by_role("img", name="leases on 2 GPUs")).to_be_visible()
+    take(server, owner="tim")
+    expect(page.locator("#timeline-list")).to_contain_text("tim from ")
+    assert len(told) > 2

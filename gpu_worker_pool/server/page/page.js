@@ -16,6 +16,8 @@ import { clock, duration, parseTime } from "./words.js";
 const HISTORY_EVERY_MS = 30_000;
 const ACCOUNTS_EVERY_MS = 60_000;
 const ACCOUNTS_SOON_MS = 3000;
+// Accounts are of a moment shortly before the time that they say they were made.
+const ACCOUNTS_LAG_MS = 2000;
 const PEERS_EVERY_MS = 2000;
 const DONE_SHOWN_MS = 8000;
 const REDRAW_AFTER_MS = 900;
@@ -48,9 +50,19 @@ const history = new Repeated("ui/data/history", HISTORY_EVERY_MS, (answer) => {
   gpus.remember(answer);
   draw();
 });
-const usageToday = new Repeated("ui/data/usage", ACCOUNTS_EVERY_MS, (answer) => usage.update(answer), (error) => usage.fail(error));
-const lastHours = new Repeated("ui/data/timeline?hours=6", ACCOUNTS_EVERY_MS, (answer) => timeline.update(answer), (error) => timeline.fail(error));
+const usageToday = accounts("ui/data/usage", usage);
+const lastHours = accounts("ui/data/timeline?hours=6", timeline);
 const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (whyNoPeers = error.message));
+
+function accounts(path, shown) {
+  const repeated = new Repeated(path, ACCOUNTS_EVERY_MS, receiveAccounts, (error) => shown.fail(error));
+  function receiveAccounts(answer) {
+    shown.update(answer);
+    // One answer is made for all who ask within some seconds: it may be from before what happened last.
+    if (newest !== null && parseTime(answer.until) < parseTime(newest) + ACCOUNTS_LAG_MS) repeated.hasten(ACCOUNTS_SOON_MS);
+  }
+  return repeated;
+}
 
 function receivePeers(answer) {
   peersReceivedAt = performance.now();
