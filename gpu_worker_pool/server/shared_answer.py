@@ -13,7 +13,7 @@ from .problems import Refused
 # A body up to this size is compressed on the spot: a thread would take longer.
 SMALL_BYTES = 4096
 COMPRESSION = 1
-# Making it takes at most one part in so many of the time, however long it takes.
+# Making it is at most one part in so many of what the server does, however much work it is.
 REST_FACTOR = 10
 STOPPING = "The server is stopping; ask again when it is back."
 
@@ -53,9 +53,10 @@ class _Round:
 class SharedAnswer:
     """Gives everybody an answer that began to be made after he asked, and makes as few as that allows.
 
-    Between the beginnings of two makings lie at least `pace_s`, and ten times as long as the last one took. Whoever asks
-    meanwhile waits for the next one, with all others. Nothing is made while nobody waits. What goes wrong is told to
-    those who wait for it, and tried anew for the next.
+    Between the beginnings of two makings lie at least `pace_s`, and ten times as long as this process worked during the
+    last one: not as long as it took, because a server that was stopped for a minute must not be silent for ten. Whoever
+    asks meanwhile waits for the next one, with all others. Nothing is made while nobody waits. What goes wrong is told
+    to those who wait for it, and tried anew for the next.
 
     One that `may_be_old` does not let anybody wait for that: until the next may be made, the last one will do.
     """
@@ -67,6 +68,7 @@ class SharedAnswer:
         *,
         may_be_old: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        work_clock: Callable[[], float] = time.process_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._make = make
@@ -74,6 +76,7 @@ class SharedAnswer:
         self._may_be_old = may_be_old
         self._last: Body | None = None
         self._clock = clock
+        self._work_clock = work_clock
         self._sleep = sleep
         self._not_before = float("-inf")
         self._next: _Round | None = None
@@ -127,12 +130,12 @@ class SharedAnswer:
                     continue  # they may all have gone away meanwhile
                 # Whoever asks from here on wants one that begins later.
                 self._current, self._next = self._next, None
-                began = self._clock()
+                began, worked_s = self._clock(), self._work_clock()
                 outcome = await self._outcome()
                 self._last = outcome if self._may_be_old and isinstance(outcome, Body) else None
                 self._current.end(outcome)
                 self._current = None
-                self._not_before = began + max(self._pace_s, REST_FACTOR * (self._clock() - began))
+                self._not_before = began + max(self._pace_s, REST_FACTOR * (self._work_clock() - worked_s))
         finally:
             # Nobody is left here, unless this was ended from outside.
             self._stop_waiting()

@@ -162,13 +162,17 @@ async def test_a_server_that_is_stopped_for_a_moment_costs_nobody_his_gpu(server
         await client.release_gpu(assignment)
 
 
-async def test_one_call_renews_all_leases_of_an_endpoint(server: RunningServer, wire: Wire) -> None:
+async def test_one_call_renews_all_leases_of_an_endpoint(
+    server: RunningServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fifty at once take their time on a busy machine, and the first of them must not be lost meanwhile.
+    monkeypatch.setenv("GPU_POOL_TTL", str(3 * TTL_S))
     async with client_of(wire, endpoint_timeout=5) as client:
         held = await asyncio.gather(*(client.request_gpu(timeout=10) for _ in range(50)))
         await renewed(wire, held[0])
         before, began = wire.calls["POST /leases/renew"], time.monotonic()
         await soon(lambda: wire.calls["POST /leases/renew"] - before >= 2, "two heartbeats")
-        assert time.monotonic() - began > BEAT_S * 0.7
+        assert time.monotonic() - began > 3 * BEAT_S * 0.7
         assert not any(assignment.is_lost for assignment in held)
         assert len(lease_ids(server)) == 50
 

@@ -20,10 +20,18 @@ class Bench:
 
     def __init__(self, *, may_be_old: bool = False) -> None:
         self.now = 100.0
+        self.worked_s = 0.0
         self.begun = 0
         self._making: list[asyncio.Future[bytes]] = []
         self._sleeping: list[tuple[float, asyncio.Future[None]]] = []
-        self.answer = SharedAnswer(self._make, PACE_S, may_be_old=may_be_old, clock=lambda: self.now, sleep=self._sleep)
+        self.answer = SharedAnswer(
+            self._make,
+            PACE_S,
+            may_be_old=may_be_old,
+            clock=lambda: self.now,
+            work_clock=lambda: self.worked_s,
+            sleep=self._sleep,
+        )
 
     async def _make(self) -> bytes:
         self.begun += 1
@@ -50,6 +58,11 @@ class Bench:
         else:
             future.set_exception(outcome)
         await settled()
+
+    async def work(self, seconds: float) -> None:
+        """This process does something for so long."""
+        self.worked_s += seconds
+        await self.pass_time(seconds)
 
     async def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -104,13 +117,23 @@ async def test_one_begins_so_long_after_the_other_and_the_first_after_quiet_at_o
 async def test_what_takes_long_is_made_less_often() -> None:
     bench = Bench()
     await bench.ask()
-    await bench.pass_time(1.0)
+    await bench.work(1.0)
     await bench.end()
     await bench.ask()
     await bench.pass_time(8.9)
     assert bench.begun == 1
     await bench.pass_time(0.1)
     assert bench.begun == 2, "ten times as long as the last one took, from its beginning"
+    await bench.end()
+
+
+async def test_a_server_that_stood_still_meanwhile_does_not_make_up_for_it() -> None:
+    bench = Bench()
+    await bench.ask()
+    await bench.pass_time(1000.0)  # stopped, or without a processor: no work was done
+    await bench.end()
+    await bench.ask()
+    assert bench.begun == 2
     await bench.end()
 
 
