@@ -16,7 +16,7 @@ from tests.server.leasing import new_id, queue, release_all, take
 from tests.server.running import RunningServer
 
 T = TypeVar("T")
-SOON_S = 5.0
+SOON_S = 20.0
 # Quick to look, quick to give up: the tests wait for all of it.
 QUICK: dict[str, Any] = {
     "polling_interval": 0.1,
@@ -150,5 +150,5 @@ class Leftovers:
     async def none(self, *servers: RunningServer) -> None:
         """No task, at once; no socket and no lease, soon."""
         assert not self.tasks_left()
-        await soon(lambda: not sockets() - self.sockets, "all sockets are closed", 2.0)
+        await soon(lambda: not sockets() - self.sockets, "all sockets are closed", 15)
         await nothing_left(*servers)

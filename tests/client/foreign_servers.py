@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-START_S = 10.0
+START_S = 30.0
 # More than a client of ours reads.
 HUGE_BYTES = 17 * 1024 * 1024
 JSON = "application/json"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-SOON_S = 10.0
+SOON_S = 20.0
 
 
 def idle(number: int) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def servers(two: list[RunningServer]) -> Iterator[list[RunningServer]]:
     as_at_first(two)
 
 
-async def ended(task: asyncio.Task[Any], within_s: float = 5.0) -> None:
+async def ended(task: asyncio.Task[Any], within_s: float = 20.0) -> None:
     """It was cancelled, and says so."""
     await asyncio.wait([task], timeout=within_s)
     assert task.done()
@@ -131,7 +131,7 @@ async def test_a_task_that_is_cancelled_twice_leaves_the_queues_all_the_same(
             await asyncio.sleep(0)
         task.cancel()
         await ended(task)
-        await soon(lambda: lease_ids(*servers) == set(others), "the queues are left", 2)
+        await soon(lambda: lease_ids(*servers) == set(others), "the queues are left", 15)
 
 
 async def test_a_task_that_is_cancelled_while_a_grant_is_made_sure_of_gives_it_back() -> None:
@@ -191,10 +191,10 @@ async def test_one_that_has_won_and_is_ended_while_it_leaves_the_others_gives_ba
             kept = first if is_kept_by_one else second
             if end == "cancelled":
                 task.cancel()
-            await asyncio.wait([task], timeout=6)
+            await asyncio.wait([task], timeout=15)
             assert task.done()
             if task.cancelled() or task.exception() is not None:
-                await soon(lambda: kept.deleted, "what was won is given back", 2)
+                await soon(lambda: kept.deleted, "what was won is given back", 15)
             else:
                 assert end == "timeout", "a grant that was made in time may be kept"
                 assert task.result().endpoint_id == id_of(one if is_kept_by_one else two)
@@ -206,12 +206,12 @@ async def test_a_task_that_is_cancelled_in_the_body_gives_its_gpu_back(servers: 
     holds = asyncio.Event()
 
     async def work() -> None:
-        async with client_of(*servers) as client, GPUContextManager(client, timeout=5):
+        async with client_of(*servers) as client, GPUContextManager(client, timeout=30):
             holds.set()
             await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
-    await asyncio.wait_for(holds.wait(), 5)
+    await asyncio.wait_for(holds.wait(), 20)
     assert len(lease_ids(*servers)) == 1
     task.cancel()
     await ended(task)
@@ -220,7 +220,7 @@ async def test_a_task_that_is_cancelled_in_the_body_gives_its_gpu_back(servers: 
 
 async def test_a_task_that_is_cancelled_while_it_gives_back_has_given_back(servers: list[RunningServer]) -> None:
     async with client_of(*servers) as client:
-        assignment = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
         task = asyncio.create_task(client.release_gpu(assignment))
         await asyncio.sleep(0)
         task.cancel()
@@ -255,7 +255,7 @@ async def test_an_error_in_the_body_gives_the_gpu_back_and_is_not_hidden(servers
     async def work() -> None:
         async with (
             gpu_worker_pool_client(service_endpoints=[s.url for s in servers], **QUICK) as client,
-            GPUContextManager(client, timeout=5),
+            GPUContextManager(client, timeout=30),
         ):
             raise own
 
@@ -270,7 +270,7 @@ async def test_an_error_in_a_hook_harms_nobody(servers: list[RunningServer]) -> 
         raise RuntimeError("the user's own fault")
 
     async with client_of(*servers, on_event=fail) as client:
-        assignment = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
         await client.release_gpu(assignment)
     await nothing_left(*servers)
 
@@ -315,7 +315,7 @@ def test_an_interrupted_program_has_given_everything_back_when_it_hears_of_it(
                 eventually(lambda: all(lease_ids(s) - set(others) for s in servers), "it waits at both")
             child.send_signal(signal.SIGINT)
             assert child.stdout.readline() == "interrupted\n"
-            eventually(lambda: lease_ids(*servers) == set(others), "nothing of it is left", 1.0)
+            eventually(lambda: lease_ids(*servers) == set(others), "nothing of it is left", 15)
             assert child.stdin is not None
             child.stdin.close()
             assert child.wait(10) == 0
@@ -337,8 +337,8 @@ async def test_a_client_that_is_stopped_while_others_wait_lets_them_go_and_leave
     await healthy(client, *servers)
     tasks = [await waiting(client, *servers) for _ in range(3)]
     await client.stop()
-    await soon(lambda: lease_ids(*servers) == set(others), "the queues are left", 1)
-    done, _ = await asyncio.wait(tasks, timeout=2)
+    await soon(lambda: lease_ids(*servers) == set(others), "the queues are left", 10)
+    done, _ = await asyncio.wait(tasks, timeout=15)
     assert len(done) == 3, "whoever waited is told"
     assert all(task.cancelled() or task.exception() is not None for task in tasks)
     for server, other in zip(servers, others, strict=True):
@@ -351,11 +351,11 @@ async def test_a_client_of_a_statistics_only_server_that_is_stopped_while_others
         before = Leftovers()
         client = client_of(foreign)
         await client.start()
-        await client.request_gpu(timeout=5)
+        await client.request_gpu(timeout=30)
         tasks = [asyncio.create_task(client.request_gpu(timeout=20)) for _ in range(3)]
         await soon(lambda: client.get_pool_status().blocked_workers == 3, "they wait")
         await client.stop()
-        done, _ = await asyncio.wait(tasks, timeout=2)
+        done, _ = await asyncio.wait(tasks, timeout=15)
         assert len(done) == 3
         assert all(task.cancelled() or task.exception() is not None for task in tasks)
         assert not before.tasks_left()
@@ -365,7 +365,7 @@ async def test_a_client_that_is_stopped_gives_back_what_is_held(servers: list[Ru
     before = Leftovers()
     client = client_of(*servers)
     await client.start()
-    held = [await client.request_gpu(timeout=5) for _ in range(4)]
+    held = [await client.request_gpu(timeout=30) for _ in range(4)]
     await client.stop()
     await client.stop()
     await before.none(*servers)
@@ -380,7 +380,7 @@ async def test_a_client_can_be_started_again_after_a_stop(servers: list[RunningS
     client = client_of(*servers)
     for _ in range(3):
         await client.start()
-        await client.request_gpu(timeout=5)
+        await client.request_gpu(timeout=30)
         await client.stop()
     await before.none(*servers)
 
@@ -404,7 +404,7 @@ async def test_a_client_is_started_once_and_before_it_is_used(servers: list[Runn
     await client.start()
     with pytest.raises(RuntimeError):
         await client.start()
-    assignment = await client.request_gpu(timeout=5)
+    assignment = await client.request_gpu(timeout=30)
     assert not assignment.is_lost, "the second start has harmed nothing"
     await client.stop()
 
@@ -425,7 +425,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_made_again(
             await client.stop()
         assert not before.tasks_left()
         await client.start()
-        await client.request_gpu(timeout=5)
+        await client.request_gpu(timeout=30)
         await client.stop()
         assert not before.tasks_left()
     await before.none(*servers)
@@ -446,14 +446,14 @@ async def test_a_stop_that_is_cancelled_ends_everything_all_the_same() -> None:
         before = Leftovers()
         client = client_of(foreign, endpoint_timeout=1)
         await client.start()
-        await client.request_gpu(timeout=5)
+        await client.request_gpu(timeout=30)
         foreign.behaviour = hanging
         task = asyncio.create_task(client.stop())
         await soon(lambda: foreign.asked("DELETE"), "it is giving back")
         task.cancel()
-        await asyncio.wait([task], timeout=2)
+        await asyncio.wait([task], timeout=15)
         assert task.done()
-        await soon(lambda: not before.tasks_left(), f"all tasks are over: {before.tasks_left()}", 1)
+        await soon(lambda: not before.tasks_left(), f"all tasks are over: {before.tasks_left()}", 15)
 
 
 @pytest.mark.parametrize("behaviour", [hanging, internal_error])
@@ -462,12 +462,12 @@ async def test_a_stop_is_not_held_up_by_a_server_that_does_not_answer(behaviour:
         before = Leftovers()
         loop = asyncio.get_running_loop()
         async with client_of(foreign) as client:
-            await client.request_gpu(timeout=5)
+            await client.request_gpu(timeout=30)
             foreign.behaviour = behaviour
             began = loop.time()
-        assert loop.time() - began < 3
+        assert loop.time() - began < 15
         assert not before.tasks_left()
-    await soon(lambda: not sockets() - before.sockets, "all sockets are closed", 2)
+    await soon(lambda: not sockets() - before.sockets, "all sockets are closed", 15)
 
 
 # --- again and again ---------------------------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ async def test_two_thousand_requests_leave_memory_and_counts_as_they_were(server
 
         async def cycles(number: int) -> tuple[int, int, int]:
             for _ in range(number):
-                assignment = await client.request_gpu(timeout=5)
+                assignment = await client.request_gpu(timeout=30)
                 await client.release_gpu(assignment)
             gc.collect()
             return len(gc.get_objects()), len(asyncio.all_tasks()), len(sockets())

@@ -62,7 +62,8 @@ from .foreign_servers import (
 )
 from .wire import Wire
 
-A_SECOND_OR_SO = 1.5
+# Far less than what it would take to wait for a server that does not answer, and enough on a busy machine.
+QUICKLY_S = 8.0
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +83,8 @@ async def served_elsewhere(client: GPUWorkerPoolClient, bad: Any, number: int = 
     assignments = []
     for _ in range(number):
         began = time.monotonic()
-        assignment = await client.request_gpu(timeout=5)
-        assert time.monotonic() - began < A_SECOND_OR_SO
+        assignment = await client.request_gpu(timeout=30)
+        assert time.monotonic() - began < QUICKLY_S
         assert assignment.endpoint_id != id_of(bad)
         assignments.append(assignment)
     assert len({assignment.global_gpu_id for assignment in assignments}) == number
@@ -112,7 +113,7 @@ async def test_a_killed_server_is_passed_over_and_its_breaker_opens_and_closes_a
         first.start()
         await healthy(client, *servers)
         assert breaker(client, first) == "closed"
-        held = [await client.request_gpu(timeout=5) for _ in range(6)]
+        held = [await client.request_gpu(timeout=30) for _ in range(6)]
         assert sum(assignment.endpoint_id == id_of(first) for assignment in held) == 2
     await nothing_left(*servers)
 
@@ -130,7 +131,7 @@ async def test_a_stopped_server_is_passed_over_and_nothing_is_left_at_it_when_it
             await served_elsewhere(client, first)
         await healthy(client, *servers)
         await nothing_left(*servers)
-        held = [await client.request_gpu(timeout=5) for _ in range(6)]
+        held = [await client.request_gpu(timeout=30) for _ in range(6)]
         assert len({assignment.global_gpu_id for assignment in held}) == 6
     await nothing_left(*servers)
 
@@ -153,12 +154,12 @@ async def test_a_request_that_arrives_after_it_was_withdrawn_leaves_no_lease(ser
             await healthy(client, slow, other)
             slow.delayed_methods = (b"PUT",)
             slow.delay_s = 0.6
-            for assignment in [await client.request_gpu(timeout=5) for _ in range(2)]:
+            for assignment in [await client.request_gpu(timeout=30) for _ in range(2)]:
                 await client.release_gpu(assignment)
             assert any(call.startswith("PUT") for call in slow.calls)
             # It is there for a moment: what it must not do is to stay for the whole TTL, which is 30 s.
             await soon(lambda: lease_ids(slow_server), "the late request arrived")
-            await nothing_left(slow_server, within_s=3)
+            await nothing_left(slow_server, within_s=15)
 
 
 NONSENSE_POOLS: dict[str, Any] = {
@@ -201,12 +202,12 @@ async def test_a_server_that_goes_bad_is_passed_over_and_used_again_when_it_is_w
             foreign.behaviour = BAD[name]
 
             await served_elsewhere(client, foreign, 3)
-            await healthy(client, *others, within_s=2)
+            await healthy(client, *others)
             assert client.get_error_recovery_status()["errors"][id_of(foreign)]
             await served_elsewhere(client, foreign, 1)
 
             foreign.behaviour = good
-            await healthy(client, foreign, *others, within_s=2)
+            await healthy(client, foreign, *others)
             await soon(lambda: breaker(client, foreign) == "closed", "its breaker is closed")
     await nothing_left(*servers)
 
@@ -223,9 +224,9 @@ async def test_a_server_that_is_bad_at_first_delays_no_start_and_is_used_when_it
         began = time.monotonic()
         async with client_of(foreign, other) as client:
             await served_elsewhere(client, foreign, 2)
-            assert time.monotonic() - began < A_SECOND_OR_SO
+            assert time.monotonic() - began < QUICKLY_S
             foreign.behaviour = ScriptedLeases().behaviour()
-            await healthy(client, foreign, other, within_s=2)
+            await healthy(client, foreign, other)
     await nothing_left(other)
 
 
@@ -270,7 +271,7 @@ async def test_facts_beside_the_gpus_that_make_no_sense_are_left_out() -> None:
     )
     with ForeignServer(scripted.behaviour()) as foreign:
         async with client_of(foreign) as client:
-            assignment = await client.request_gpu(timeout=5)
+            assignment = await client.request_gpu(timeout=30)
             assert assignment.env == {}
             assert assignment.fence is None
 
@@ -286,7 +287,7 @@ async def test_a_statistics_only_server_beside_others_is_used_and_its_death_is_s
     with ForeignServer(statistics(2)) as foreign:
         async with client_of(foreign, other) as client:
             await healthy(client, foreign, other)
-            held = [await client.request_gpu(timeout=5) for _ in range(4)]
+            held = [await client.request_gpu(timeout=30) for _ in range(4)]
             assert len({assignment.global_gpu_id for assignment in held}) == 4
             for assignment in held:
                 await client.release_gpu(assignment)
@@ -331,7 +332,7 @@ async def test_a_waiter_takes_the_first_grant_and_leaves_the_other_queues(server
         task, lease_id = await waiter_of(client, *servers)
         assert all(lease_id in lease_ids(server) for server in servers), "the same id everywhere"
         release(servers[1], others[1])
-        assignment = await asyncio.wait_for(task, A_SECOND_OR_SO)
+        assignment = await asyncio.wait_for(task, QUICKLY_S)
         assert assignment.endpoint_id == id_of(servers[1])
         await soon(lambda: lease_ids(servers[0], servers[2]) == {others[0], others[2]}, "the other queues are left")
         await client.release_gpu(assignment)
@@ -347,7 +348,7 @@ async def test_of_two_grants_at_the_same_moment_one_is_kept_and_the_other_is_bac
         tasks = [(await waiter_of(client, *servers[:2]))[0] for _ in range(4)]
         for server, other in zip(servers, others, strict=False):
             await asyncio.to_thread(release, server, other)
-        assignments = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        assignments = await asyncio.wait_for(asyncio.gather(*tasks), 20)
         assert len({assignment.global_gpu_id for assignment in assignments}) == 4
         ids = {assignment.lease_id for assignment in assignments}
         await soon(lambda: lease_ids(*servers[:2]) == ids, "nothing else is held")
@@ -389,7 +390,7 @@ async def test_the_second_of_two_grants_is_given_back_before_the_caller_sees_the
     with ForeignServer(first.behaviour()) as one, ForeignServer(second.behaviour()) as two:
         async with client_of(one, two, endpoint_timeout=5) as client:
             await healthy(client, one, two)
-            task = asyncio.create_task(client.request_gpu(timeout=10))
+            task = asyncio.create_task(client.request_gpu(timeout=30))
             await soon(lambda: one.asked("GET", "/leases/") and two.asked("GET", "/leases/"), "it waits at both")
             grant.open()
             await soon(lambda: first.deleted or second.deleted, "one of them is given back")
@@ -398,7 +399,7 @@ async def test_the_second_of_two_grants_is_given_back_before_the_caller_sees_the
             if given_back is second:
                 assert not task.done(), "nobody sees the one before the other is back"
             give_back.open()
-            assignment = await asyncio.wait_for(task, 5)
+            assignment = await asyncio.wait_for(task, 20)
             assert assignment.endpoint_id == id_of(kept)
 
 
@@ -412,7 +413,7 @@ async def test_a_server_that_dies_while_one_waits_there_is_dropped(servers: list
         await healthy(client, second)
         assert not task.done()
         release(second, others[1])
-        assert (await asyncio.wait_for(task, A_SECOND_OR_SO)).endpoint_id == id_of(second)
+        assert (await asyncio.wait_for(task, QUICKLY_S)).endpoint_id == id_of(second)
 
 
 async def test_a_waiter_joins_a_server_that_is_back(servers: list[RunningServer]) -> None:
@@ -423,7 +424,7 @@ async def test_a_waiter_joins_a_server_that_is_back(servers: list[RunningServer]
         task, lease_id = await waiter_of(client, second)
         assert not task.done()
         first.start()
-        assert (await asyncio.wait_for(task, 5)).endpoint_id == id_of(first)
+        assert (await asyncio.wait_for(task, 20)).endpoint_id == id_of(first)
         await soon(lambda: lease_id not in lease_ids(second), "the queue of the other is left")
 
 
@@ -436,7 +437,7 @@ async def test_a_waiter_keeps_its_place_when_the_server_is_restarted(servers: li
         await soon(lambda: client.get_error_recovery_status()["healthy_endpoints"], "it is up")
         await soon(lambda: get(first, lease_id)["position"] == 1, "it waits still")
         release(first, other)
-        assert (await asyncio.wait_for(task, 5)).lease_id == lease_id
+        assert (await asyncio.wait_for(task, 20)).lease_id == lease_id
 
 
 async def test_a_waiter_who_was_thrown_out_of_a_queue_asks_anew_each_time_with_another_id() -> None:
@@ -452,7 +453,7 @@ async def test_a_waiter_who_was_thrown_out_of_a_queue_asks_anew_each_time_with_a
     with ForeignServer(scripted.behaviour()) as foreign:
         async with client_of(foreign) as client:
             task = asyncio.create_task(client.request_gpu(timeout=20))
-            await soon(lambda: len(foreign.asked("PUT")) >= 4, "it was asked four times", 6.0)
+            await soon(lambda: len(foreign.asked("PUT")) >= 4, "it was asked four times", 15)
             task.cancel()
             await asyncio.wait([task])
     ids = [seen.lease_id for seen in foreign.asked("PUT")]
@@ -466,7 +467,7 @@ async def test_a_waiter_that_an_operator_took_out_of_the_queue_does_not_come_bac
         task, lease_id = await waiter_of(client, first)
         assert first.ask(f"/admin/leases/{lease_id}/revoke", "POST").status == 200
         with pytest.raises(RequestRefusedError, match="operator"):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 20)
 
 
 # --- none of them ----------------------------------------------------------------------------------------------------
@@ -482,7 +483,7 @@ async def test_with_all_dead_a_request_waits_and_goes_on_when_one_is_back(server
         )
         assert not task.done()
         first.start()
-        assert (await asyncio.wait_for(task, 3)).endpoint_id == id_of(first)
+        assert (await asyncio.wait_for(task, 20)).endpoint_id == id_of(first)
 
 
 class Nobody:
@@ -564,7 +565,7 @@ async def test_a_timeout_is_kept_though_a_server_hangs() -> None:
             began = time.monotonic()
             with pytest.raises(WorkerTimeoutError):
                 await client.request_gpu(timeout=0.5)
-            assert time.monotonic() - began < A_SECOND_OR_SO
+            assert time.monotonic() - began < QUICKLY_S
 
 
 async def test_a_recovery_by_hand_asks_the_server_though_a_look_at_it_is_under_way(
@@ -587,7 +588,7 @@ async def test_what_is_impossible_everywhere_is_refused_at_once(servers: list[Ru
         began = time.monotonic()
         with pytest.raises(RequestRefusedError) as raised:
             await client.request_gpu(timeout=20, gpus=3)
-        assert time.monotonic() - began < A_SECOND_OR_SO
+        assert time.monotonic() - began < QUICKLY_S
         assert isinstance(raised.value, ValueError)
         assert set(raised.value.reasons) == {id_of(server) for server in servers}
         with pytest.raises(RequestRefusedError):
@@ -603,7 +604,7 @@ async def test_what_is_impossible_at_one_is_served_by_the_other(servers: list[Ru
             await healthy(client, foreign, servers[0])
             task, _ = await waiter_of(client, servers[0])
             release(servers[0], other)
-            assert (await asyncio.wait_for(task, A_SECOND_OR_SO)).endpoint_id == id_of(servers[0])
+            assert (await asyncio.wait_for(task, QUICKLY_S)).endpoint_id == id_of(servers[0])
             assert len(foreign.asked("PUT")) == 1, "who refused is not asked again"
 
 
@@ -642,13 +643,13 @@ async def test_a_request_that_was_queued_for_retry_is_made_when_an_endpoint_is_u
 
         async def request() -> Any:
             calls.append(1)
-            return await client.request_gpu(timeout=5)
+            return await client.request_gpu(timeout=30)
 
         task = asyncio.create_task(client.queue_request_for_retry(request))
         await asyncio.wait([task], timeout=0.3)
         assert not calls
         first.start()
-        assert (await asyncio.wait_for(task, 5)).local_gpu_id in {0, 1}
+        assert (await asyncio.wait_for(task, 20)).local_gpu_id in {0, 1}
 
 
 async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list[RunningServer]) -> None:
@@ -673,7 +674,7 @@ async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list
         await asyncio.wait([task], timeout=0.1)
         assert not task.done(), "it failed because there was no server, so it is made again when there is one"
         await asyncio.to_thread(first.start)
-        assert (await asyncio.wait_for(task, 5)).local_gpu_id in {0, 1}
+        assert (await asyncio.wait_for(task, 20)).local_gpu_id in {0, 1}
         assert len(calls) >= 2
 
 
@@ -715,7 +716,7 @@ async def test_with_a_full_disk_requests_go_elsewhere_and_what_is_held_stays_hel
     monkeypatch.setenv("GPU_POOL_TTL", "0.9")
     first, second, _ = servers
     async with client_of(first) as holder, client_of(first, second) as client:
-        held = await holder.request_gpu(timeout=5)
+        held = await holder.request_gpu(timeout=30)
         await healthy(client, first, second)
         with full_disk(first):
             assert put(first, "probe").status == 503
@@ -740,7 +741,7 @@ async def _is_lost_within(assignment: Any, seconds: float) -> bool:
 async def test_what_is_held_is_kept_over_a_restart_of_the_server(servers: list[RunningServer]) -> None:
     first = servers[0]
     async with client_of(first) as client:
-        held = await client.request_gpu(timeout=5)
+        held = await client.request_gpu(timeout=30)
         await asyncio.to_thread(first.restart)
         assert get(first, held.lease_id or "")["fence"] == held.fence
         assert not held.is_lost
@@ -809,7 +810,7 @@ async def test_nothing_is_held_twice_while_servers_are_killed_stopped_and_restar
         workers = [asyncio.create_task(work(client)) for client in (one, two) for _ in range(5)]
         await harm()
         is_over.set()
-        await asyncio.wait(workers, timeout=10)
+        await asyncio.wait(workers, timeout=30)
         for worker in workers:
             worker.result()
     stray = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

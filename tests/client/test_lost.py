@@ -22,7 +22,7 @@ from .fault_tools import as_at_first, client_of, lease_ids, nothing_left, runnin
 from .foreign_servers import ForeignServer, ScriptedLeases, Seen
 from .wire import Wire
 
-TTL_S = 1.5
+TTL_S = 3.0
 BEAT_S = TTL_S / 3
 
 
@@ -67,7 +67,7 @@ async def test_it_is_lost_one_heartbeat_before_the_server_would_end_it(
 ) -> None:
     told: list[Any] = []
     async with client_of(wire, on_lost=told.append) as client:
-        assignment = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
         assert assignment.lost is not None
         lease_id = assignment.lease_id or ""
         sent_at = await renewed(wire, assignment)
@@ -77,7 +77,7 @@ async def test_it_is_lost_one_heartbeat_before_the_server_would_end_it(
             wire.is_frozen = True
         assert not lost_now(assignment)
 
-        reason = await asyncio.wait_for(assignment.lost.wait(), TTL_S)
+        reason = await asyncio.wait_for(assignment.lost.wait(), 20)
         after_s = boot_time() - sent_at
         # Not before its time, and before the server would.
         assert TTL_S - BEAT_S - 0.25 < after_s < TTL_S
@@ -100,7 +100,7 @@ async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_not_from_its_
 ) -> None:
     """An answer that takes as long as a heartbeat says that the lease was alive then, and not that it is now."""
     async with client_of(wire, endpoint_timeout=5) as client:
-        assignment = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
         await renewed(wire, assignment)
         wire.delayed_methods = (b"POST",)
         wire.delay_s = BEAT_S * 0.8  # until it arrives; sent it was at the beginning of that
@@ -128,11 +128,11 @@ async def test_a_heartbeat_that_hangs_after_one_that_failed_does_not_delay_the_l
 
     with ForeignServer(ScriptedLeases(renew=renew).behaviour()) as foreign:
         async with client_of(foreign, endpoint_timeout=5) as client:
-            assignment = await client.request_gpu(timeout=5)
+            assignment = await client.request_gpu(timeout=30)
             since = boot_time()
             assert assignment.lost is not None
-            await asyncio.wait_for(assignment.lost.wait(), 5)
-            assert boot_time() - since < 2.4, "the event is set when the clock says so"
+            await asyncio.wait_for(assignment.lost.wait(), 20)
+            assert boot_time() - since < 4.5, "the event is set when the clock says so"
 
 
 async def test_a_heartbeat_survives_a_restart_within_the_ttl(
@@ -140,7 +140,7 @@ async def test_a_heartbeat_survives_a_restart_within_the_ttl(
 ) -> None:
     monkeypatch.setenv("GPU_POOL_TTL", "6")
     async with client_of(server) as client:
-        assignment = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
         ends_at = assignment.lost.ends_at  # type: ignore[union-attr]
         await asyncio.to_thread(server.restart)
         await soon(lambda: assignment.lost.ends_at > ends_at, "a heartbeat went through", 4)  # type: ignore[union-attr]
@@ -152,7 +152,7 @@ async def test_a_heartbeat_survives_a_restart_within_the_ttl(
 
 async def test_a_server_that_is_stopped_for_a_moment_costs_nobody_his_gpu(server: RunningServer) -> None:
     async with client_of(server) as client:
-        assignment = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
         lost = asyncio.ensure_future(assignment.lost.wait())  # type: ignore[union-attr]
         with stopped(server):
             await asyncio.wait([lost], timeout=BEAT_S)
@@ -166,13 +166,13 @@ async def test_one_call_renews_all_leases_of_an_endpoint(
     server: RunningServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Fifty at once take their time on a busy machine, and the first of them must not be lost meanwhile.
-    monkeypatch.setenv("GPU_POOL_TTL", str(3 * TTL_S))
+    monkeypatch.setenv("GPU_POOL_TTL", str(2 * TTL_S))
     async with client_of(wire, endpoint_timeout=5) as client:
-        held = await asyncio.gather(*(client.request_gpu(timeout=10) for _ in range(50)))
+        held = await asyncio.gather(*(client.request_gpu(timeout=30) for _ in range(50)))
         await renewed(wire, held[0])
         before, began = wire.calls["POST /leases/renew"], time.monotonic()
         await soon(lambda: wire.calls["POST /leases/renew"] - before >= 2, "two heartbeats")
-        assert time.monotonic() - began > 3 * BEAT_S * 0.7
+        assert time.monotonic() - began > 2 * BEAT_S * 0.7
         assert not any(assignment.is_lost for assignment in held)
         assert len(lease_ids(server)) == 50
 
@@ -184,10 +184,10 @@ async def test_a_lease_that_an_operator_revokes_is_lost_with_that_reason(server:
     told: list[Any] = []
     events: list[Any] = []
     async with client_of(server, on_lost=told.append, on_event=events.append) as client:
-        assignment = await client.request_gpu(timeout=5)
-        other = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
+        other = await client.request_gpu(timeout=30)
         assert server.ask(f"/admin/leases/{assignment.lease_id}/revoke", "POST").status == 200
-        reason = await asyncio.wait_for(assignment.lost.wait(), 5)  # type: ignore[union-attr]
+        reason = await asyncio.wait_for(assignment.lost.wait(), 20)  # type: ignore[union-attr]
         assert "revoked" in reason
         assert told == [assignment]
         assert [event.detail for event in events if event.kind == "lost"] == [reason]
@@ -201,13 +201,13 @@ async def test_a_lease_that_an_operator_revokes_is_lost_with_that_reason(server:
 async def test_a_context_says_at_its_end_that_its_gpu_was_lost(server: RunningServer) -> None:
     async with client_of(server) as client:
         with pytest.raises(StaleAssignmentError):
-            async with GPUContextManager(client, timeout=5) as _:
+            async with GPUContextManager(client, timeout=30) as _:
                 await revoke_all(server, client)
         with pytest.raises(KeyError, match="mine"):  # noqa: PT012
-            async with GPUContextManager(client, timeout=5) as _:
+            async with GPUContextManager(client, timeout=30) as _:
                 await revoke_all(server, client)
                 raise KeyError("mine")
-        async with GPUContextManager(client, timeout=5) as _:
+        async with GPUContextManager(client, timeout=30) as _:
             pass
     await nothing_left(server)
 
@@ -227,7 +227,7 @@ async def test_a_callback_that_fails_harms_nobody(server: RunningServer, caplog:
         raise RuntimeError("the user's own fault")
 
     async with client_of(server, on_lost=fail) as client:
-        held = [await client.request_gpu(timeout=5) for _ in range(3)]
+        held = [await client.request_gpu(timeout=30) for _ in range(3)]
         for assignment in held[:2]:
             server.ask(f"/admin/leases/{assignment.lease_id}/revoke", "POST")
         await soon(lambda: len(told) == 2, "both were told")
@@ -240,11 +240,11 @@ async def test_a_callback_that_fails_harms_nobody(server: RunningServer, caplog:
 async def test_a_lost_gpu_is_given_back_when_the_server_can_be_reached_again(server: RunningServer, wire: Wire) -> None:
     """The TTL of the server would have ended it anyway; nobody else's lease is touched."""
     async with client_of(wire) as client:
-        assignment = await client.request_gpu(timeout=5)
+        assignment = await client.request_gpu(timeout=30)
         wire.cut()
-        await asyncio.wait_for(assignment.lost.wait(), TTL_S)  # type: ignore[union-attr]
+        await asyncio.wait_for(assignment.lost.wait(), 20)  # type: ignore[union-attr]
         wire.mend()
-        again = await client.request_gpu(timeout=5)
+        again = await client.request_gpu(timeout=30)
         assert not again.is_lost
         assert again.lease_id != assignment.lease_id
         await soon(lambda: lease_ids(server) == {again.lease_id}, "the lost one is gone")
@@ -256,7 +256,7 @@ async def test_after_a_stop_whoever_still_waits_hears_of_it_and_the_callback_is_
     told: list[Any] = []
     client = client_of(server, on_lost=told.append)
     await client.start()
-    assignment = await client.request_gpu(timeout=5)
+    assignment = await client.request_gpu(timeout=30)
     await client.stop()
     assert await assignment.lost.wait() == "the client was stopped"  # type: ignore[union-attr]
     assert not told
@@ -272,7 +272,7 @@ from gpu_worker_pool import GPUWorkerPoolClient, StaleAssignmentError
 async def main():
     told = []
     async with GPUWorkerPoolClient(sys.argv[1], polling_interval=0.1, on_lost=told.append) as client:
-        held = await client.request_gpu(timeout=5)
+        held = await client.request_gpu(timeout=30)
         print("holds", held.is_lost, flush=True)
         sys.stdin.readline()
         print("first look", held.is_lost, flush=True)

@@ -244,7 +244,7 @@ async def try_out(names: Mapping[str, Any]) -> None:
     if "stopped" in repr(client):
         await client.start()
     try:
-        assignment = await client.request_gpu(timeout=10)
+        assignment = await client.request_gpu(timeout=30)
         is_global = isinstance(assignment, models.GlobalGPUAssignment)
         assert is_global == client.is_multi_endpoint_mode()
         assert isinstance(assignment.gpu_id, str) == is_global

@@ -16,7 +16,7 @@ from tests.server.running import RunningServer
 from .fault_tools import as_at_first
 from .statistics_server import StatisticsServer
 
-SOON_S = 10.0
+SOON_S = 20.0
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 _REQUEST = re.compile(rb"(GET|PUT|POST|DELETE) (/[^ ?]*)[^ ]* HTTP/1\.1\r\n")
-START_S = 10.0
+START_S = 30.0
 
 
 class Wire:

@@ -40,4 +40,4 @@ def test_a_jump_of_the_wall_clock_ends_no_lease_and_prolongs_none(off_s: float, 
         assert server.process is not None
         faked_time.bury(server.process.pid)  # it has no use for it any more
     assert waiter["state"] == "active"
-    assert 0.9 < waited_s < 3.0  # the holder's TTL, and neither a day nor nothing
+    assert 0.9 < waited_s < 8.0  # the holder's TTL, and neither a day nor nothing

@@ -19,7 +19,7 @@ from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Batch, Done, InlineWriter, WriterThread
 
-SOON_S = 10.0
+SOON_S = 20.0
 
 
 class SlowWriter:

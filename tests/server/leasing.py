@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 PROBLEM = "application/problem+json"
 # For servers that many tests share: a GPU that was given back is free after the next look.
 OFTEN = {"REFRESH_INTERVAL": "0.05"}
-SOON_S = 10.0
+SOON_S = 20.0
 
 
 def new_id(word: str = "lease") -> str:

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,9 +34,20 @@ class Answer:
         return json.loads(self.body)
 
 
+# Below those that systems hand out by themselves, and for each of the tests' processes others: where a test says that
+# nobody listens, or starts a server anew, no other test must have got the port meanwhile.
+LOWEST_PORT = 12_000
+PORTS_EACH = 2_000
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_ports = (LOWEST_PORT + _WORKER % 10 * PORTS_EACH + number % PORTS_EACH for number in count(os.getpid()))
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """Nobody listens there, and nobody else will."""
+    for port in _ports:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("the ports never end")
 
 
 def ask_over(

