@@ -172,7 +172,7 @@ class Runner:
             code = ended.result()
             if job.was_late and not is_stopped:
                 # We were stopped, or did not get our turn, and the guard acted without us.
-                self._warn("the command was stopped, because its lease could not be renewed in time")
+                self._tell_loss("the lease could not be renewed in time", is_stopped=True)
             return FAILED if is_stopped or job.was_late else code
         finally:
             await settle(ended, signalled, lost)
@@ -180,13 +180,16 @@ class Runner:
     def _act_on_loss(self, reason: str, job: GuardedCommand, grace_s: float) -> bool:
         """Whether the command is stopped for it."""
         is_stopped = self._plan.on_lost is OnLost.STOP
+        self._tell_loss(reason, is_stopped=is_stopped)
+        if is_stopped:
+            job.end(grace_s)
+        return is_stopped
+
+    def _tell_loss(self, reason: str, *, is_stopped: bool) -> None:
         self._say("lost", reason=reason, is_stopped=is_stopped)
         if not self._plan.is_json:
             what = "is stopped (--on-lost finish would let it go on)" if is_stopped else "goes on (--on-lost finish)"
             complain(f"the GPU is no longer ours ({reason}); the command {what}")
-        if is_stopped:
-            job.end(grace_s)
-        return is_stopped
 
     def _warn(self, message: str) -> None:
         if self._plan.is_json:

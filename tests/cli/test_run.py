@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -207,7 +208,7 @@ def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_the_
     server: RunningServer,
 ) -> None:
     env = {"GPU_POOL_TTL": "3"}
-    process = start_gpu_pool("run", "--gpus", "2", "--", "sh", "-c", STUBBORN, server=server, env=env)
+    process = start_gpu_pool("run", "--json", "--gpus", "2", "--", "sh", "-c", STUBBORN, server=server, env=env)
     command = int(read_line(process))
     waiter = queue(server)
     process.send_signal(signal.SIGSTOP)
@@ -215,6 +216,10 @@ def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_the_
     assert granted["state"] == "active"
     assert not is_alive(command)
     process.send_signal(signal.SIGCONT)
+    assert process.stderr is not None
+    events = [json.loads(line) for line in process.stderr]
+    assert [event["event"] for event in events] == ["granted", "lost", "ended"]
+    assert events[1]["is_stopped"]
     assert end(process) == 125
 
 
