@@ -100,11 +100,13 @@ def test_a_worker_that_ignores_the_pool_is_found(cheating: subprocess.Popen[str]
 
 def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
+    # So long that it kills none of its own before it is counted here.
+    long = (*SHORT, "--seconds", "60")
 
     def folders() -> list[Path]:
         return list(tmp_path.glob("gpu-pool-demo-*"))
 
-    with start_gpu_pool(*SHORT, env=env) as killed, start_gpu_pool(*SHORT, env=env) as interrupted:
+    with start_gpu_pool(*long, env=env) as killed, start_gpu_pool(*long, env=env) as interrupted:
         below = [descendants_of_working(killed), descendants_of_working(interrupted)]
         clear_away_the_dead(tmp_path)
         assert len(folders()) == 2
