@@ -375,10 +375,12 @@ def test_it_shows_grants_and_the_queue_live_pauses_and_quits(pool: RunningServer
             terminal.wait_for("4 GPUs: 4 free  0 leased")
             take(pool, owner="ada", gpus=4, labels={"command": "python train.py"})
             terminal.wait_for("4 GPUs: 0 free  4 leased")
-            assert "ada" in terminal.text
-            assert "python train.py" in terminal.text
+            # Each is waited for: the rest of a screen may be drawn a moment later.
+            terminal.wait_for("ada")
+            terminal.wait_for("python train.py")
             queue(pool, owner="bob")
-            assert "1 bob" in terminal.wait_for("4 leased by ada")
+            terminal.wait_for("4 leased by ada")
+            terminal.wait_for("1 bob")
             terminal.type("p")
             terminal.wait_for("paused at")
             terminal.type("pq")
