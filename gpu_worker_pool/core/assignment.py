@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from .eligibility import Leased, NoRoom
 from .gpu import GpuKey
@@ -67,8 +68,12 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
     heads = [(line[0], 0, wishes) for wishes, line in lines.items()]
     heapify(heads)
     reserver: str | None = None
+    in_vain = _InVain()
     while heads:
         (_, _, lease_id), index, wishes = heappop(heads)
+        may_reserve = reserver is None and state.capacity.has_shared_gpus
+        if not may_reserve and in_vain.has_less_than(wishes):
+            continue
         gpus = survey.place(wishes, gone.keys())
         if gpus is not None:
             grants.append(Grant(lease_id, gpus))
@@ -77,8 +82,9 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
                 # Somebody else may still join him there; that can be told only after this has happened.
                 return Outcome(grants, holds, reserver, None)
         else:
+            in_vain.add(wishes)
             kept = _free(survey, wishes, gone)
-            if reserver is None:
+            if may_reserve:
                 reserved = _shared_now(survey, wishes, gone, kept)
                 reserver = lease_id if reserved else None
                 kept += reserved
@@ -89,6 +95,33 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
         if index + 1 < len(lines[wishes]):
             heappush(heads, (lines[wishes][index + 1], index + 1, wishes))
     return Outcome(grants, holds, reserver, survey.holds_until)
+
+
+class _InVain:
+    """What could not be had in one pass. What is gone stays gone until its end, so whoever wants as much or more of the
+    same GPUs, or of some of them, need not try: a line of many different wishes costs little more than one of few.
+    """
+
+    def __init__(self) -> None:
+        self._least_mb: dict[tuple[object, ...], float] = {}
+
+    def add(self, wishes: Wishes) -> None:
+        """Nobody gets this. Of several GPUs that says nothing about one of them."""
+        if wishes.gpus == 1:
+            kind = (*_terms(wishes), wishes.model, wishes.among)
+            self._least_mb[kind] = min(wishes.memory_mb or 0.0, self._least_mb.get(kind, inf))
+
+    def has_less_than(self, wishes: Wishes) -> bool:
+        """Whether no GPU is left that would do, because less was asked for in vain."""
+        terms = _terms(wishes)
+        least_mb = min(
+            self._least_mb.get((*terms, wishes.model, wishes.among), inf), self._least_mb.get((*terms, None, None), inf)
+        )
+        return (wishes.memory_mb or 0.0) >= least_mb
+
+
+def _terms(wishes: Wishes) -> tuple[object, ...]:
+    return wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent
 
 
 def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | None:

@@ -170,6 +170,11 @@ class Capacity:
         """All nodes."""
         return self._nodes.keys()
 
+    @property
+    def has_shared_gpus(self) -> bool:
+        """Whether any GPU is shared and open to one more."""
+        return bool(self._lists[Use.SHARED])
+
     def named(self, names: tuple[str, ...]) -> AbstractSet[GpuKey]:
         """The GPUs that go by one of these names, of those that have been looked at."""
         return self._names.find(names)

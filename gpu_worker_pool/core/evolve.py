@@ -19,7 +19,11 @@ def evolve(state: PoolState, event: ev.Event) -> None:
 
 
 def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
-    """Let all of these have happened, in order; returns the same state, for convenience. Refusals change nothing."""
+    """Let all of these have happened, in order; returns the same state, for convenience. Refusals change nothing.
+
+    The events of one step belong together: told in parts they add up to the same, but a change that the next of them
+    undoes (memory that is then put down to a lease) lets the queue be looked at once more.
+    """
     for event in events:
         if not isinstance(event, ev.Refusal):
             state.clock = event.at if isinstance(event, ev.PoolOpened) else max(state.clock, event.at)

@@ -49,6 +49,7 @@ class CheckedPool:
         # Fed with the events alone, as a restart would be: it must be equal at every step.
         self.shadow = core.state.PoolState(settings=self.settings)
         self.log: list[Any] = []
+        self.step_ends = [0]
         self.model = Model(self.settings)
         # Whose the processes were when they were last seen.
         self.seen: dict[tuple[Any, str], set[Any]] = {}
@@ -61,6 +62,7 @@ class CheckedPool:
         self.model.now = now if is_reboot else max(now, self.state.clock)
         events: list[Any] = self.core.pool.step(self.state, command, now)
         self.log += events
+        self.step_ends.append(len(self.log))
         for event in events:
             self._check(event, command)
         self.core.evolve.replay(self.shadow, pickle.loads(pickle.dumps(events)))  # noqa: S301 - our own bytes
@@ -88,7 +90,10 @@ class CheckedPool:
             assert explanation.position == list(state.queue).index(lease_id) + 1
 
     def check_replay(self, prefix: int) -> None:
-        """From the start at once, in two parts, and from what the journal keeps."""
+        """From the start at once, in two parts, and from what the journal keeps. The parts are of whole steps: between
+        the events of one, the queue may seem to need a look that it does not need after all of them.
+        """
+        prefix = max(end for end in self.step_ends if end <= prefix)
         fresh = self.core.state.PoolState
         replay = self.core.evolve.replay
         assert replay(fresh(settings=self.settings), self.log) == self.state

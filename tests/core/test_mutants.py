@@ -139,8 +139,26 @@ MUTANTS = (
     Mutant(
         "who is kept waiting by those who share is not kept out forever",
         "assignment",
-        "if reserver is None:",
+        "if may_reserve:",
         "if False:",
+    ),
+    Mutant(
+        "that several GPUs cannot be had says nothing about one",
+        "assignment",
+        "        if wishes.gpus == 1:\n            kind = ",
+        "        if True:\n            kind = ",
+    ),
+    Mutant(
+        "who wants less memory is not kept waiting by who wants more in vain",
+        "assignment",
+        "return (wishes.memory_mb or 0.0) >= least_mb",
+        "return least_mb < inf",
+    ),
+    Mutant(
+        "that some GPUs cannot be had says nothing about others",
+        "assignment",
+        "            kind = (*_terms(wishes), wishes.model, wishes.among)\n",
+        "            kind = (*_terms(wishes), None, None)\n",
     ),
     Mutant(
         "several GPUs are on one node, all or nothing",
@@ -522,7 +540,41 @@ def ask_when_the_clock_was_set_back(core: Core) -> None:
     scene.ask(2, 3.0)
 
 
+def wait_for_one_behind_who_can_have_none(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, gpus=2)
+    scene.ask(2, 3.0, gpus=2)
+    scene.ask(3, 4.0)
+    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 5.0)
+    scene.release(1, 6.0)
+    scene.see(7.0)
+
+
+def wait_for_a_small_share_behind_a_large_one(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, memory_mb=30_000.0)
+    scene.ask(2, 3.0, memory_mb=40_000.0)
+    scene.ask(3, 4.0, memory_mb=20_000.0)  # beside the second
+    scene.ask(4, 5.0, memory_mb=50_000.0)  # keeps the first one's GPU
+    scene.ask(5, 6.0, memory_mb=20_000.0)
+    scene.release(3, 7.0)
+    scene.see(8.0)
+
+
+def wait_for_one_behind_who_waits_for_another(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, among=("0",))
+    scene.ask(2, 3.0, among=("1",))
+    scene.ask(3, 4.0, among=("0",))
+    scene.ask(4, 5.0)
+    scene.release(2, 6.0)
+    scene.see(7.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
+    "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
+    "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
+    "that some GPUs cannot be had says nothing about others": wait_for_one_behind_who_waits_for_another,
     "a lease is not counted twice": share_with_one_who_uses_more_than_he_asked_for,
     "at the memory threshold is not available": ask_at_the_memory_threshold,
     "at the utilization threshold is not available": ask_at_the_utilization_threshold,
