@@ -47,6 +47,7 @@ class Task:
     wishes: Wishes
     created_at: float
     duration_s: float
+    was_scheduled: bool
 
     @property
     def milli(self) -> int:
@@ -110,7 +111,7 @@ def _task(row: dict[str, str], models: frozenset[str]) -> Task | None:
     began_at = float(row["scheduled_time"] or created_at)
     duration_s = max(float(row["deletion_time"]) - began_at, LEAST_DURATION_S)
     wishes = Wishes(gpus, memory_mb, model)
-    return Task(row["name"], gpus, gpu_milli, wanted, wishes, created_at, duration_s)
+    return Task(row["name"], gpus, gpu_milli, wanted, wishes, created_at, duration_s, bool(row["scheduled_time"]))
 
 
 def model_pattern(wanted: Sequence[str], models: frozenset[str]) -> str | None:

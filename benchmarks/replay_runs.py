@@ -20,6 +20,10 @@ from gpu_worker_pool.core.request import MAX_TTL_S
 
 RENEW_EVERY_S = MAX_TTL_S / 3
 POINTS = 200
+# The first few come long before all others; what is allocated until then says nothing.
+EARLY_PART = 0.01
+# Whoever waited more than so many times as long as it ran has starved.
+STARVED_TIMES = 10
 FRAGMENTATION_EVERY = 100
 
 
@@ -47,13 +51,18 @@ def quantile(in_order: Sequence[float], part: float) -> float:
 
 
 def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_queued: bool) -> dict[str, Any]:
-    """Tasks drawn until they ask for `demand` times the capacity come one after the other, and none goes.
+    """Tasks drawn until they ask for `demand` times the capacity, as in `fill`."""
+    return fill(trace, sample_tasks(trace, demand, seed), policy, seed, is_queued=is_queued)
+
+
+def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_queued: bool) -> dict[str, Any]:
+    """These tasks come one after the other, and none goes.
 
     Whoever cannot be served at once goes away again, as somebody who asks the pool with a wait of 0 s: so no queue forms,
     and the placement alone decides. With `is_queued` they wait instead, and the queue's rule decides too.
     """
-    tasks = sample_tasks(trace, demand, seed)
     pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
+    demand = sum(task.milli for task in tasks) / pool.capacity_milli
     asked_milli = served = gone = refused = 0
     first_miss: float | None = None
     series: list[tuple[float, float, float]] = []
@@ -77,7 +86,7 @@ def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_qu
         "policy": policy.name,
         "unserved": "queued" if is_queued else "skipped",
         "seed": seed,
-        "demand": asked_milli / pool.capacity_milli,
+        "demand": demand,
         "tasks": len(tasks),
         "served": served,
         "gone": gone,
@@ -151,13 +160,13 @@ class TimedRun:
             self._renewed_at += RENEW_EVERY_S
             self.pool.renew(self._renewed_at)
 
-    def waits_s(self, size: str | None = None) -> list[float]:
-        """How long each waited who was served, the shortest first."""
-        return sorted(
-            began_at - self.arrives_at[number]
+    def waits_s(self, size: str | None = None) -> dict[int, float]:
+        """How long each waited who was served."""
+        return {
+            number: began_at - self.arrives_at[number]
             for number, began_at in self.began_at.items()
             if size in (None, self.tasks[number].size)
-        )
+        }
 
 
 def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, seed: int) -> dict[str, Any]:
@@ -169,9 +178,9 @@ def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, see
         (later - at, milli / capacity, waiting)
         for (at, milli, waiting), (later, _, _) in zip(run.moments, run.moments[1:], strict=False)
     ]
-    whole_s = sum(span for span, _, _ in spans)
     crowded_s = sum(span for span, _, waiting in spans if waiting)
     overtaken = _overtaken(run)
+    since, until = arriving(run.arrives_at)
     return {
         "policy": policy.name,
         "nodes": len(trace.nodes),
@@ -185,7 +194,7 @@ def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, see
         "never_served": len(run.tasks) - len(run.began_at) - len(run.refused),
         "most_waiting": max(waiting for _, _, waiting in run.moments),
         "peak_allocated": max(milli for _, milli, _ in run.moments) / capacity,
-        "mean_allocated": sum(span * part for span, part, _ in spans) / whole_s,
+        "mean_allocated_while_they_arrive": _mean_allocated(run, since, until),
         "crowded_s": crowded_s,
         "mean_allocated_while_somebody_waits": (
             sum(span * part for span, part, waiting in spans if waiting) / crowded_s if crowded_s else None
@@ -198,9 +207,23 @@ def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, see
             if _of(run.tasks, size)
         },
         "speed": asdict(speed_of(run.pool.decisions_s)),
-        "wait_cdf": {"columns": ["wait_s", "share_of_tasks"], "points": _cdf(run.waits_s())},
+        "wait_cdf": {"columns": ["wait_s", "share_of_tasks"], "points": _cdf(sorted(run.waits_s().values()))},
         "allocation": {"columns": ["at_s", "allocated", "waiting"], "points": _over_time(run, capacity)},
     }
+
+
+def arriving(arrives_at: Sequence[float]) -> tuple[float, float]:
+    """From when all but the early few are still to come until the last one has; they are in order."""
+    return quantile(arrives_at, EARLY_PART), arrives_at[-1]
+
+
+def _mean_allocated(run: TimedRun, since: float, until: float) -> float | None:
+    """The mean over this time, which is the same for all policies; None where it has no length."""
+    milli_s = sum(
+        max(0.0, min(later, until) - max(at, since)) * milli
+        for (at, milli, _), (later, _, _) in zip(run.moments, run.moments[1:], strict=False)
+    )
+    return milli_s / run.pool.capacity_milli / (until - since) if until > since else None
 
 
 def _of(tasks: Sequence[Task], size: str) -> list[int]:
@@ -208,9 +231,10 @@ def _of(tasks: Sequence[Task], size: str) -> list[int]:
 
 
 def _waits(run: TimedRun, size: str | None) -> dict[str, Any]:
-    waits_s = run.waits_s(size)
-    if not waits_s:
+    waits_of = run.waits_s(size)
+    if not waits_of:
         return {"served": 0}
+    waits_s = sorted(waits_of.values())
     return {
         "served": len(waits_s),
         "waited": sum(wait_s > 0 for wait_s in waits_s),
@@ -219,6 +243,7 @@ def _waits(run: TimedRun, size: str | None) -> dict[str, Any]:
         "p95": quantile(waits_s, 0.95),
         "p99": quantile(waits_s, 0.99),
         "max": waits_s[-1],
+        "starved": sum(wait_s > STARVED_TIMES * run.tasks[number].duration_s for number, wait_s in waits_of.items()),
     }
 
 
