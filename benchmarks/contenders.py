@@ -22,10 +22,11 @@ from pathlib import Path
 
 import contenders_measures as measures
 import peers
-from contenders_field import FIELD, GUARANTEES, HOW, SHORT_TTL_S, Contender, Pace
+from contenders_field import FIELD, HOW, SHORT_TTL_S, Contender, Pace
 from contenders_measures import Clients, Running, running, taking_turns
-from contenders_order import MARGIN_S, Verdict
+from contenders_order import BEGINNING_S, MARGIN_S, Verdict
 from contenders_processes import memory_mb
+from contenders_promises import promises
 from contenders_servers import REDIS_TTL_S
 from contenders_takers import FILELOCK_SLEEP_S, LOOK_S, REDIS_SLEEP_S
 from results import Cell, Results, duration, ecdf, parser, show
@@ -39,11 +40,10 @@ class Effort:
     """How much of everything, by the pace of a contender where that differs."""
 
     start_rounds: int
+    # Of request + release: of one client and of many.
     rounds: int
-    cycles: Mapping[Pace, int]
-    rate_rounds: int
-    rate_s: Mapping[Pace, float]
-    clients: tuple[int, ...]
+    round_s: Mapping[Pace, float]
+    many: tuple[int, ...]
     hand_over_rounds: int
     hand_overs: Mapping[Pace, int]
     kill_rounds: int
@@ -55,15 +55,13 @@ class Effort:
 
 WHOLE = Effort(
     start_rounds=2,
-    rounds=5,
-    cycles={"fast": 50, "looks": 50, "slow": 1},
-    rate_rounds=2,
-    rate_s={"fast": 0.4, "looks": 0.4, "slow": 1.0},
-    clients=(1, 8, 64),
+    rounds=3,
+    round_s={"fast": 1.0, "looks": 1.0, "slow": 0.5},
+    many=(8, 64),
     hand_over_rounds=3,
-    hand_overs={"fast": 34, "looks": 17, "slow": 1},
-    kill_rounds=3,
-    kills={"fast": 4, "looks": 4, "slow": 1},
+    hand_overs={"fast": 34, "looks": 5, "slow": 1},
+    kill_rounds=2,
+    kills={"fast": 3, "looks": 3, "slow": 1},
     never_s=3.0,
     crowd=64,
     crowd_s=30.0,
@@ -71,10 +69,8 @@ WHOLE = Effort(
 QUICK = Effort(
     start_rounds=1,
     rounds=2,
-    cycles={"fast": 5, "looks": 5, "slow": 1},
-    rate_rounds=1,
-    rate_s={"fast": 0.1, "looks": 0.1, "slow": 0.3},
-    clients=(8,),
+    round_s={"fast": 0.1, "looks": 0.1, "slow": 0.1},
+    many=(8,),
     hand_over_rounds=1,
     hand_overs={"fast": 3, "looks": 3, "slow": 1},
     kill_rounds=1,
@@ -83,6 +79,8 @@ QUICK = Effort(
     crowd=16,
     crowd_s=0.5,
 )
+# Of fewer, one alone would be the hundredth.
+ENOUGH_FOR_P99 = 100
 TOO_LONG_FOR_QUICK = ("Ray", "Redis lock, timeout")
 
 
@@ -97,11 +95,16 @@ class Comparison:
         self._ready_s: dict[str, list[float]] = {}
         self._weight_mb: dict[str, float] = {}
         self._crowded_mb: dict[str, float] = {}
+        self._alone: dict[str, list[float]] = {}
+        # What was seen of promises.
+        self._reclaimed: dict[str, str] = {}
+        self._verdicts: dict[str, Verdict] = {}
 
     def run(self) -> None:
         """First those that wait for one GPU, then everybody on eight."""
         one_gpu = [each for each in self._contenders if each.has_hand_over or each.has_reclaim]
         with running(one_gpu, 1, self._folder, self._results.skip) as run:
+            present = {each.name for each in run.contenders}
             self._note_starts(run)
             with Clients(run) as clients:
                 self.hand_over(run, clients)
@@ -116,13 +119,33 @@ class Comparison:
             self.rates(run)
             self.crowd(run)
             self.start_and_memory(run)
-        present = [family for family in HOW if any(each.name.startswith(family) for each in run.contenders)]
-        self._results.table("How each is used here", ["", "how"], [[family, HOW[family]] for family in present])
-        self._results.table(
-            "What each promises",
-            ["", "survives a restart of the server", "frees a GPU when its holder dies", "order", "several boxes"],
-            [row for row in GUARANTEES if row[0] in present],
-            note="(m): measured in this run, see the tables above; (d): its documentation says so.",
+            present |= {each.name for each in run.contenders}
+        self._tell_what_is_left_out(present)
+        families = [family for family in HOW if any(name.startswith(family) for name in present)]
+        self._results.table("How each is used here", ["", "how"], [[family, HOW[family]] for family in families])
+        promises(self._results, families, self._reclaimed, self._verdicts)
+
+    def _tell_what_is_left_out(self, present: set[str]) -> None:
+        """By design: of those who are here."""
+        effort = self._effort
+        for each in self._contenders:
+            parts = {
+                "hand-over": each.has_hand_over,
+                "kill -9": each.has_reclaim,
+                "request + release": bool(each.rates),
+                **{f"{number} clients": number in each.rates for number in effort.many if each.rates},
+                "the crowd": bool(each.crowd_share),
+            }
+            missing = [part for part, is_measured in parts.items() if not is_measured]
+            if missing and each.name in present:
+                self._results.skip(f"{each.name} ({', '.join(missing)})", each.left_out)
+        looks, slow = effort.hand_overs["looks"], effort.hand_overs["slow"]
+        self._results.note(
+            f"What got less than the rest, so that all of it ends in time: {effort.hand_over_rounds * looks} hand-overs of "
+            f"those who look again after a while and {effort.hand_over_rounds * slow} of those who start a process for each "
+            f"grant or show it late, beside {effort.hand_over_rounds * effort.hand_overs['fast']} of the others; "
+            f"{effort.kill_rounds * effort.kills['slow']} of their holders killed, beside {effort.kill_rounds * effort.kills['fast']}; "
+            "and a shorter crowd of those who claim nothing."
         )
 
     def hand_over(self, run: Running, clients: Clients) -> None:
@@ -153,7 +176,12 @@ class Comparison:
                 try:
                     found[contender.name] = [measures.reclaims(clients, contender, 1, self._effort.never_s)]
                 except TimeoutError:  # that is what was to be seen
-                    lost.append([contender.name, f"not within {self._effort.never_s:g} s", None, None, 1])
+                    told = self._reclaimed[contender.name] = f"not within {self._effort.never_s:g} s"
+                    lost.append([contender.name, told, None, None, 1])
+        for name, rounds in found.items():
+            self._reclaimed[name] = (
+                f"after {duration(statistics.median(time_s for times in rounds for time_s in times))}"
+            )
         note = f"A Redis lock ends with its timeout; people set it to {REDIS_TTL_S:g} s or more, it is {SHORT_TTL_S:g} s here only so that it can be waited for. Of Ray and simple-gpu-scheduler the process that uses the GPU is killed, of all others the one that took it."
         self._distribution(
             "kill -9 of the holder to the next one, who waits in another process, with 1 GPU", found, note, lost
@@ -166,50 +194,48 @@ class Comparison:
         with Clients(run) as clients:
             found = taking_turns(
                 contenders,
-                lambda each: measures.cycles(clients, each, self._effort.cycles[each.pace]),
+                lambda each: measures.cycles(clients, each, self._effort.round_s[each.pace]),
                 self._effort.rounds,
                 self._skip("request + release"),
             )
+            self._alone = {name: [len(times) / sum(times) for times in rounds] for name, rounds in found.items()}
             for server, serving in run.servers.items():
                 self._weight_mb[server] = memory_mb(serving.pids)
         note = "Of Ray's task this is a task that does nothing, from its submission to its answer; of simple-gpu-scheduler, from the line to the start of a command, which is a Python without its site packages."
         self._distribution(f"Request + release, one client, {GPUS} GPUs", found, note)
 
     def rates(self, run: Running) -> None:
-        """Many clients."""
+        """One client, as it was just measured, and many."""
+        effort = self._effort
+        found: dict[int, dict[str, list[float]]] = {1: self._alone}
+        for number in effort.many:
+            with measures.racing(run, number) as rate:
+                rounds = taking_turns(
+                    [each for each in run.contenders if number in each.rates],
+                    lambda each, rate=rate: [rate(each, effort.round_s["fast"])],  # type: ignore[misc]
+                    effort.rounds,
+                    self._skip(f"{number} clients"),
+                )
+            found[number] = {name: [one for (one,) in rates] for name, rates in rounds.items()}
         table: dict[str, list[Cell]] = {each.name: [each.name] for each in run.contenders if each.rates}
         points: dict[str, list[tuple[float | str, float]]] = {}
-        for number in self._effort.clients:
-            found = taking_turns(
-                [each for each in run.contenders if number in each.rates],
-                lambda each, number=number: [  # type: ignore[misc]
-                    measures.rate(run, each, number, self._seconds(each, number))
-                ],
-                self._effort.rate_rounds,
-                self._skip(f"{number} clients"),
-            )
+        for number, by_name in found.items():
             for name, row in table.items():
-                rates = [rate for (rate,) in found.get(name, [])]
+                rates = by_name.get(name, [])
                 row.extend([statistics.median(rates), spread(rates)] if rates else [None, None])
                 if rates and statistics.median(rates) > 0:
                     points.setdefault(name, []).append((number, statistics.median(rates)))
         natures = {each.name: each.client for each in run.contenders}
-        columns = [
-            text for number in self._effort.clients for text in (f"{number} client{'s' * (number > 1)}, 1/s", "rounds")
-        ]
+        columns = [text for number in found for text in (f"{number} client{'s' * (number > 1)}, 1/s", "rounds")]
         self._results.table(
             f"Request + release a second, {GPUS} GPUs",
             ["", *columns, "a client is"],
             [[*row, natures[name]] for name, row in table.items()],
-            note="Statistics only: a look, nobody is told. With more clients than GPUs the others wait in between.",
+            note=f"Medians of {effort.rounds} rounds in turn of {effort.round_s['fast']:g} s, of one client of those who are slow {effort.round_s['slow']:g} s, each from when the rate no longer grew. Statistics only: a look, nobody is told. With more clients than GPUs the others wait in between.",
         )
         self._results.plot(
             "rate", "Request + release", kind="line", x="clients", y="1/s", log_x=True, log_y=True, series=points
         )
-
-    def _seconds(self, contender: Contender, clients: int) -> float:
-        """Many that begin at once are in each other's way at first: that must not be most of what is measured."""
-        return self._effort.rate_s[contender.pace] * max(1, clients // 32)
 
     def crowd(self, run: Running) -> None:
         """All at once, with a witness."""
@@ -223,17 +249,18 @@ class Comparison:
                 self._skip("crowd")(contender.name, str(trouble))
                 continue
             self._crowded_mb[contender.server] = max(weight_mb, self._crowded_mb.get(contender.server, 0.0))
+            self._verdicts[contender.name] = verdict
             claim = contender.order if contender.claims_exclusion else "claims nothing at all"
             rows.append(_crowd_row(contender.name, verdict, seconds, claim))
         low_s, high_s = measures.WORKLOAD_HOLD_S
         self._results.table(
             f"{effort.crowd} clients on {GPUS} GPUs, each holds for {low_s * 1000:g} to {high_s * 1000:g} ms, one is killed halfway",
             [
-                "", "for", "grants", "GPUs held twice", "overtaken", "by places, at most", "longest wait",
-                "the killed one's GPU is used again after", "what it says of the order",
+                "", "for", "grants", "GPUs held twice", "overtaken", "by places, at most", "processes were late, p99",
+                "longest wait", "the killed one's GPU is used again after", "what it says of the order",
             ],
             rows,
-            note=f"Held twice: whoever holds a GPU takes a lock on a file of that GPU, independently of who hands it out, and finds it taken. Overtaken: somebody asked more than {MARGIN_S * 1000:g} ms later and ran more than {MARGIN_S * 1000:g} ms earlier; who waited in vain until the end is not counted. Statistics are about as old here as a GPU is held for: those who hold for hours collide only with those who look at the same moment.",
+            note=f"Held twice: whoever holds a GPU takes a lock on a file of that GPU, independently of who hands it out, and finds it taken. Overtaken: somebody asked more than {MARGIN_S * 1000:g} ms later and ran more than {MARGIN_S * 1000:g} ms earlier; who waited in vain until the end is not counted, nor who asked in the first {duration(min(BEGINNING_S, effort.crowd_s / 4))}, while all begin at once. Late: after a process wanted to run again; where that is more than the margin, some of what looks overtaken was only late, and what is seen of the Redis list, which serves in order of arrival, is that.{measures.own_order_told(run)} Statistics are about as old here as a GPU is held for: those who hold for hours collide only with those who look at the same moment.",
         )  # fmt: skip
 
     def start_and_memory(self, run: Running) -> None:
@@ -287,7 +314,7 @@ class Comparison:
             times_s = [time_s for times in rounds for time_s in times]
             medians = [statistics.median(times) for times in rounds]
             number = len(times_s)
-            tail = duration(percentile(times_s, 99)) if number >= 50 else f"most: {duration(max(times_s))}"
+            tail = duration(percentile(times_s, 99)) if number >= ENOUGH_FOR_P99 else f"most: {duration(max(times_s))}"
             rows.append([name, duration(statistics.median(times_s)), tail, spread_s(medians), number])
         self._results.table(title, ["", "p50", "p99", "medians of rounds", "number"], [*rows, *more], note)
 
@@ -304,9 +331,21 @@ def _crowd_row(name: str, verdict: Verdict, seconds: float, claim: str) -> list[
     reused = "nobody was killed" if not verdict.has_victim else f"not within {duration(verdict.watched_s)}"
     if verdict.reused_s is not None:
         reused = duration(verdict.reused_s)
-    share = f"{show(100 * verdict.overtaken / max(1, verdict.grants))} %"
+    share = f"{show(verdict.overtaken_percent)} %"
+    late = None if verdict.late_p99_s is None else duration(verdict.late_p99_s)
     wait = duration(verdict.longest_wait_s)
-    return [name, f"{seconds:g} s", verdict.grants, verdict.twice, share, verdict.most_places, wait, reused, claim]
+    return [
+        name,
+        f"{seconds:g} s",
+        verdict.grants,
+        verdict.twice,
+        share,
+        verdict.most_places,
+        late,
+        wait,
+        reused,
+        claim,
+    ]
 
 
 def chosen(only: Sequence[str], results: Results, *, is_quick: bool) -> list[Contender]:

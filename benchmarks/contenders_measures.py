@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Self
 
 from contenders_field import SERVERS, Contender
-from contenders_order import Verdict, judge
+from contenders_order import BEGINNING_S, Verdict, judge, out_of_order
 from contenders_processes import Client, memory_mb
 from contenders_servers import Serving
 from peers import MissingError
 
 # Time enough for the next one to have begun to wait.
-SETTLE_S = 0.03
+SETTLE_S = 0.02
 WORKLOAD_HOLD_S = (0.05, 0.15)
 
 Trouble = (OSError, RuntimeError, AssertionError)
@@ -119,16 +119,24 @@ def first_grant(run: Running, contender: Contender) -> tuple[float, float]:
     return took_s, weight_mb
 
 
-def rate(run: Running, contender: Contender, clients: int, seconds: float) -> float:
-    """Cycles a second of so many clients."""
-    with run.client(contender) as client:
-        has_warm_up = contender.pace != "slow"
-        return float(client.ask("rate", clients=clients, seconds=seconds, has_warm_up=has_warm_up)["rate"])
+@contextmanager
+def racing(run: Running, clients: int) -> Iterator[Callable[[Contender, float], float]]:
+    """Cycles a second of so many clients of a contender, which are there for all rounds."""
+    with ExitStack() as stack:
+        racers: dict[str, Client] = {}
+
+        def rate(contender: Contender, seconds: float) -> float:
+            if contender.name not in racers:
+                racers[contender.name] = stack.enter_context(run.client(contender))
+            order = {"clients": clients, "seconds": seconds, "warm_up_s": contender.warm_up_s * min(1.0, seconds)}
+            return float(racers[contender.name].ask("rate", **order)["rate"])
+
+        yield rate
 
 
-def cycles(clients: Clients, contender: Contender, number: int) -> list[float]:
-    """Seconds of each of so many cycles of one client."""
-    return [float(time_s) for time_s in clients.of(contender, "alone").ask("cycles", number=number)["times_s"]]
+def cycles(clients: Clients, contender: Contender, seconds: float) -> list[float]:
+    """Seconds of each cycle of one client, for so long."""
+    return [float(time_s) for time_s in clients.of(contender, "alone").ask("cycles", seconds=seconds)["times_s"]]
 
 
 def hand_overs(clients: Clients, contender: Contender, number: int) -> list[float]:
@@ -176,4 +184,13 @@ def crowd(run: Running, contender: Contender, clients: int, seconds: float) -> t
         time.sleep(seconds / 3)
         weight_mb = memory_mb(run.servers[contender.server].pids)
         rows = client.answer(seconds + 120.0)["rows"]
-    return judge(rows), weight_mb
+    return judge(rows, min(BEGINNING_S, seconds / 4)), weight_mb
+
+
+def own_order_told(run: Running) -> str:
+    """What our own journal says of the order, as a sentence; nothing where we do not run."""
+    if "ours, full" not in run.servers:
+        return ""
+    (journal,) = (run.folder / f"ours, full-{run.gpus}").glob("*.sqlite3")
+    grants, wrong = out_of_order(journal)
+    return f" Our own journal, where nobody is late, has {grants:,} grants since it began, {wrong:,} of them out of the order of arrival."

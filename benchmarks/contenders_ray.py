@@ -55,7 +55,7 @@ class RayTaskTaker:
 
     def __init__(self, settings: Settings) -> None:
         connect(settings)
-        # A task asks for a CPU as well unless told otherwise, and there are fewer of them here than GPUs.
+        # A task asks for a CPU as well unless told otherwise; here it is to wait for nothing but a GPU.
         options = {"num_gpus": 1, "num_cpus": 0, "max_retries": 0, **self.options}
         self._nothing = ray.remote(**options)(nothing)
         self._report = ray.remote(**options)(report)

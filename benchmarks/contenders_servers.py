@@ -24,7 +24,6 @@ POLL_S = 0.002
 # What people give a lock, so that it outlives a short trouble of its holder.
 REDIS_TTL_S = 30.0
 RAY_OBJECT_STORE_BYTES = 100_000_000
-RAY_CPUS = 2
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,8 @@ def ray(folder: Path, gpus: int) -> Iterator[Serving]:
     port = free_port()
     start = [python.with_name("ray"), "start", "--head", "--block", f"--port={port}", f"--num-gpus={gpus}"]
     start += [
-        f"--num-cpus={RAY_CPUS}",
+        # It starts no more processes at a time than that: a GPU must not wait for a processor that is only a number.
+        f"--num-cpus={gpus}",
         "--include-dashboard=false",
         "--include-log-monitor=false",
         "--disable-usage-stats",

@@ -28,6 +28,10 @@ from contenders_takers import MODULES, TAKERS, Handle, Settings, Taker
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 # How long those who still wait at the end may go on.
 GRACE_S = 3.0
+# It is warm when a step brings less than so many times what the one before it did. Steps are parts of what is measured;
+# who has run before is warm sooner.
+STILL_GROWING = 1.15
+FIRST_STEPS, LATER_STEPS, MOST_STEPS = 4, 10, 24
 
 
 class Worker:
@@ -39,6 +43,7 @@ class Worker:
         self._settings = settings
         self._taker: Taker | None = None
         self._handle: Handle | None = None
+        self._racers: Racers | None = None
 
     def make(self) -> Taker:
         """A client of its own."""
@@ -72,31 +77,27 @@ class Worker:
         self._handle = None
         return {"began": began}
 
-    def cycles(self, number: int) -> dict[str, object]:
-        """So many cycles, each timed."""
+    def cycles(self, seconds: float) -> dict[str, object]:
+        """For so long, and at least one; each timed."""
         cycle = cycle_of(self.taker)
-        times_s = []
-        for _ in range(number):
+        times_s: list[float] = []
+        until = time.monotonic() + seconds
+        while not times_s or time.monotonic() < until:
             began = time.perf_counter()
             cycle()
             times_s.append(time.perf_counter() - began)
         return {"times_s": times_s}
 
-    def rate(self, clients: int, seconds: float, *, has_warm_up: bool) -> dict[str, object]:
-        """Cycles a second of so many clients at once, each as fast as it can."""
-        crowd = Crowd(self, clients)
+    def rate(self, clients: int, seconds: float, warm_up_s: float) -> dict[str, object]:
+        """Cycles a second of so many clients at once, each as fast as it can, from when that is no longer growing.
 
-        def run(number: int, begin: Begin, _: Say) -> None:
-            cycle = cycle_of(self.make())
-            if has_warm_up:
-                cycle()
-            until = begin() + seconds
-            while time.monotonic() < until:
-                cycle()
-                crowd.counts[number] += 1
-
-        crowd.run(run, seconds)
-        return {"rate": crowd.counted / seconds}
+        They are made the first time, and then run for so long at least before anything is counted; from then on they
+        wait until they are told to go on. A process is for one number of them.
+        """
+        if self._racers is None:
+            self._racers = Racers(self, clients)
+            return {"rate": self._racers.rate(seconds, warm_up_s, FIRST_STEPS)}
+        return {"rate": self._racers.rate(seconds, 0.0, LATER_STEPS)}
 
     def crowd(
         self, clients: int, seconds: float, folder: str, hold_s: tuple[float, float], *, has_victim: bool
@@ -119,7 +120,9 @@ class Worker:
                         os.close(witness)
                     say({**row, "victim": handle.pid})
                     time.sleep(WITH_VICTIM_S)
-                time.sleep(choose.uniform(*hold_s))
+                wake = time.monotonic() + choose.uniform(*hold_s)
+                time.sleep(max(0.0, wake - time.monotonic()))
+                row["late"] = time.monotonic() - wake
                 os.close(witness)
                 say(row)
                 taker.release(handle)
@@ -145,28 +148,34 @@ class Crowd:
         self._lines = os.pipe()
         self._ready = os.pipe()
         self._gate = os.pipe()
-        # Seen by all processes; each changes its own. `counted` is the sum of them when the time was over.
-        self.counts = memoryview(mmap.mmap(-1, 8 * clients)).cast("Q")
-        self.counted = 0
 
     def run(self, client: Client, seconds: float) -> list[dict[str, Any]]:
         """What they said, until all have ended or the time is over and a little more."""
-        start = self._start_threads if self._worker.has_threads else self._start_processes
-        start(client)
         try:
-            for _ in range(self._clients):
-                assert select.select([self._ready[0]], [], [], 60.0)[0], "a client is not ready"
-                os.read(self._ready[0], 1)
-            os.write(self._gate[1], bytes(self._clients))
-            until = time.monotonic() + seconds
-            rows = self._listen(until)
-            self.counted = sum(self.counts)
-            return rows + self._listen(until + GRACE_S)
+            self.start(client)
+            self.wait_until_ready()
+            self.let_go()
+            return self._listen(time.monotonic() + seconds + GRACE_S)
         finally:
             for pid in self._pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in self._pids:
                 os.waitpid(pid, 0)
+
+    def start(self, client: Client) -> None:
+        """Make them; each waits at the gate when it is ready."""
+        (self._start_threads if self._worker.has_threads else self._start_processes)(client)
+
+    def wait_until_ready(self) -> None:
+        """Until all are at the gate. What one of them died of is raised."""
+        for _ in range(self._clients):
+            assert select.select([self._ready[0]], [], [], 60.0)[0], "a client is not ready"
+            os.read(self._ready[0], 1)
+        self._listen(time.monotonic())
+
+    def let_go(self) -> None:
+        """Open the gate, for all of them once."""
+        os.write(self._gate[1], bytes(self._clients))
 
     def _listen(self, until: float) -> list[dict[str, Any]]:
         """What is said until then, or until nobody is left."""
@@ -226,6 +235,51 @@ class Crowd:
     def _say(self, row: dict[str, Any]) -> None:
         # Shorter than PIPE_BUF, so lines of several do not mix.
         os.write(self._lines[1], json.dumps(row).encode() + b"\n")
+
+
+class Racers:
+    """A crowd that cycles while a flag is up, and waits for the next time at the gate."""
+
+    def __init__(self, worker: Worker, clients: int) -> None:
+        # Seen by all processes; each changes its own number, and nobody but this one the flag.
+        self._counts = memoryview(mmap.mmap(-1, 8 * clients)).cast("Q")
+        self._flag = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._crowd = Crowd(worker, clients)
+
+        def run(number: int, begin: Begin, _: Say) -> None:
+            cycle = cycle_of(worker.make())
+            while True:
+                begin()
+                while self._flag[0]:
+                    cycle()
+                    self._counts[number] += 1
+
+        self._crowd.start(run)
+        self._crowd.wait_until_ready()
+
+    def rate(self, seconds: float, warm_up_s: float, steps: int) -> float:
+        """Of all together. The flag is down, and all are at the gate, before and after."""
+        self._flag[0] = 1
+        self._crowd.let_go()
+        time.sleep(warm_up_s)
+        self._warm_up(seconds / steps)
+        began, before = time.monotonic(), sum(self._counts)
+        time.sleep(seconds)
+        counted, took_s = sum(self._counts) - before, time.monotonic() - began
+        self._flag[0] = 0
+        self._crowd.wait_until_ready()
+        return counted / took_s
+
+    def _warm_up(self, step_s: float) -> None:
+        """Until a step brings hardly more than the one before it, or there were too many."""
+        last = 0
+        for _ in range(MOST_STEPS):
+            before = sum(self._counts)
+            time.sleep(step_s)
+            now = sum(self._counts) - before
+            if last and now <= STILL_GROWING * last:
+                return
+            last = now
 
 
 def cycle_of(taker: Taker) -> Callable[[], None]:

@@ -1,4 +1,9 @@
-"""A pool under load: all GPUs taken, as many waiters as GPUs, mixed wishes, and a seeded stream of commands."""
+"""A pool under load: all GPUs taken, as many waiters as GPUs, mixed wishes, and a seeded stream of commands.
+
+A pool that was only just filled is cheap: nobody holds some GPUs yet until he has enough of them, and as long as urgent
+ones of the beginning stand at the head of the line, who comes joins behind them. A small pool leaves that state within
+some commands, a large one not while it is measured. So each is in use for a while first: as long, for its size.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gpu_worker_pool.core import commands as cmd
+from gpu_worker_pool.core import events as ev
+from gpu_worker_pool.core.decide import decide
+from gpu_worker_pool.core.evolve import replay
 from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.pool import step
@@ -20,16 +28,25 @@ GPUS_PER_NODE = 8
 # A line as long as wanted, of many owners: an owner's own line is limited.
 SETTINGS = PoolSettings(max_queued=1_000_000, max_queued_per_owner=1_000_000)
 OWNERS = 50
+# Of the waiters, those who share a GPU, and how much memory they ask for.
+SHARING = 0.15
+SIZES_MB = (2048, 4096, 6144, 8192, 12288)
+# A pool is in use until so many leases for each GPU ended, in so many parts.
+TURNOVER = 0.5
+PARTS = 100
 MODELS = (("NVIDIA A100-SXM4-80GB", 81920, 5), ("Tesla T4", 15360, 3), ("NVIDIA GeForce RTX 3090", 24576, 2))
 
 
 @dataclass
 class CrowdedPool:
-    """`waiters` is how many wait, by default as many as there are GPUs."""
+    """`waiters` is how many wait, by default as many as there are GPUs. With `has_own_sizes` each of those who come to
+    share a GPU asks for his own number of MB; else there are a few sizes, and so a few kinds of wishes in all.
+    """
 
     gpus: int
     rng: random.Random
     waiters: int = -1
+    has_own_sizes: bool = False
     state: PoolState = field(default_factory=lambda: PoolState(SETTINGS))
     now: float = 0.0
     ids: Iterator[int] = field(default_factory=itertools.count)
@@ -70,27 +87,84 @@ class CrowdedPool:
     def observe(self, node: str) -> cmd.Observe:
         return cmd.Observe(tuple(replace(reading, at=self.now) for reading in self.readings[node]))
 
-    def request(self) -> cmd.RequestLease:
+    def request(self, *, priority: int | None = None, shares: bool | None = None) -> cmd.RequestLease:
+        """Of a random kind and priority where nothing is said about them."""
         kind = self.rng.random()
         model = self.rng.choice((None, None, None, "A100", "T4", "*3090"))
-        if kind < 0.70:
+        if shares is None:
+            shares = kind >= 1 - SHARING
+        if shares:
+            own_mb = self.rng.randint(SIZES_MB[0], SIZES_MB[-1]) if self.has_own_sizes else self.rng.choice(SIZES_MB)
+            wishes = Wishes(memory_mb=own_mb, model=model)
+        elif kind < 0.70:
             wishes = Wishes(model=model)
-        elif kind < 0.85:
-            wishes = Wishes(gpus=self.rng.choice((2, 2, 4, 8)), model=model)
         else:
-            wishes = Wishes(memory_mb=self.rng.choice((2048, 4096, 6144, 8192, 12288)), model=model)
+            wishes = Wishes(gpus=self.rng.choice((2, 2, 4, 8)), model=model)
         number = next(self.ids)
         holder = Holder(worker_id="w", owner=f"owner-{number % OWNERS}")
-        request = Request(wishes, holder, self.rng.choice((0, 0, 0, 5)), ttl_s=3600.0)
-        return cmd.RequestLease(f"lease-{number}", request)
+        if priority is None:
+            priority = self.rng.choice((0, 0, 0, 5))
+        return cmd.RequestLease(f"lease-{number}", Request(wishes, holder, priority, ttl_s=3600.0))
 
     def fill(self) -> None:
-        """Take every GPU, then let so many wait."""
+        """Take every GPU, and let as many wait as will; the last of them come with `let_share`."""
         step(self.state, cmd.Open("boot"), self.now)
         for node in self.readings:
             self.handle(self.observe(node))
+        while len(self.state.queue) < self._exclusive:
+            self.handle(self.request(priority=0))  # in a pool in use the urgent ones of before have been served
+
+    def use(self, turnover: float = TURNOVER) -> None:
+        """Let so many leases for each GPU end and others take their place.
+
+        Several end at once, and the queue is served once for all of them: it is to be done soon, and is not measured.
+        """
+        at_once = max(1, round(self.gpus * TURNOVER / PARTS))
+        for _ in range(round(self.gpus * turnover / at_once)):
+            active = [lease for lease in self.state.leases.values() if isinstance(lease, ActiveLease)]
+            ending = self.rng.sample(active, min(at_once, len(active)))
+            for lease in ending:
+                self._happen(cmd.Release(lease.id))
+                self._happen(self.request())
+            self.now += 0.0001
+            for node in dict.fromkeys(lease.gpus[0].node for lease in ending):
+                self._happen(self.observe(node))
+            self._serve()
+            queued = [lease.id for lease in self.state.leases.values() if isinstance(lease, QueuedLease)]
+            for lease_id in self.rng.sample(queued, max(0, len(queued) - self._exclusive)):
+                self._happen(cmd.Release(lease_id))
+            while len(self.state.queue) < self._exclusive:
+                self._happen(self.request(priority=0))
+
+    def let_share(self) -> None:
+        """Let those who share a GPU join the line, until so many wait for whom there is no room now."""
         while len(self.state.queue) < self.waiters:
-            self.handle(self.request())
+            while len(self.state.queue) < self.waiters:
+                self._happen(self.request(priority=0, shares=True))
+            self._serve()
+
+    @property
+    def kinds(self) -> int:
+        """Of wishes, among those who wait."""
+        return len(self.state.queue.by_wishes)
+
+    @property
+    def holders(self) -> int:
+        """How many who wait hold GPUs until they have enough of them."""
+        return len(set(self.state.holds.values()))
+
+    @property
+    def _exclusive(self) -> int:
+        return self.waiters - int(self.waiters * SHARING)
+
+    def _happen(self, command: cmd.Command) -> list[ev.Event]:
+        events = decide(self.state, command, self.now)
+        replay(self.state, events)
+        return events
+
+    def _serve(self) -> None:
+        while self._happen(cmd.ServeQueue()):
+            pass
 
     def pick(self, kind: type[ActiveLease | QueuedLease]) -> str | None:
         """A random live lease of a kind, found without a scan that would be measured."""

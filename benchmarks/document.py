@@ -12,19 +12,24 @@ Data: TypeAlias = Mapping[str, Any]
 # The figures to reach, in the order of the design: each must be there, or it says that it was not measured.
 FIGURES = {
     "statistics_vs_bare": "`GET /gpu/summary` beside a bare ASGI handler",
+    "statistics_vs_bare_with_log": "the same with the access log on both sides",
     "statistics_while_probe_hangs": "p99 of a GET while `nvidia-smi` takes 2 s",
+    "longest_while_probe_hangs": "the longest of them",
     "lease_vs_redis": "lease + release, one client, beside the Redis lock",
     "lease_fsync_vs_redis_fsync": "the same with fsync",
     "full_vs_normal_64_gpus": "64 clients: the rate at `full` beside `normal`",
     "full_vs_normal_8_gpus": "the same with 8 GPUs",
     "hand_over_p50": "release to the next waiter, p50",
     "hand_over_p99": "release to the next waiter, p99",
+    "hand_over_client_p50": "the same by the Python client, p50",
+    "hand_over_client_p99": "the same by the Python client, p99",
     "reclaim_p50": "`kill -9` of a holder to the next waiter, p50",
     "decision_time": "a decision at 10,000 GPUs and waiters",
     "decision_growth": "growth of a decision",
     "endpoints_first_gpu": "a client with 100 endpoints, some dead: time to the first GPU",
     "import_time": "import of the client",
     "import_weight": "what the client imports",
+    "replay_allocated": "GPU capacity allocated at 130 % demand, of a real trace",
 }
 VERDICTS = {True: "reached", False: "**missed**", None: "not measured"}
 TRACE = "https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2023"
@@ -46,12 +51,13 @@ def image_of(name: str, plot_id: str) -> str:
 def _opening(run: Data) -> Iterator[str]:
     yield "# Benchmarks"
     yield ""
-    yield "This document is written by `make bench`: every number in it was measured in one run on one machine, and"
-    yield "`benchmarks/measured.json` holds the data. Do not edit it. Ratios count, because those who are compared take turns"
-    yield 'in the same run; a time is that of this machine. "Rounds" or "spread" is the lowest and the highest of them.'
+    yield "This document is written by `make bench`: every number in it was measured in one run on one machine, but for what"
+    yield "was asked for, what is to be reached, and what is named as quoted. `benchmarks/measured.json` holds the data. Do not"
+    yield "edit it. Ratios count, because those who are compared take turns in the same run; a time is that of this machine."
+    yield '"Rounds" or "spread" is the lowest and the highest of them.'
     yield ""
-    yield "To do it again: `make bench`. `make bench QUICK=1` shows in a few minutes whether everything runs, and writes nothing"
-    yield "here. Others to compare with are installed into `.bench-venv`; redis-server and PostgreSQL are found if installed."
+    yield "To do it again: `make bench OPENB=folder`. `make bench QUICK=1` shows in a few minutes whether everything runs, and writes"
+    yield "nothing here. Others to compare with are installed into `.bench-venv`; redis-server and PostgreSQL are found if installed."
     yield "The trace that is replayed is public, and is read from the folder in `make bench OPENB=folder`: the files"
     yield f"`openb_node_list_gpu_node.csv` and `openb_pod_list_default.csv` of [cluster-trace-gpu-v2023]({TRACE})."
     yield ""

@@ -11,3 +11,8 @@ def exponent(costs: Mapping[int, float]) -> float:
     """The slope of the least-squares line through the logarithms: 0 is flat, 1 is in proportion."""
     sizes = [math.log(size) for size in costs]
     return statistics.linear_regression(sizes, [math.log(cost) for cost in costs.values()]).slope
+
+
+def last_exponent(costs: Mapping[int, float]) -> float:
+    """That of the last step alone. What is constant hides growth at small sizes, and shows in this one the least."""
+    return exponent({size: costs[size] for size in sorted(costs)[-2:]})

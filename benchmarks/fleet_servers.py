@@ -1,4 +1,4 @@
-"""Servers with statistics, many of them, in a process of their own, so that what is measured is the client."""
+"""Many endpoints for a client: stand-ins with statistics, all in one process of their own, and real servers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from lease_servers import pool_server
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from gpu_worker_pool import GPUWorkerPoolClient
-from tests.client.statistics_server import StatisticsServer
+from tests.client.statistics_server import StatisticsServer, idle
 
 GPUS_EACH = 8
 
 
 @contextmanager
-def statistics_servers(live: int, refusing: int = 0, hanging: int = 0) -> Iterator[tuple[list[str], list[str]]]:
-    """The URLs of the live ones, and of the dead ones."""
+def statistics_servers(
+    live: int, refusing: int = 0, hanging: int = 0, *, are_busy: bool = False
+) -> Iterator[tuple[list[str], list[str]]]:
+    """The URLs of the live ones, and of the dead ones, of which those that hang come first.
+
+    They are stand-ins: each answers with the same statistics and has no leases, and all of them share a process. Of busy
+    ones no GPU is to be had.
+    """
     # Each takes a socket to listen and one for the connection; where they are too few, as many as are allowed.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(there, live, refusing, hanging), daemon=True
+        target=_serve, args=(there, live, refusing, hanging, are_busy), daemon=True
     )
     process.start()
     try:
@@ -38,17 +46,29 @@ def statistics_servers(live: int, refusing: int = 0, hanging: int = 0) -> Iterat
         process.join()
 
 
-def _serve(pipe: Connection, live: int, refusing: int, hanging: int) -> None:
-    asyncio.run(_serve_all(pipe, live, refusing, hanging))
+@contextmanager
+def lease_servers(folder: Path, number: int) -> Iterator[list[str]]:
+    """The URLs of so many servers of ours, with leases and simulated GPUs, a process each."""
+    with ExitStack() as stack:
+        # One after the other: their start is not what is measured, and on few cores it is no slower.
+        ports = [stack.enter_context(pool_server(folder / f"real-{one}", GPUS_EACH, "full")) for one in range(number)]
+        yield [f"http://127.0.0.1:{port}" for port in ports]
 
 
-async def _serve_all(pipe: Connection, live: int, refusing: int, hanging: int) -> None:
+def _serve(pipe: Connection, live: int, refusing: int, hanging: int, are_busy: bool) -> None:  # noqa: FBT001 - of a process
+    asyncio.run(_serve_all(pipe, live, refusing, hanging, are_busy=are_busy))
+
+
+async def _serve_all(pipe: Connection, live: int, refusing: int, hanging: int, *, are_busy: bool) -> None:
+    gpus = idle(GPUS_EACH)
+    if are_busy:
+        gpus = [{**gpu, "memory_usage_percent": 99.0, "utilization_percent": 100} for gpu in gpus]
     async with AsyncExitStack() as stack:
 
-        async def start(number: int, gpus: int, *, hangs: bool = False) -> list[StatisticsServer]:
+        async def start(number: int, *, hangs: bool = False) -> list[StatisticsServer]:
             return [await stack.enter_async_context(StatisticsServer(gpus, hangs=hangs)) for _ in range(number)]
 
-        lively, hung, gone = await start(live, GPUS_EACH), await start(hanging, 1, hangs=True), await start(refusing, 1)
+        lively, hung, gone = await start(live), await start(hanging, hangs=True), await start(refusing)
         for server in gone:
             await server.stop()
         pipe.send(([server.url for server in lively], [server.url for server in (*hung, *gone)]))

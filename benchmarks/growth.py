@@ -2,7 +2,8 @@
 
 A decision is measured in the core. A lease + release over HTTP and the start are those of a server that is started with
 so much in its journal; a poll round is that of a client with so many endpoints. Every other pass over the sizes goes
-backwards. The exponent is the slope of the least-squares line through the logarithms: 0 is flat, 1 is in proportion.
+backwards. The exponent is that of the last step of ten, because most costs are a constant plus what grows, and beside it
+the slope of the least-squares line through the logarithms of all sizes: 0 is flat, 1 is in proportion.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import gc
 import logging
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -22,21 +24,27 @@ from itertools import chain
 from pathlib import Path
 
 from crowded_pool import CrowdedPool
-from fit import exponent
+from fit import exponent, last_exponent
 from fleet_servers import poll_round_s, statistics_servers
 from lease_locks import PoolLease, cycle_s, who_asks
 from lease_servers import pool_process
-from past_journal import NODE, write_journal
+from past_journal import GPUS_WAITED_FOR, NODE, write_journal
 from results import Cell, Results, duration, parser
 from rounds import in_turn, spread_s
 
 SEED = 1
 FEW = 100
+# How long a pool is in use before a decision is measured: leases that ended for each GPU.
+TURNOVER = 0.1
+# More urgent than all who wait.
+PRIORITY = 5
 ROOMY = {"GPU_POOL_NODE": NODE, "GPU_POOL_MAX_QUEUED": "100000", "GPU_POOL_MAX_QUEUED_PER_OWNER": "100000"}
 
 
 @dataclass(frozen=True)
 class Effort:
+    """Polls: the seconds from one to the next, and how many are measured; long are those of the most endpoints."""
+
     decision_sizes: tuple[int, ...]
     decisions: int
     server_gpus: tuple[int, ...]
@@ -44,31 +52,37 @@ class Effort:
     ended: tuple[int, ...]
     leases: int
     endpoints: tuple[int, ...]
-    poll_s: float
+    short_polls: tuple[float, int]
+    long_polls: tuple[float, int]
     passes: int
+    server_passes: int
 
 
 QUICK = Effort(
     decision_sizes=(10, 100),
     decisions=4,
     server_gpus=(),
-    waiters=(),
+    waiters=(10, 100),
     ended=(10, 100),
     leases=5,
     endpoints=(1, 10),
-    poll_s=0.1,
+    short_polls=(0.1, 2),
+    long_polls=(0.1, 2),
     passes=1,
+    server_passes=1,
 )
 WHOLE = Effort(
     decision_sizes=(10, 100, 1_000, 10_000),
-    decisions=60,
+    decisions=20,
     server_gpus=(10, 100, 1_000),
-    waiters=(10, 100, 1_000, 10_000),
-    ended=(100, 1_000, 10_000, 100_000),
-    leases=100,
-    endpoints=(1, 10, 100, 1_000),
-    poll_s=1.5,
-    passes=2,
+    waiters=(100, 1_000, 10_000),
+    ended=(1_000, 10_000, 100_000),
+    leases=30,
+    endpoints=(10, 100, 1_000),
+    short_polls=(0.15, 4),
+    long_polls=(1.3, 1),
+    passes=3,
+    server_passes=2,
 )
 
 
@@ -88,8 +102,8 @@ class Curve:
 def decisions(effort: Effort) -> list[Curve]:
     """One axis grows, the other stays at `FEW`."""
     return [
-        _decisions(effort, "GPUs", lambda size: CrowdedPool(size, random.Random(SEED), waiters=FEW)),
-        _decisions(effort, "waiters", lambda size: CrowdedPool(FEW, random.Random(SEED), waiters=size)),
+        _decisions(effort, "GPUs", lambda size: CrowdedPool(size, random.Random(SEED), FEW, has_own_sizes=True)),
+        _decisions(effort, "waiters", lambda size: CrowdedPool(FEW, random.Random(SEED), size, has_own_sizes=True)),
     ]
 
 
@@ -97,6 +111,8 @@ def _decisions(effort: Effort, grows: str, make: Callable[[int], CrowdedPool]) -
     pools = {size: make(size) for size in effort.decision_sizes}
     for pool in pools.values():
         pool.fill()
+        pool.use(TURNOVER)
+        pool.let_share()
     gc.collect()
 
     def mean_s(pool: CrowdedPool) -> float:
@@ -121,17 +137,25 @@ def servers(effort: Effort, folder: Path) -> list[Curve]:
         def one(size: int, grows: str = grows, start: Curve = start) -> float:
             state = folder / f"server-{next(numbers)}"
             past = folder / f"past-{state.name}"
-            gpus = f"{size if grows == 'GPUs' else 8}xT4"
-            past.mkdir()
-            write_journal(past, size if grows == "waiters" else 0, size if grows == "ended leases" else 0)
+            shutil.copytree(_past(folder, grows, size), past)
+            gpus = f"{size if grows == 'GPUs' else GPUS_WAITED_FOR if grows == 'waiters' else 8}xT4"
             began = time.perf_counter()
             with pool_process(state, gpus, "normal", {**ROOMY, "GPU_POOL_STATE_DIR": str(past)}) as (port, _):
                 start.costs_s[size].append(time.perf_counter() - began)
-                return cycle_s(PoolLease(port, {**who_asks(), "model": "T4"}), effort.leases)
+                return cycle_s(PoolLease(port, {**who_asks(), "model": "T4", "priority": PRIORITY}), effort.leases)
 
-        grant.costs_s.update(_by_size(in_turn({str(size): partial(one, size) for size in sizes}, effort.passes)))
+        grant.costs_s.update(_by_size(in_turn({str(size): partial(one, size) for size in sizes}, effort.server_passes)))
         curves += [start, grant]
     return curves
+
+
+def _past(folder: Path, grows: str, size: int) -> Path:
+    """The journal that each pass gets a copy of: to write a long one takes longer than to start with it."""
+    past = folder / f"past-{grows}-{size}"
+    if not past.exists():
+        past.mkdir()
+        write_journal(past, size if grows == "waiters" else 0, size if grows == "ended leases" else 0)
+    return past
 
 
 def polls(effort: Effort) -> Curve:
@@ -139,10 +163,11 @@ def polls(effort: Effort) -> Curve:
     with statistics_servers(max(effort.endpoints)) as (urls, _):
 
         def poll(size: int) -> float:
-            return asyncio.run(poll_round_s(urls[:size], effort.poll_s, 2))
+            every_s, rounds = effort.long_polls if size == len(urls) else effort.short_polls
+            return asyncio.run(poll_round_s(urls[:size], every_s, rounds))
 
         asyncio.run(poll_round_s(urls[:1], 0.05, 1))  # everything is loaded once
-        found = in_turn({str(size): partial(poll, size) for size in effort.endpoints}, 1)
+        found = in_turn({str(size): partial(poll, size) for size in effort.endpoints}, effort.passes)
     return Curve("poll round of a client, processor time", "endpoints", _by_size(found))
 
 
@@ -158,12 +183,31 @@ def report(results: Results, curves: list[Curve]) -> None:
         medians_s = curve.medians_s
         cells = [duration(medians_s[size]) if size in medians_s else None for size in sizes]
         largest = max(medians_s)
-        rows.append([f"{curve.what}: {curve.grows}", *cells, spread_s(curve.costs_s[largest]), exponent(medians_s)])
+        powers = [f"{last_exponent(medians_s):.2f}", f"{exponent(medians_s):.2f}"]
+        rows.append(
+            [
+                f"{curve.what}: {curve.grows}",
+                len(curve.costs_s[largest]),
+                *cells,
+                spread_s(curve.costs_s[largest]),
+                *powers,
+            ]
+        )
     results.table(
-        "What grows, by size",
-        ["", *(f"{size:,}" for size in sizes), "passes at the largest", "exponent"],
+        "What grows, by size: medians of the passes",
+        [
+            "",
+            "passes",
+            *(f"{size:,}" for size in sizes),
+            "passes at the largest",
+            "exponent of the last 10x step",
+            "exponent over all sizes",
+        ],
         rows,
-        note="Exponent: 0 is flat, 1 is in proportion. A start includes that of Python and the loading of the program.",
+        note="Exponent: 0 is flat, 1 is in proportion. A start includes that of Python and the loading of the program. "
+        "A decision: all kinds together, in a line where each who shares a GPU asks for his own number of MB. Over "
+        f"HTTP those who wait want all {GPUS_WAITED_FOR} GPUs; half of them are leased to the first, the other half is "
+        "held for the next, and the lease that is measured is a more urgent one's, who takes one of those.",
     )
     results.plot(
         "costs",
@@ -174,12 +218,12 @@ def report(results: Results, curves: list[Curve]) -> None:
         log_x=True,
         log_y=True,
         series={
-            f"{curve.what}: {curve.grows} ({exponent(curve.medians_s):.2f})": [
+            f"{curve.what}: {curve.grows} ({last_exponent(curve.medians_s):.2f})": [
                 (size, 1000 * cost_s) for size, cost_s in sorted(curve.medians_s.items())
             ]
             for curve in curves
         },
-        note="In brackets: the exponent.",
+        note="In brackets: the exponent of the last 10x step.",
     )
 
 

@@ -1,9 +1,8 @@
-"""One GPU, or one lock, held by somebody: ours over HTTP and that of Redis, all with the same two calls."""
+"""One GPU, or one lock, held by somebody: ours and that of Redis, all with the same two calls."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import importlib
 import json
 import os
@@ -24,6 +23,10 @@ class Lock(Protocol):
         ...
 
     def release(self) -> None: ...
+
+    def close(self) -> None:
+        """Let go of its connection, and of what else it has."""
+        ...
 
 
 def cycle_s(lock: Lock, cycles: int) -> float:
@@ -94,6 +97,9 @@ class PoolLease:
         lease = self._call(delete(self._id))
         assert lease["state"] == "ended", lease
 
+    def close(self) -> None:
+        self._socket.close()
+
     def _call(self, request: bytes) -> Any:
         self._socket.sendall(request)
         received, size = b"", None
@@ -106,30 +112,22 @@ class PoolLease:
         return json.loads(received[received.index(b"\r\n\r\n") :])
 
 
-class PoolLeaseByHttpClient:
-    """The same over http.client, for those who say that a bare socket is no HTTP client."""
+class PoolLeaseByPythonClient:
+    """By this project's Python client, the blocking one, as a user has it."""
 
     def __init__(self, port: int) -> None:
-        self._body = json.dumps(who_asks()).encode()
-        self._ids = (f"{os.getpid()}-h{id(self):x}-{number}" for number in count())
-        self._id = ""
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        self._pool = importlib.import_module("gpu_worker_pool").GPUWorkerPool(f"http://127.0.0.1:{port}")
+        self._pool.start()
+        self._assignment: Any = None
 
     def acquire(self) -> None:
-        self._id = next(self._ids)
-        lease = self._call("PUT", self._body)
-        assert lease["state"] == "active", lease
+        self._assignment = self._pool.request_gpu(timeout=TIMEOUT_S)
 
     def release(self) -> None:
-        lease = self._call("DELETE", None)
-        assert lease["state"] == "ended", lease
+        self._pool.release_gpu(self._assignment)
 
-    def _call(self, method: str, body: bytes | None) -> Any:
-        self._connection.request(method, f"/leases/{self._id}", body)
-        response = self._connection.getresponse()
-        answer = response.read()
-        assert response.status in {200, 201}, answer
-        return json.loads(answer)
+    def close(self) -> None:
+        self._pool.stop()
 
 
 class RedisLock:
@@ -139,8 +137,8 @@ class RedisLock:
     """
 
     def __init__(self, port: int, sleep_s: float = 0.1) -> None:
-        client = importlib.import_module("redis").Redis(host="127.0.0.1", port=port, socket_timeout=TIMEOUT_S)
-        self._lock = client.lock("gpu", timeout=30, sleep=sleep_s)
+        self._client = importlib.import_module("redis").Redis(host="127.0.0.1", port=port, socket_timeout=TIMEOUT_S)
+        self._lock = self._client.lock("gpu", timeout=30, sleep=sleep_s)
 
     def acquire(self) -> None:
         assert self._lock.acquire()
@@ -148,17 +146,24 @@ class RedisLock:
     def release(self) -> None:
         self._lock.release()
 
+    def close(self) -> None:
+        self._client.close()
+
 
 class RedisAsyncioLock:
     """The same lock of redis-py by its asyncio client, which is what a program with an event loop would use."""
 
     def __init__(self, port: int) -> None:
         self._loop = asyncio.new_event_loop()
-        client = importlib.import_module("redis.asyncio").Redis(host="127.0.0.1", port=port)
-        self._lock = client.lock("gpu-asyncio", timeout=30)
+        self._client = importlib.import_module("redis.asyncio").Redis(host="127.0.0.1", port=port)
+        self._lock = self._client.lock("gpu-asyncio", timeout=30)
 
     def acquire(self) -> None:
         assert self._loop.run_until_complete(self._lock.acquire())
 
     def release(self) -> None:
         self._loop.run_until_complete(self._lock.release())
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.close()

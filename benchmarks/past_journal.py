@@ -15,20 +15,26 @@ NODE = "benchmark"
 FILE = f"simulated-{NODE}.sqlite3"
 OWNERS = 100
 AT_ONCE = 1_000
-# They wait for what this server has not (any more), so that none of them is served or in anybody's way.
-AWAITED = Wishes(model="H100")
+# A server for those who wait: the first of them gets half of its GPUs when it starts, and keeps them. All the others
+# want every GPU, one in seven of them with so much memory as nobody else asks for. They cannot be served, but the free
+# half is held for the first of them: whoever is more urgent takes GPUs that they compete for.
+GPUS_WAITED_FOR = 16
+OWN_SIZE_EVERY = 7
+LEAST_MB = 1_000
 LEASE_S = 60.0
 
 
 def write_journal(folder: Path, waiters: int, ended: int) -> None:
-    """Into the folder of a server's state; its GPUs are simulated and its node is called `NODE`."""
+    """Into the folder of a server's state; its GPUs are simulated and its node is called `NODE`. With waiters it is to
+    have `GPUS_WAITED_FOR` of them.
+    """
     now, offset_s = boot_time(), wall_offset()
     first_at = now + offset_s - LEASE_S * (ended + 2)
     journal = SqliteJournal(folder / FILE, durability="normal")
     try:
         opened = [ev.PoolOpened(now, boot_id(), offset_s), ev.HistoryCondensed(now, (), 1)]
         queued = [
-            ev.LeaseQueued(now, f"waiting-{number}", _request(number, AWAITED), number + 1, now + offset_s)
+            ev.LeaseQueued(now, f"waiting-{number}", _request(number, _awaited(number)), number + 1, now + offset_s)
             for number in range(waiters)
         ]
         journal.compact([*opened, *queued])
@@ -37,6 +43,13 @@ def write_journal(folder: Path, waiters: int, ended: int) -> None:
             journal.append([], [_ended(number, first_at + LEASE_S * number) for number in numbers])
     finally:
         journal.close()
+
+
+def _awaited(number: int) -> Wishes:
+    if number == 0:
+        return Wishes(gpus=GPUS_WAITED_FOR // 2)
+    own_mb = LEAST_MB + number if number % OWN_SIZE_EVERY == 0 else None
+    return Wishes(gpus=GPUS_WAITED_FOR, memory_mb=own_mb)
 
 
 def _request(number: int, wishes: Wishes) -> Request:

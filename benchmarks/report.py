@@ -160,6 +160,7 @@ def machine() -> dict[str, str]:
     memory_kb = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1])
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
         "processor": f"{model}, {len(os.sched_getaffinity(0))} cores",
         "memory": f"{memory_kb / 1024 / 1024:.1f} GiB",
         "system": f"{platform.system()} {platform.release()}",
@@ -167,6 +168,22 @@ def machine() -> dict[str, str]:
         "Python": f"{platform.python_version()}, SQLite {sqlite3.sqlite_version}",
         "packages": ", ".join(f"{name} {version}" for name in PACKAGES if (version := version_of(name))),
     }
+
+
+def commit() -> str:
+    """Of what it is measured; where that is not all in the commit, that is said."""
+
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=30)
+        return done.stdout.strip()
+
+    try:
+        head = git("rev-parse", "--short=10", "HEAD")
+        changed = git("status", "--porcelain", "--", "gpu_worker_pool", HERE.name)
+    except (OSError, subprocess.SubprocessError):
+        return "not known"
+    return f"{head}{', with changes that are not in it' if changed else ''}"
 
 
 def version_of(package: str) -> str:
@@ -227,7 +244,8 @@ def main() -> None:
     wanted = [one for one in BENCHMARKS if not options.only or one.name in options.only]
     began = time.monotonic()
     run_data["benchmarks"] = [measure(benchmark, options) for benchmark in wanted]
-    run_data["machine"]["all of it took"] = f"{(time.monotonic() - began) / 60:.1f} minutes"
+    took_min = (time.monotonic() - began) / 60
+    run_data["machine"]["all of it took"] = f"{took_min:.1f} minutes, without installing the others and drawing"
     write(run_data, data, text)
 
 
