@@ -42,7 +42,8 @@ class Effort:
     start_rounds: int
     # Of request + release: of one client and of many.
     rounds: int
-    round_s: Mapping[Pace, float]
+    alone_s: float
+    round_s: float
     many: tuple[int, ...]
     hand_over_rounds: int
     hand_overs: Mapping[Pace, int]
@@ -56,7 +57,8 @@ class Effort:
 WHOLE = Effort(
     start_rounds=2,
     rounds=3,
-    round_s={"fast": 1.0, "looks": 1.0, "slow": 0.5},
+    alone_s=0.5,
+    round_s=1.0,
     many=(8, 64),
     hand_over_rounds=3,
     hand_overs={"fast": 34, "looks": 5, "slow": 1},
@@ -69,7 +71,8 @@ WHOLE = Effort(
 QUICK = Effort(
     start_rounds=1,
     rounds=2,
-    round_s={"fast": 0.1, "looks": 0.1, "slow": 0.1},
+    alone_s=0.1,
+    round_s=0.1,
     many=(8,),
     hand_over_rounds=1,
     hand_overs={"fast": 3, "looks": 3, "slow": 1},
@@ -194,7 +197,7 @@ class Comparison:
         with Clients(run) as clients:
             found = taking_turns(
                 contenders,
-                lambda each: measures.cycles(clients, each, self._effort.round_s[each.pace]),
+                lambda each: measures.cycles(clients, each, self._effort.alone_s),
                 self._effort.rounds,
                 self._skip("request + release"),
             )
@@ -212,7 +215,7 @@ class Comparison:
             with measures.racing(run, number) as rate:
                 rounds = taking_turns(
                     [each for each in run.contenders if number in each.rates],
-                    lambda each, rate=rate: [rate(each, effort.round_s["fast"])],  # type: ignore[misc]
+                    lambda each, rate=rate: [rate(each, effort.round_s)],  # type: ignore[misc]
                     effort.rounds,
                     self._skip(f"{number} clients"),
                 )
@@ -231,7 +234,7 @@ class Comparison:
             f"Request + release a second, {GPUS} GPUs",
             ["", *columns, "a client is"],
             [[*row, natures[name]] for name, row in table.items()],
-            note=f"Medians of {effort.rounds} rounds in turn of {effort.round_s['fast']:g} s, of one client of those who are slow {effort.round_s['slow']:g} s, each from when the rate no longer grew. Statistics only: a look, nobody is told. With more clients than GPUs the others wait in between.",
+            note=f"Medians of {effort.rounds} rounds in turn of {effort.round_s:g} s, of one client {effort.alone_s:g} s, each from when the rate no longer grew. Statistics only: a look, nobody is told. With more clients than GPUs the others wait in between.",
         )
         self._results.plot(
             "rate", "Request + release", kind="line", x="clients", y="1/s", log_x=True, log_y=True, series=points

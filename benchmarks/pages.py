@@ -37,7 +37,7 @@ class Effort:
 
 
 QUICK = Effort(pages=5, rounds=1, seconds=0.1)
-WHOLE = Effort(pages=50, rounds=6, seconds=1.5)
+WHOLE = Effort(pages=50, rounds=5, seconds=1.5)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def main() -> None:
     options_of = parser(__doc__)
     options_of.add_argument("--nodes", type=Path, required=True, help="CSV of the nodes: sn, gpu, model")
     options_of.add_argument("--pods", type=Path, required=True, help="CSV of the tasks: name, num_gpu, gpu_milli, ...")
-    options_of.add_argument("--seeds", type=positive(int), default=5, help="samples of tasks")
+    options_of.add_argument("--seeds", type=positive(int), default=4, help="samples of tasks")
     options_of.add_argument("--processes", type=positive(int), default=min(2, os.cpu_count() or 1))
     options_of.add_argument(
         "--runs", type=Path, metavar="FILE", help="write each run, with all that it found, to this file"
@@ -139,7 +139,7 @@ def main() -> None:
         jobs = list(jobs_of(2, 1, [(fraction, speedup, min(2, choices)) for fraction, speedup, choices in SCENARIOS]))
         processes = 1
     else:
-        jobs, processes = list(jobs_of(options.seeds, 2, SCENARIOS)), options.processes
+        jobs, processes = list(jobs_of(options.seeds, 1, SCENARIOS)), options.processes
     runs = list(zip(jobs, run_all(source, jobs, processes), strict=True))
     sampled = [run for job, run in runs if job.experiment == "sampled"]
     timed = [run for job, run in runs if job.experiment == "timed"]

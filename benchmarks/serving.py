@@ -82,7 +82,7 @@ class Effort:
 
 
 QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), looks=2, look_s=0.3, has_all=False)
-WHOLE = Effort(rounds=11, seconds=0.2, connections=CONNECTIONS, looks=12)
+WHOLE = Effort(rounds=9, seconds=0.2, connections=CONNECTIONS, looks=10)
 
 
 @dataclass

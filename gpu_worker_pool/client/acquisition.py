@@ -35,6 +35,8 @@ ONE_TRY_S = 1.0
 ASK_AGAIN_S = 1.0
 # How long whoever gives up waits for his requests to be taken back; what takes longer is finished in the background.
 LEAVE_S = 0.5
+# A grant is of this moment where no more than this part of its TTL can have run: a quarter of the time to a heartbeat.
+NEW_PER_TTL = 12
 
 
 # Gives a lease back in the background, once what is still under way for it has come to its end.
@@ -207,9 +209,12 @@ class Acquisition:
         self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, member: Member, book: LeaseBook, grant: Granted) -> Won | None:
-        """A grant that was waited for may have been made a while ago: a sign of life tells whether it still stands."""
-        if grant.safe_since is not None:
-            return Won(member, book, self._id_at(member), grant, grant.safe_since)
+        """A grant that was waited for may have been made a while ago: a sign of life tells whether it still stands. One
+        that is known to be of this moment is used at once; the next heartbeat is early enough for it.
+        """
+        since = grant.safe_since
+        if since is not None and boot_time() - since <= self._request.ttl_s / NEW_PER_TTL:
+            return Won(member, book, self._id_at(member), grant, since)
         lease_id = self._id_at(member)
         try:
             renewal = await book.renew([lease_id])

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .endpoint import Endpoint
 from .leases import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
 from .transport import Reply
 
+# What a server says of times is rounded.
+ROUNDED_S = 0.001
 # Answers after which asking the same again leads nowhere.
 HOPELESS = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
@@ -69,14 +72,14 @@ class ServerLeases:
     async def ask(self, lease_id: str, request: Request) -> Answer:
         """PUT /leases/{id}, without waiting."""
         reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_form(request))
-        return self._answer(reply, is_quick=True)
+        return self._answer(reply)
 
     async def wait(self, lease_id: str, wait_s: float) -> Answer:
         """GET /leases/{id}, held back by the server."""
         reply = await self._endpoint.call("GET", f"/leases/{lease_id}?wait_s={wait_s:g}", extra_s=wait_s)
         if reply.status == 404:
             return Over("the server does not know it any more")
-        return self._answer(reply, is_quick=False)
+        return self._answer(reply)
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:
         """POST /leases/renew for all of them."""
@@ -93,7 +96,7 @@ class ServerLeases:
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
 
-    def _answer(self, reply: Reply, *, is_quick: bool) -> Answer:
+    def _answer(self, reply: Reply) -> Answer:
         if reply.status in HOPELESS:
             return Refused(reply.detail)
         if reply.status not in {200, 201, 202} or not isinstance(reply.data, dict):
@@ -110,7 +113,7 @@ class ServerLeases:
                     gpus,
                     _whole(lease.get("fence")),
                     {str(name): str(value) for name, value in env.items()} if isinstance(env, dict) else {},
-                    reply.sent_at if is_quick and reply.status == 201 else None,
+                    _safe_since(reply, lease),
                 )
             case "queued":
                 position = lease.get("position")
@@ -142,6 +145,18 @@ def _form(request: Request) -> dict[str, Any]:
         "labels": dict(request.labels) or None,
     }
     return {name: value for name, value in form.items() if value is not None}
+
+
+def _safe_since(reply: Reply, lease: Mapping[str, Any]) -> float | None:
+    """Where it was granted by this very call, when that was sent. Else by what is left of its TTL: it was answered after the
+    call was sent, so that not more of it had run when that was.
+    """
+    if reply.status == 201:
+        return reply.sent_at
+    ttl_s, left_s = lease.get("ttl_s"), lease.get("expires_in_s")
+    if not (isinstance(ttl_s, int | float) and isinstance(left_s, int | float) and 0 <= left_s <= ttl_s < inf):
+        return None
+    return reply.sent_at - (ttl_s - left_s) - ROUNDED_S
 
 
 def _items(found: Any, needed: str = "id") -> list[dict[str, Any]]:

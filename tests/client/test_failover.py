@@ -24,6 +24,7 @@ from gpu_worker_pool import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.ledger.clock import boot_time
 from tests.server.leasing import get, put, release
 from tests.server.running import RunningServer, free_port
 
@@ -401,6 +402,40 @@ async def test_the_second_of_two_grants_is_given_back_before_the_caller_sees_the
             give_back.open()
             assignment = await asyncio.wait_for(task, 20)
             assert assignment.endpoint_id == id_of(kept)
+
+
+# What is left of a TTL of 600 s, as the answer to a poll says it; a heartbeat would be due after 200 s.
+@pytest.mark.parametrize(
+    ("facts", "is_made_sure"),
+    [
+        ({"ttl_s": 600.0, "expires_in_s": 600.0}, False),
+        ({"ttl_s": 600.0, "expires_in_s": 560.0}, False),
+        ({"ttl_s": 600.0, "expires_in_s": 500.0}, True),
+        ({"ttl_s": 600.0, "expires_in_s": 900.0}, True),
+        ({"ttl_s": 600.0, "expires_in_s": None}, True),
+        ({"expires_in_s": 600.0}, True),
+        ({}, True),
+    ],
+)
+async def test_a_grant_that_was_waited_for_is_made_sure_of_unless_it_is_new(
+    facts: dict[str, Any], is_made_sure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_POOL_TTL", "600")
+
+    async def queued(seen: Seen) -> tuple[int, Any]:
+        return 202, lease(seen.lease_id, "queued")
+
+    async def granted(seen: Seen) -> tuple[int, Any]:
+        return 200, lease(seen.lease_id, "active", **facts)
+
+    with ForeignServer(ScriptedLeases(put=queued, get=granted).behaviour()) as foreign:
+        async with client_of(foreign) as client:
+            before = boot_time()
+            assignment: Any = await client.request_gpu(timeout=30)
+            assert bool(foreign.asked("POST", "/leases/renew")) == is_made_sure
+            ran_s = 0.0 if is_made_sure else 600.0 - facts["expires_in_s"]
+            # A third of the TTL before its end, reckoned from what had run of it.
+            assert before + 400.0 - ran_s - 0.1 < assignment.lost.ends_at < boot_time() + 400.0 - ran_s
 
 
 async def test_a_server_that_dies_while_one_waits_there_is_dropped(servers: list[RunningServer]) -> None:
