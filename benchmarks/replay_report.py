@@ -130,7 +130,7 @@ def tell_sampled(results: Results, runs: Sequence[Run], demand: float) -> None:
             ]
             for name, group in queued
         ],
-        note=f"Medians over {len(queued[0][1])} samples.",
+        note=f"Medians over {len(queued[0][1])} samples." if len(queued[0][1]) > 1 else "One sample of tasks.",
     )
 
 
