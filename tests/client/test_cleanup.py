@@ -477,7 +477,7 @@ def resident_kb() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() // 1024
 
 
-async def test_two_thousand_requests_leave_memory_and_counts_as_they_were(servers: list[RunningServer]) -> None:
+async def test_many_requests_leave_memory_and_counts_as_they_were(servers: list[RunningServer]) -> None:
     first = servers[0]
     async with client_of(first, endpoint_timeout=5) as client:
 
@@ -490,8 +490,8 @@ async def test_two_thousand_requests_leave_memory_and_counts_as_they_were(server
 
         objects, tasks, open_sockets = await cycles(1100)  # until what is kept of the last thousand is full
         size_kb = resident_kb()
-        objects_after, tasks_after, open_sockets_after = await cycles(900)
-        assert objects_after - objects < 200, "not one object for every fourth request"
+        objects_after, tasks_after, open_sockets_after = await cycles(400)
+        assert objects_after - objects < 100, "not one object for every fourth request"
         assert resident_kb() - size_kb < 2000
         assert tasks_after <= tasks + 1
         assert open_sockets_after <= open_sockets + 1
