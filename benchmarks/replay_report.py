@@ -16,6 +16,7 @@ Run = dict[str, Any]
 
 OURS, NO_HOLDS = "ours", "no holds"
 SEVERAL_GPUS = SIZES[2:]
+WAITS = ("mean wait, s", "p50, s", "p95, s", "p99, s", "longest, s", f"waited over {STARVED_TIMES} x their run")
 # How far below the best other placement of the same run ours may be and still count as good.
 AS_GOOD_POINTS = -0.05
 QUOTED = {"random": 0.875, "best fit": 0.931, "FGD": 0.954}
@@ -233,12 +234,7 @@ def _tell_waits(results: Results, title: str, runs: dict[str, Run], note: str) -
         [
             "policy",
             f"waited, of {runs[OURS]['served']:,}",
-            "mean wait, s",
-            "p50, s",
-            "p95, s",
-            "p99, s",
-            "longest, s",
-            f"waited over {STARVED_TIMES} x their run",
+            *WAITS,
             "allocated while they arrive, %",
             "at most, %",
             "while somebody waits, %",
@@ -270,12 +266,7 @@ def _tell_sizes(results: Results, title: str, runs: dict[str, Run]) -> None:
             "policy and size",
             "served",
             "waited",
-            "mean wait, s",
-            "p50, s",
-            "p95, s",
-            "p99, s",
-            "longest, s",
-            f"waited over {STARVED_TIMES} x their run",
+            *WAITS,
             "most overtaken",
         ],
         [
