@@ -438,6 +438,30 @@ async def test_a_grant_that_was_waited_for_is_made_sure_of_unless_it_is_new(
             assert before + 400.0 - ran_s - 0.1 < assignment.lost.ends_at < boot_time() + 400.0 - ran_s
 
 
+async def test_a_grant_that_was_long_under_way_is_made_sure_of_whatever_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows when in the meantime it was answered: the client may have been stopped, and the lease have ended."""
+    monkeypatch.setenv("GPU_POOL_TTL", "1.2")
+
+    async def queued(seen: Seen) -> tuple[int, Any]:
+        return 202, lease(seen.lease_id, "queued")
+
+    async def granted_late(seen: Seen) -> tuple[int, Any]:
+        await asyncio.sleep(0.2)  # more than a twelfth of the TTL
+        return 200, lease(seen.lease_id, "active", ttl_s=1.2, expires_in_s=1.2)
+
+    async def over(seen: Seen) -> tuple[int, Any]:
+        return 200, {"renewed": [], "lost": [{"id": seen.json["ids"][0], "reason": "expired"}]}
+
+    scripted = ScriptedLeases(put=queued, get=granted_late, renew=over)
+    with ForeignServer(scripted.behaviour()) as foreign:
+        async with client_of(foreign, endpoint_timeout=5) as client:
+            with pytest.raises(WorkerTimeoutError):
+                await client.request_gpu(timeout=0.6)
+            assert foreign.asked("POST", "/leases/renew")
+
+
 async def test_a_server_that_dies_while_one_waits_there_is_dropped(servers: list[RunningServer]) -> None:
     first, second, _ = servers
     others = occupy(first, second)
