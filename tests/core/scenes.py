@@ -1,0 +1,272 @@
+"""Short scenes on a small pool, for the rules that random histories meet too seldom to rely on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .harness import CheckedPool, Core
+
+
+class Scene:
+    """A small pool, for the rules that random histories seldom touch. Processes run on its first GPU."""
+
+    def __init__(self, core: Core, gpus: int = 1, used_mb: float = 0.0, utilization: float = 0.0) -> None:
+        self.core = core
+        self.keys = [core.gpu.GpuKey("box", f"GPU-a{index}") for index in range(gpus)]
+        self.pool = CheckedPool(core)
+        self.pool.do(core.commands.Open("boot"), 0.0)
+        self.see(1.0, used_mb=used_mb, utilization=utilization)
+
+    def see(
+        self, at: float, *processes: Any, used_mb: float = 0.0, utilization: float = 0.0, now: float | None = None
+    ) -> None:
+        gpu = self.core.gpu
+        readings = []
+        for index, key in enumerate(self.keys):
+            running = processes if index == 0 else ()
+            used = used_mb + sum(process.memory_mb for process in running)
+            device = gpu.Gpu(key, index, "NVIDIA A100")
+            readings.append(gpu.Reading(device, at, 80_000.0, used, utilization, processes=running))
+        self.pool.do(self.core.commands.Observe(tuple(readings)), at if now is None else now)
+
+    def process(self, pid: int, *ancestors: int, memory_mb: float = 16_000.0) -> Any:
+        gpu = self.core.gpu
+        links = tuple(gpu.ProcessId(ancestor, 1.0) for ancestor in ancestors)
+        return gpu.GpuProcess(gpu.ProcessId(pid, 1.0), memory_mb, "train", links)
+
+    def ask(self, pid: int, now: float, *, again: int = 0, **wishes: Any) -> None:
+        request = self.core.request
+        holder = request.Holder(process=self.core.gpu.ProcessId(pid, 1.0))
+        asked = request.Request(request.Wishes(**wishes), holder)
+        self.pool.do(self.core.commands.RequestLease(f"lease{pid}{'again' * again}", asked), now)
+
+    def release(self, pid: int, now: float) -> None:
+        self.pool.do(self.core.commands.Release(f"lease{pid}"), now)
+
+
+def leave_the_queue_with_a_gpu_held(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0)
+    scene.ask(2, 3.0, gpus=2)
+    scene.ask(3, 4.0)
+    scene.release(2, 5.0)
+
+
+def ask_for_what_is_out_of_service(core: Core) -> None:
+    scene = Scene(core)
+    scene.pool.do(core.commands.ExcludeGpu(scene.keys[0], "repair"), 2.0)
+    scene.ask(1, 3.0)
+    scene.ask(2, 4.0, gpus=1, memory_mb=8_000.0)
+
+
+def share_with_one_who_uses_more_than_he_asked_for(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0, memory_mb=8_000.0)
+    scene.see(3.0, scene.process(1))
+    scene.ask(2, 4.0, memory_mb=40_000.0)
+
+
+def ask_at_the_memory_threshold(core: Core) -> None:
+    Scene(core, used_mb=64_000.0).ask(1, 2.0)
+
+
+def ask_at_the_utilization_threshold(core: Core) -> None:
+    Scene(core, utilization=90.0).ask(1, 2.0)
+
+
+def release_while_the_process_stays(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1))
+
+
+def release_while_a_reading_is_under_way(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.release(1, 4.0)
+    scene.see(3.9, now=4.1)
+
+
+def release_while_an_orphan_stays(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(2, 1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(2))
+
+
+def die_with_a_context_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1, memory_mb=500.0))
+    scene.pool.do(core.commands.ReportDeath("lease1"), 4.0)
+    scene.see(5.0, scene.process(1, memory_mb=500.0))
+
+
+def another_asks_for_what_a_process_has_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1))
+    scene.ask(2, 6.0)
+    scene.ask(1, 7.0, again=True)
+
+
+def the_same_asks_for_what_he_has_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1))
+    scene.ask(1, 6.0, again=True)
+
+
+def ask_for_what_was_given_back_and_then_taken_away(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1))
+    scene.ask(1, 6.0, again=1)
+    scene.pool.do(core.commands.Revoke("lease1again"), 7.0)
+    scene.ask(1, 8.0, again=2)
+
+
+def two_leave_something_and_one_asks_again(core: Core) -> None:
+    scene = Scene(core)
+    for pid in (1, 2):
+        scene.ask(pid, 2.0, memory_mb=8_000.0)
+    scene.see(3.0, scene.process(1), scene.process(2))
+    for pid in (1, 2):
+        scene.release(pid, 4.0)
+    scene.see(5.0, scene.process(1), scene.process(2))
+    scene.ask(1, 6.0, again=True, memory_mb=8_000.0)
+
+
+def ask_for_two_of_three(core: Core) -> None:
+    Scene(core, gpus=3).ask(1, 2.0, gpus=2, among=("1", "2"))
+
+
+def ask_for_how_two_uuids_begin(core: Core) -> None:
+    scene = Scene(core, gpus=3)
+    scene.ask(1, 2.0, among=("1",))
+    scene.ask(2, 3.0, among=("1", "GPU-a"))
+
+
+def ask_for_one_whose_uuid_begins_another(core: Core) -> None:
+    scene = Scene(core, gpus=11)
+    scene.ask(1, 2.0, among=("0",))
+    scene.ask(2, 3.0, among=("0", "GPU-a1"))
+
+
+def take_one_of_two_out_of_service(core: Core) -> None:
+    scene = Scene(core, gpus=3)
+    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 2.0)
+    scene.ask(1, 3.0, gpus=2, among=("0", "1"))
+    scene.ask(2, 4.0, among=("0",))
+
+
+def renumber_a_gpu_that_is_taken(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, among=("1",))
+    scene.ask(2, 3.0, gpus=2, among=("0", "1"))  # holds 0, until nobody goes by 1 any more
+    gpu = core.gpu
+    reading = gpu.Reading(gpu.Gpu(scene.keys[1], 5, "NVIDIA A100"), 4.0, 80_000.0, 0.0, 0.0, processes=())
+    scene.pool.do(core.commands.Observe((reading,)), 4.0)
+    scene.ask(3, 5.0, among=("GPU-a0",))
+
+
+def ask_for_two_of_one(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, gpus=2, among=("0",))
+    assert not scene.pool.state.leases
+
+
+def look_again_with_a_gpu_held(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0)
+    scene.ask(2, 3.0, gpus=2)
+    scene.see(4.0, used_mb=100.0)
+
+
+def ask_for_two_where_all_but_one_are_held(core: Core) -> None:
+    scene = Scene(core, gpus=4)
+    scene.ask(1, 2.0, among=("0",))
+    scene.ask(2, 3.0, gpus=3, among=("0", "1", "2"))
+    scene.ask(3, 4.0, gpus=2)
+
+
+def ask_long_after_the_last_look(core: Core) -> None:
+    Scene(core).ask(1, 20.0)
+
+
+def ask_when_the_clock_was_set_back(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 5.0)
+    scene.ask(2, 3.0)
+
+
+def wait_for_one_behind_who_can_have_none(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, gpus=2)
+    scene.ask(2, 3.0, gpus=2)
+    scene.ask(3, 4.0)
+    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 5.0)
+    scene.release(1, 6.0)
+    scene.see(7.0)
+
+
+def wait_for_a_small_share_behind_a_large_one(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, memory_mb=30_000.0)
+    scene.ask(2, 3.0, memory_mb=40_000.0)
+    scene.ask(3, 4.0, memory_mb=20_000.0)  # beside the second
+    scene.ask(4, 5.0, memory_mb=50_000.0)  # keeps the first one's GPU
+    scene.ask(5, 6.0, memory_mb=20_000.0)
+    scene.release(3, 7.0)
+    scene.see(8.0)
+
+
+def wait_for_one_behind_who_waits_for_another(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.ask(1, 2.0, among=("0",))
+    scene.ask(2, 3.0, among=("1",))
+    scene.ask(3, 4.0, among=("0",))
+    scene.ask(4, 5.0)
+    scene.release(2, 6.0)
+    scene.see(7.0)
+
+
+SCENES: dict[str, Callable[[Core], None]] = {
+    "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
+    "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
+    "that some GPUs cannot be had says nothing about others": wait_for_one_behind_who_waits_for_another,
+    "a lease is not counted twice": share_with_one_who_uses_more_than_he_asked_for,
+    "at the memory threshold is not available": ask_at_the_memory_threshold,
+    "at the utilization threshold is not available": ask_at_the_utilization_threshold,
+    "a GPU is not free before its lease's processes are gone": release_while_the_process_stays,
+    "a reading from before the end tells nothing": release_while_a_reading_is_under_way,
+    "an orphan still belongs to its lease": release_while_an_orphan_stays,
+    "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_gpu_held,
+    "a wide request holds what it could use": look_again_with_a_gpu_held,
+    "several GPUs are on one node, all or nothing": ask_for_two_where_all_but_one_are_held,
+    "a stale reading is not granted": ask_long_after_the_last_look,
+    "what can never be among the GPUs asked for is refused": ask_for_two_of_one,
+    "only the GPUs that were asked for are granted": ask_for_two_of_three,
+    "how several UUIDs begin names none of them": ask_for_how_two_uuids_begin,
+    "a whole UUID names its GPU, however many others begin with it": ask_for_one_whose_uuid_begins_another,
+    "nothing is held where there are not enough of the GPUs asked for": take_one_of_two_out_of_service,
+    "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
+    "time does not go back": ask_when_the_clock_was_set_back,
+    "a GPU out of service is not granted": ask_for_what_is_out_of_service,
+    "only who gave a GPU back may leave a context there": die_with_a_context_left,
+    "more than a context is something left": release_while_the_process_stays,
+    "what a process has left keeps nobody of that process out": the_same_asks_for_what_he_has_left,
+    "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_then_taken_away,
+    "only what the own process has left does not count": two_leave_something_and_one_asks_again,
+    "what a process has left is no way past somebody ahead": another_asks_for_what_a_process_has_left,
+}
