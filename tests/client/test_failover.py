@@ -826,6 +826,8 @@ class Witness:
             self.tenures += 1
             yield
         finally:
+            # Said, and not left to the closing: a server that is being started has a copy of the file until its exec.
+            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
 
