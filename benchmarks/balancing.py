@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from results import Cell, Point, Results, parser
 
-from gpu_worker_pool.core.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
+from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
 
 SIZES = (1, 2, 4, 8, 16, 32)
 LOAD = 0.8

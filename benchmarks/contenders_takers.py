@@ -222,7 +222,12 @@ TAKERS: dict[str, Callable[[Settings], Taker]] = {
 
 # What each of them loads: once for all, where many are forked.
 MODULES = {
-    "pool": ("gpu_worker_pool", "gpu_worker_pool.client.acquisition", "gpu_worker_pool.client.fleet", "aiohttp"),
+    "pool": (
+        "gpu_worker_pool",
+        "gpu_worker_pool.client.acquire.acquisition",
+        "gpu_worker_pool.client.endpoints.fleet",
+        "aiohttp",
+    ),
     "redis-lock": ("redis",),
     "redis-list": ("redis",),
     "filelock": ("filelock",),

@@ -13,16 +13,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.decide import decide
-from gpu_worker_pool.core.evolve import replay
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.core.lease import ActiveLease, QueuedLease
-from gpu_worker_pool.core.pool import step
-from gpu_worker_pool.core.request import Holder, Request, Wishes
-from gpu_worker_pool.core.settings import PoolSettings
-from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.core.decider.decide import decide
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
 
 GPUS_PER_NODE = 8
 # A line as long as wanted, of many owners: an owner's own line is limited.

@@ -87,8 +87,8 @@ async def serve(folder: Path) -> None:
     """Start an app for each durability and writer, and obey orders until there are no more."""
     # Here, because whoever only asks needs nothing of the server.
     from gpu_worker_pool.ledger.writer import InlineWriter, WriterThread  # noqa: PLC0415
-    from gpu_worker_pool.server import authority  # noqa: PLC0415
     from gpu_worker_pool.server.app import create_app  # noqa: PLC0415
+    from gpu_worker_pool.server.authority import authority  # noqa: PLC0415
     from gpu_worker_pool.server.settings import ServerSettings  # noqa: PLC0415
 
     makers: dict[str, Any] = {"thread": WriterThread, "inline": lambda journal, _: InlineWriter(journal)}

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_worker_pool.core.request import Wishes, matches_model
+from gpu_worker_pool.core.model.request import Wishes, matches_model
 
 GPU_MILLI = 1000
 MB_PER_MILLI = 16

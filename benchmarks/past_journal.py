@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.gpu import GpuKey
-from gpu_worker_pool.core.lease import EndedLease, EndReason
-from gpu_worker_pool.core.request import Holder, Request, Wishes
-from gpu_worker_pool.ledger.clock import boot_id, boot_time, wall_offset
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.host.clock import boot_id, boot_time, wall_offset
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
 NODE = "benchmark"
 FILE = f"simulated-{NODE}.sqlite3"

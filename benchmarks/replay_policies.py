@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from fragmentation import Kind, least_growth
 from openb import GPU_MILLI, MB_PER_MILLI
 
-from gpu_worker_pool.core.capacity import Capacity, Entry
-from gpu_worker_pool.core.gpu import GpuKey
-from gpu_worker_pool.core.request import Wishes, matches_model
-from gpu_worker_pool.core.settings import PoolSettings, Thresholds
-from gpu_worker_pool.core.slot import GpuSlot
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.queue.capacity import Capacity, Entry
 
 
 class NodeCapacity(Capacity, ABC):

@@ -15,14 +15,14 @@ from fragmentation import Kind, fragmented_milli
 from openb import GPU_MB, GPU_MILLI, MB_PER_MILLI, Node, Task
 from replay_policies import Policy
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.core.lease import EndReason
-from gpu_worker_pool.core.pool import step
-from gpu_worker_pool.core.request import MAX_TTL_S, Request
-from gpu_worker_pool.core.settings import PoolSettings, Thresholds
-from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import MAX_TTL_S, Request
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.state import PoolState
 
 SETTINGS = PoolSettings(
     thresholds=Thresholds(100.0, 100.0),

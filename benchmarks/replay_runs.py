@@ -16,7 +16,7 @@ from openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
 from replay_policies import Policy
 from replay_pool import SimulatedPool
 
-from gpu_worker_pool.core.request import MAX_TTL_S
+from gpu_worker_pool.core.model.request import MAX_TTL_S
 
 RENEW_EVERY_S = MAX_TTL_S / 3
 POINTS = 200

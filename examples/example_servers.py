@@ -26,7 +26,7 @@ from typing import Any
 
 import gpu_worker_pool
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import Answer, Servers
 
 VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINT")
 START_S = 30.0

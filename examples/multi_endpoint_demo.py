@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.balancing import STRATEGIES, EndpointView, make_balancer
+from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, EndpointView, make_balancer
 
 # Each is what you would write as GPUWorkerPoolClient(...).
 PATTERNS: dict[str, dict[str, Any]] = {

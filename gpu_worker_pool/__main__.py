@@ -17,7 +17,7 @@ def main() -> int:
     _mend_streams()
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
     try:
-        from gpu_worker_pool.cli.app import main as run  # noqa: PLC0415 - may be missing
+        from .cli.app import main as run  # noqa: PLC0415 - may be missing
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("gpu_worker_pool"):
             raise

@@ -13,18 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpu_worker_pool.core.balancing import STRATEGIES
-from gpu_worker_pool.core.checks import check_number, check_whole
-from gpu_worker_pool.core.request import DEFAULT_TTL_S, MAX_TTL_S
-from gpu_worker_pool.core.settings import DEFAULT_THRESHOLDS
-from gpu_worker_pool.urls import (
-    EndpointUrl,
-    assign_ids,
-    parse_endpoint,
-    parse_endpoints,
-    split_endpoints,
-    unique_endpoints,
-)
+from .core.endpoints.balancing import STRATEGIES
+from .core.model.checks import check_number, check_whole
+from .core.model.request import DEFAULT_TTL_S, MAX_TTL_S
+from .core.model.settings import DEFAULT_THRESHOLDS
+from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, split_endpoints, unique_endpoints
 
 logger = logging.getLogger(__name__)
 

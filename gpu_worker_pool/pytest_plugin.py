@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import pytest
 
 if TYPE_CHECKING:
-    from gpu_worker_pool.client.pool_client import Assignment
+    from .client.pool_client import Assignment
 
 MARKER = (
     "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0): what the fixture `gpu` leases for this test; "
@@ -133,7 +133,7 @@ class _Leases:
     """Leases GPUs for the tests of one process, one test after the other."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from gpu_worker_pool import GPUWorkerPool  # noqa: PLC0415 - only who wants a GPU waits for it to load
+        from . import GPUWorkerPool  # noqa: PLC0415 - only who wants a GPU waits for it to load
 
         self._config = config
         self._timeout_s = _timeout_s(config)
@@ -180,7 +180,7 @@ class _Leases:
             self._give_back(item, assignment, wishes)
 
     def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
-        from gpu_worker_pool import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
+        from . import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
 
         among = _visible(self._caller_sees)
         if os.environ.get("GPU_POOL_LEASE_ID") and self._caller_sees is not None:
@@ -203,7 +203,7 @@ class _Leases:
 
     def _wait_for_a_server(self) -> None:
         """A request would wait for a server until its time is over. Where none is there at all, say so now."""
-        from gpu_worker_pool import ServiceUnavailableError  # noqa: PLC0415 - see above
+        from . import ServiceUnavailableError  # noqa: PLC0415 - see above
 
         deadline = time.monotonic() + FIRST_ANSWER_S
         while not self._has_answered:
@@ -232,7 +232,7 @@ class _Leases:
             )
 
     def _give_back(self, item: pytest.Item, assignment: Assignment, wishes: dict[str, Any]) -> None:
-        from gpu_worker_pool import StaleAssignmentError  # noqa: PLC0415 - see above
+        from . import StaleAssignmentError  # noqa: PLC0415 - see above
 
         if not self._sees_all_gpus and not assignment.is_lost and _has_begun_cuda():
             self._kept = (assignment, wishes)
@@ -298,8 +298,8 @@ def _wishes(item: pytest.Item) -> dict[str, Any]:
 
 def _visible(value: str | None) -> tuple[str, ...] | None:
     """The GPUs that a value of CUDA_VISIBLE_DEVICES names, whether they are there or not; None where all are meant."""
-    from gpu_worker_pool.core.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
-    from gpu_worker_pool.core.visible_devices import names_in  # noqa: PLC0415
+    from .core.model.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
+    from .core.model.visible_devices import names_in  # noqa: PLC0415
 
     if value is None:
         return None

@@ -17,11 +17,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gpu_worker_pool.core.gpu import GpuKey
-from gpu_worker_pool.core.lease import EndedLease, EndReason
-from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
 ROOT = Path(__file__).resolve().parent.parent
 NODE = "gpu-box"

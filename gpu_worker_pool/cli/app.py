@@ -15,21 +15,21 @@ from typer.core import TyperGroup
 import gpu_worker_pool
 from gpu_worker_pool.errors import PoolError
 
-from .batch import batch
-from .demo import demo
-from .doctor import doctor
-from .drain import drain, undrain
-from .explain import explain
+from .batch.command import batch
+from .commands.drain import drain, undrain
+from .commands.explain import explain
+from .commands.leases import leases
+from .commands.release import release
+from .commands.report import report
+from .commands.status import status
+from .commands.wait import wait
+from .demo.command import demo
+from .doctor.command import doctor
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
-from .leases import leases
 from .output import complain, stop_printing
-from .release import release
-from .report import report
-from .run import run
-from .serve import serve
-from .status import status
-from .top import top
-from .wait import wait
+from .run.command import run
+from .serve.command import serve
+from .top.command import top
 
 
 class _Unwritable(Exception):  # noqa: N818 - what happened

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.gpu_names import as_gpu_names
-from gpu_worker_pool.core.request import Request, Wishes
+from gpu_worker_pool.core.model.gpu_names import as_gpu_names
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.errors import (
     EndpointError,
     NoEndpointAnsweredError,
@@ -26,16 +26,16 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
+from .acquire.tally import Tally
 from .events import ClientEvent, Hook, log_event
-from .tally import Tally
 
 # Loaded when a client is started: a program that imports us may never start one, and need not wait for it.
 if TYPE_CHECKING:
-    from .acquisition import Won
-    from .fleet import Fleet
-    from .heartbeat import Held
-    from .leases import Answer, LeaseBook
-    from .lost import Lost
+    from .acquire.acquisition import Won
+    from .acquire.heartbeat import Held
+    from .acquire.lost import Lost
+    from .backends.lease_book import Answer, LeaseBook
+    from .endpoints.fleet import Fleet
     from .reports import Reports
 
 logger = logging.getLogger("gpu_worker_pool.client")
@@ -122,7 +122,7 @@ class GPUWorkerPoolClient:
         """Look at all endpoints. An endpoint that is down is no error: it is tried again, beside the others."""
         if self._fleet is not None:
             raise RuntimeError("the client is already started")
-        from .fleet import Fleet  # noqa: PLC0415 - see above
+        from .endpoints.fleet import Fleet  # noqa: PLC0415 - see above
 
         self._pid = os.getpid()
         fleet = Fleet(self._config, self._lose)
@@ -194,7 +194,7 @@ class GPUWorkerPoolClient:
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
-        from .server_leases import holder  # noqa: PLC0415 - see above
+        from .backends.server_leases import holder  # noqa: PLC0415 - see above
 
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
         request = Request(
@@ -311,7 +311,7 @@ class GPUWorkerPoolClient:
 
     async def _acquire(self, fleet: Fleet, lease_id: str, request: Request, timeout_s: float) -> Won:
         waiting = self._tally.waiting
-        from .acquisition import Acquisition  # noqa: PLC0415 - see above
+        from .acquire.acquisition import Acquisition  # noqa: PLC0415 - see above
 
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
             worker_id = request.holder.worker_id or ""
@@ -345,8 +345,8 @@ class GPUWorkerPoolClient:
         )
 
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
-        from .heartbeat import Held  # noqa: PLC0415 - see above
-        from .lost import Lost  # noqa: PLC0415 - see above
+        from .acquire.heartbeat import Held  # noqa: PLC0415 - see above
+        from .acquire.lost import Lost  # noqa: PLC0415 - see above
 
         lost = Lost()
         held = Held(won.lease_id, ttl_s, lost)
@@ -412,7 +412,7 @@ class GPUWorkerPoolClient:
         self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None = None
     ) -> asyncio.Task[None]:
         """Give a lease back in the background; the client waits for it before it ends."""
-        from .giving_back import give_back  # noqa: PLC0415 - see above
+        from .acquire.release import give_back  # noqa: PLC0415 - see above
 
         task = asyncio.get_running_loop().create_task(give_back(book, lease_id, under_way), name="gpu-lease-release")
         self._leaving.add(task)

@@ -7,9 +7,9 @@ from typing import Any
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.models import EndpointInfo, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
 
-from .fleet import Fleet, Member
-from .gpu_view import GpuView
-from .tally import Tally
+from .acquire.tally import Tally
+from .endpoints.fleet import Fleet, Member
+from .endpoints.gpu_view import GpuView
 
 
 class Reports:

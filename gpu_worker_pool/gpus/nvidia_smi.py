@@ -19,9 +19,10 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, Reading
-from gpu_worker_pool.gpus.probe import Look, ProbeUnavailable
-from gpu_worker_pool.gpus.processes import ProcessTable
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
+from gpu_worker_pool.host.processes import ProcessTable
+
+from .probe import Look, ProbeUnavailable
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 

@@ -9,11 +9,11 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any
 
-from gpu_worker_pool.core.backoff import Backoff
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, Reading
+from gpu_worker_pool.core.endpoints.backoff import Backoff
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
+from gpu_worker_pool.host.processes import ProcessTable
 
 from .probe import Look, Probe, ProbeUnavailable
-from .processes import ProcessTable
 
 # The thread that looks is one per machine, so nobody else comes back at the same moment: no need for randomness.
 RETRY = Backoff(first_s=1.0, max_s=30.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_worker_pool.core.gpu import Reading
+from gpu_worker_pool.core.model.gpu import Reading
 
 
 class ProbeUnavailable(Exception):  # noqa: N818 - a state of the machine, not a mistake

@@ -14,8 +14,9 @@ from random import Random
 from threading import Lock
 from uuid import NAMESPACE_URL, uuid5
 
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.gpus.probe import Look
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+
+from .probe import Look
 
 MAX_GPUS = 1024
 DEFAULT_MODEL = "A100-80GB"

@@ -16,9 +16,9 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.lease import EndedLease
-from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 
 # Takes what JSON made of a value and gives the value back, or raises a ValueError that begins with where it stands.
 Reader = Callable[[object, str], Any]

@@ -12,17 +12,17 @@ import logging
 from collections.abc import Callable, Sequence
 from math import inf
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.condense import condense
-from gpu_worker_pool.core.decide import decide
-from gpu_worker_pool.core.evolve import replay
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
-from gpu_worker_pool.core.moving import ended_at, event_at
-from gpu_worker_pool.core.pool import step
-from gpu_worker_pool.core.settings import PoolSettings
-from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.decide import decide
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.node_rename import ended_at, event_at
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
 
 from .journal import History, JournalDamaged, JournalError
 from .writer import Batch, Writer

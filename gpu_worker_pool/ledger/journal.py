@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_worker_pool.core.events import DurableEvent
-from gpu_worker_pool.core.lease import EndedLease
+from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.lease import EndedLease
 
 
 class JournalError(Exception):

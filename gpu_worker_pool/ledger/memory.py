@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_worker_pool.core.events import DurableEvent
-from gpu_worker_pool.core.lease import EndedLease
+from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.lease import EndedLease
 
 from .journal import History, JournalError
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpu_worker_pool.core.events import DurableEvent, Event
-from gpu_worker_pool.core.lease import EndedLease
+from gpu_worker_pool.core.model.events import DurableEvent, Event
+from gpu_worker_pool.core.model.lease import EndedLease
 
 from .journal import Journal, JournalError
 

@@ -19,33 +19,33 @@ from starlette.types import Message, Receive, Scope, Send
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
-from gpu_worker_pool.ledger.accounts import Accounts
-from gpu_worker_pool.ledger.clock import boot_time
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.identity import Machine
+from gpu_worker_pool.host.limits import raise_limit
+from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.ledger.journal import JournalInUse
-from gpu_worker_pool.ledger.place import state_dir
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.state_dir import state_dir
 
-from .access import merge_headers
-from .admin_calls import AdminCalls
-from .authority import Authority
-from .calls import Call, Reply, not_possible
-from .descriptors import raise_limit
-from .docs_pages import add_docs_pages, assets_folder
-from .lease_calls import LeaseCalls
+from .authority.authority import Authority
+from .authority.sampler import Sampler
+from .authority.snapshot import Snapshot
+from .calls.admin import AdminCalls
+from .calls.leases import LeaseCalls
+from .calls.peers import PeerCalls
+from .calls.statistics import JSON, Statistics, make_router
+from .calls.timeline import TimelineCalls
+from .calls.usage import UsageCalls
+from .http.access import merge_headers
+from .http.call import Call, Reply, not_possible
+from .http.docs_pages import add_docs_pages, assets_folder
+from .http.problems import install_problem_handlers
 from .logs import configure_logging_where_nobody_has
-from .machine import Machine
-from .page_calls import PageCalls, wants_page
-from .page_data import PageData
-from .peer_calls import PeerCalls
-from .problems import install_problem_handlers
-from .sampler import Sampler
-from .service_manager import notify, when_asked_to_stop
 from .settings import ServerSettings
-from .snapshot import Snapshot
-from .statistics import JSON, Statistics, make_router
-from .streams import Streams
-from .timeline_calls import TimelineCalls
-from .usage_calls import UsageCalls
+from .streams.streams import Streams
+from .ui.calls import PageCalls, wants_page
+from .ui.data import PageData
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class PoolApp(FastAPI):
         """The document, with errors described as the kind they are."""
         if self.openapi_schema is None:
             # To describe the calls that are not answered by FastAPI takes longer than anything else at the start would.
-            from .lease_docs import make_lease_docs  # noqa: PLC0415
+            from .calls.lease_docs import make_lease_docs  # noqa: PLC0415
 
             self.include_router(make_lease_docs(), prefix=self.settings.api_prefix)
             problem = {"$ref": "#/components/schemas/Problem"}

@@ -17,10 +17,10 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from pydantic_core import from_json
 
-from gpu_worker_pool.ledger.clock import boot_time
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
 
-from .snapshot import encode
+from .authority.snapshot import encode
 
 ASK_EVERY_S = 2.0
 ANSWER_WITHIN_S = 3.0

@@ -11,7 +11,7 @@ from typing import Final
 import uvicorn
 
 from .app import PoolApp
-from .protocol import BoundedProtocol
+from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
 
 logger = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gpu_worker_pool.core.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.gpus.simulated import parse_spec
 
-from .access import Tokens
+from .http.access import Tokens
 
 logger = logging.getLogger(__name__)
 

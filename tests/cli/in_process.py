@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from gpu_worker_pool.cli.app import main
+from tests.cli.commands import Done, environment
 from tests.server.running import RunningServer
-
-from .commands import Done, environment
 
 
 def called(*arguments: str, server: RunningServer | str | None = None, env: Mapping[str, str] | None = None) -> Done:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.batch_jobs import Batch, Job, Outcome, State, read_jobs
-from gpu_worker_pool.cli.batch_state import StateFile
+from gpu_worker_pool.cli.batch.jobs import Batch, Job, Outcome, State, read_jobs
+from gpu_worker_pool.cli.batch.state import StateFile
 from gpu_worker_pool.cli.failure import Failure
 from tests.cli.commands import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal

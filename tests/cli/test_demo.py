@@ -21,19 +21,19 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from gpu_worker_pool.cli import demo_check, demo_stage
-from gpu_worker_pool.cli.demo_check import Outage
-from gpu_worker_pool.cli.demo_director import is_any_visible
-from gpu_worker_pool.cli.demo_folder import clear_away_the_dead, demo_folder
-from gpu_worker_pool.cli.demo_scene import Scene, WorkerRow
-from gpu_worker_pool.cli.demo_summary import Record, render, summarize
-from gpu_worker_pool.cli.demo_view import picture
-from gpu_worker_pool.cli.guard import descendants
-from gpu_worker_pool.core.visible_devices import InstalledGpu
+from gpu_worker_pool.cli.demo import check as demo_check
+from gpu_worker_pool.cli.demo import stage as demo_stage
+from gpu_worker_pool.cli.demo.check import Outage
+from gpu_worker_pool.cli.demo.director import is_any_visible
+from gpu_worker_pool.cli.demo.folder import clear_away_the_dead, demo_folder
+from gpu_worker_pool.cli.demo.scene import Scene, WorkerRow
+from gpu_worker_pool.cli.demo.summary import Record, render, summarize
+from gpu_worker_pool.cli.demo.view import picture
+from gpu_worker_pool.cli.run.guard import descendants
+from gpu_worker_pool.core.model.visible_devices import InstalledGpu
 from gpu_worker_pool.server.settings import ServerSettings
-
-from .commands import GPU_POOL, MOST_S, environment, start_gpu_pool
-from .terminal import Terminal
+from tests.cli.commands import GPU_POOL, MOST_S, environment, start_gpu_pool
+from tests.cli.terminal import Terminal
 
 # Short, but on a machine that is busy with other tests it may take its time.
 SHORT = ("demo", "--workers", "6", "--gpus", "2", "--seconds", "3", "--limit", str(MOST_S))

@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli import checks_client as client
-from gpu_worker_pool.cli import checks_gpus as gpus
-from gpu_worker_pool.cli import checks_server as server
-from gpu_worker_pool.cli.checks_client import EndpointFacts
-from gpu_worker_pool.cli.checks_gpus import Driver, Probed
-from gpu_worker_pool.cli.doctor import endpoint_findings
-from gpu_worker_pool.cli.finding import Check, Finding
-from gpu_worker_pool.cli.port_holder import PortHolder
-from gpu_worker_pool.cli.servers import Answer, Servers
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.server.access import Tokens
+from gpu_worker_pool.cli.doctor import client, gpus, server
+from gpu_worker_pool.cli.doctor.client import EndpointFacts
+from gpu_worker_pool.cli.doctor.command import endpoint_findings
+from gpu_worker_pool.cli.doctor.finding import Check, Finding
+from gpu_worker_pool.cli.doctor.gpus import Driver, Probed
+from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.serve.port_holder import PortHolder
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
+from gpu_worker_pool.server.http.access import Tokens
 from gpu_worker_pool.urls import parse_endpoint
+from tests.cli.commands import Done, gpu_pool
 from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,
@@ -37,8 +36,6 @@ from tests.client.foreign_servers import (
 from tests.gpus.fake_nvidia_smi import install
 from tests.gpus.stub_nvml import StubConfig, StubGpu, build
 from tests.server.running import ROOT, RunningServer, free_port
-
-from .commands import Done, gpu_pool
 
 TOKEN = "a-long-secret"  # noqa: S105 - of nothing
 NOWHERE = {"PATH": "/nonexistent", "LD_LIBRARY_PATH": ""}

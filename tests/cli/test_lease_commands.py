@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker_pool.cli.leases import short_ids
-from gpu_worker_pool.cli.pool_reading import read_pool
-from gpu_worker_pool.cli.servers import Answer
-from gpu_worker_pool.cli.wait import TimeOver, Wanted
+from gpu_worker_pool.cli.commands.leases import short_ids
+from gpu_worker_pool.cli.commands.wait import TimeOver, Wanted
+from gpu_worker_pool.cli.pools.reading import read_pool
+from gpu_worker_pool.cli.pools.servers import Answer
+from tests.cli.commands import gpu_pool, start_gpu_pool
+from tests.cli.in_process import called
 from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,
@@ -25,9 +27,6 @@ from tests.client.foreign_servers import (
 )
 from tests.server.leasing import OFTEN, get, new_id, put, queue, queued, release, release_all, take, wait_until_free
 from tests.server.running import RunningServer, free_port
-
-from .commands import gpu_pool, start_gpu_pool
-from .in_process import called
 
 ADA, ADMIN = "adas-secret", "admins-secret"
 AS_ADA = {"Authorization": f"Bearer {ADA}"}

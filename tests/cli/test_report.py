@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.cli.commands.report import limit_s, parse_time
+from gpu_worker_pool.cli.commands.report import report as report_command
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.report import limit_s, parse_time
-from gpu_worker_pool.cli.report import report as report_command
-from gpu_worker_pool.cli.servers import Answer
-from gpu_worker_pool.cli.usage_report import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
+from gpu_worker_pool.cli.pools.servers import Answer
+from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
+from tests.cli.commands import Done, gpu_pool
+from tests.cli.in_process import called
 from tests.client.foreign_servers import Behaviour, ForeignServer, not_found, saying, statistics
 from tests.server.past_leases import past, server_with_past
 from tests.server.running import RunningServer, free_port
-
-from .commands import Done, gpu_pool
-from .in_process import called
 
 SPAN = ("--since", "2026-03-01T00:00Z", "--until", "2026-03-02T00:00Z")
 AWKWARD = 'eve, "the [red]second"'

@@ -136,7 +136,7 @@ def test_bad_input_is_our_failure_and_not_the_commands(
 def test_gpus_of_another_machine_are_not_taken_for_ours(server: RunningServer) -> None:
     """A server that says that it runs elsewhere, as one behind a tunnel does; here by what it takes for its boot id."""
     pretend = (
-        "import gpu_worker_pool.ledger.clock as c; c.boot_id.__wrapped__; c._named_by_linux = lambda: 'elsewhere';"
+        "import gpu_worker_pool.host.clock as c; c.boot_id.__wrapped__; c._named_by_linux = lambda: 'elsewhere';"
         "import runpy; runpy.run_module('gpu_worker_pool.gpu_server', run_name='__main__')"
     )
     with RunningServer({"SIMULATED_GPUS": "1"}, command=(sys.executable, "-c", pretend)) as elsewhere:

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.addresses import urls
-from gpu_worker_pool.cli.announcement import Announcement, GpusShown, Writing
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.serve import FLAGS, usable_journal
-from gpu_worker_pool.cli.server_flags import settings_of
+from gpu_worker_pool.cli.serve.announcement import Announcement, GpusShown, Writing
+from gpu_worker_pool.cli.serve.command import FLAGS, usable_journal
+from gpu_worker_pool.cli.serve.flags import settings_of
+from gpu_worker_pool.host.addresses import urls
+from tests.cli.commands import gpu_pool, start_gpu_pool
 from tests.server.running import ROOT, ask_over
-
-from .commands import gpu_pool, start_gpu_pool
 
 SECRET = "a-long-secret"  # noqa: S105 - of nothing
 

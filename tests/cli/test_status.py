@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gpu_worker_pool.cli.pool_reading import ask_pools, read_pool
-from gpu_worker_pool.cli.pool_report import PoolReport
-from gpu_worker_pool.cli.servers import Answer, Servers
-from gpu_worker_pool.cli.status import show
+from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
+from gpu_worker_pool.cli.pools.report import PoolReport
+from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from tests.cli.commands import GPU_POOL, environment, gpu_pool
+from tests.cli.in_process import called
+from tests.cli.terminal import Terminal
 from tests.client.statistics_server import StatisticsServer
 from tests.server.leasing import queue, take
 from tests.server.running import RunningServer, free_port
 from tests.server.shapes import misfits
-
-from .commands import GPU_POOL, environment, gpu_pool
-from .in_process import called
-from .terminal import Terminal
 
 NOW = 1_800_000_000.0
 

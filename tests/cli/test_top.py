@@ -20,18 +20,17 @@ from rich.console import Console
 from rich.text import Text
 
 from gpu_worker_pool.cli.columns import Column, lay_out
-from gpu_worker_pool.cli.keys import DOWN, PAGE_UP, TAB, keys_in
-from gpu_worker_pool.cli.pool_report import GpuName, GpuReport, LeaseReport, PoolReport
-from gpu_worker_pool.cli.sparkline import bar, sparkline
-from gpu_worker_pool.cli.top_frame import Frame, GpuRow, ServerState, without_twins
-from gpu_worker_pool.cli.top_view import LEASES, QUEUE, Picture, Scroll, draw, draw_all
+from gpu_worker_pool.cli.pools.report import GpuName, GpuReport, LeaseReport, PoolReport
+from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState, without_twins
+from gpu_worker_pool.cli.top.keys import DOWN, PAGE_UP, TAB, keys_in
+from gpu_worker_pool.cli.top.sparkline import bar, sparkline
+from gpu_worker_pool.cli.top.view import LEASES, QUEUE, Picture, Scroll, draw, draw_all
+from tests.cli.commands import GPU_POOL, environment, gpu_pool
+from tests.cli.in_process import called
+from tests.cli.terminal import Terminal
 from tests.client.foreign_servers import ForeignServer, Seen, answering
 from tests.server.leasing import OFTEN, queue, release_all, take
 from tests.server.running import ROOT, RunningServer, free_port
-
-from .commands import GPU_POOL, environment, gpu_pool
-from .in_process import called
-from .terminal import Terminal
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SCREEN_ON, SCREEN_OFF, CURSOR_ON = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"

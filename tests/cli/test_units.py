@@ -7,9 +7,9 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.asking import grace_within, label, short_name
+from gpu_worker_pool.cli.run.asking import grace_within, label, short_name
+from gpu_worker_pool.cli.run.waiting_line import waiting_text
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
-from gpu_worker_pool.cli.waiting import waiting_text
 
 
 @pytest.mark.parametrize(

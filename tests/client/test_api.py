@@ -29,11 +29,10 @@ from gpu_worker_pool import (
     WorkerTimeoutError,
     gpu_worker_pool_client,
 )
+from tests.client.foreign_servers import ForeignServer, ScriptedLeases
+from tests.client.statistics_server import StatisticsServer, until
 from tests.server.leasing import held, put, queued, release, release_all, take, wait_until_free
 from tests.server.running import RunningServer
-
-from .foreign_servers import ForeignServer, ScriptedLeases
-from .statistics_server import StatisticsServer, until
 
 # No test here lasts that long, so what is seen is not because of a poll.
 NEVER_S = 3600.0

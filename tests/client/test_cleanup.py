@@ -16,10 +16,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import GPUContextManager, GPUWorkerPoolClient, WorkerTimeoutError, gpu_worker_pool_client
-from tests.server.leasing import eventually, release
-from tests.server.running import ROOT, RunningServer
-
-from .fault_tools import (
+from tests.client.fault_tools import (
     QUICK,
     Leftovers,
     as_at_first,
@@ -33,8 +30,19 @@ from .fault_tools import (
     sockets,
     soon,
 )
-from .foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, hanging, internal_error, lease, statistics
-from .wire import Wire
+from tests.client.foreign_servers import (
+    ForeignServer,
+    Gate,
+    ScriptedLeases,
+    Seen,
+    hanging,
+    internal_error,
+    lease,
+    statistics,
+)
+from tests.client.wire import Wire
+from tests.server.leasing import eventually, release
+from tests.server.running import ROOT, RunningServer
 
 
 @pytest.fixture(scope="module")

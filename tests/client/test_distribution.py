@@ -11,10 +11,9 @@ import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.client.pool_client import Assignment
+from tests.client.statistics_server import StatisticsServer
 from tests.server.leasing import wait_until_free
 from tests.server.running import RunningServer
-
-from .statistics_server import StatisticsServer
 
 REQUESTS = 1000
 SIZES = (8, 4, 2, 1)

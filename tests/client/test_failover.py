@@ -24,11 +24,8 @@ from gpu_worker_pool import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
-from gpu_worker_pool.ledger.clock import boot_time
-from tests.server.leasing import get, put, release
-from tests.server.running import RunningServer, free_port
-
-from .fault_tools import (
+from gpu_worker_pool.host.clock import boot_time
+from tests.client.fault_tools import (
     as_at_first,
     breaker,
     client_of,
@@ -41,7 +38,7 @@ from .fault_tools import (
     soon,
     stopped,
 )
-from .foreign_servers import (
+from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,
     Gate,
@@ -61,7 +58,9 @@ from .foreign_servers import (
     slowed,
     statistics,
 )
-from .wire import Wire
+from tests.client.wire import Wire
+from tests.server.leasing import get, put, release
+from tests.server.running import RunningServer, free_port
 
 # Far less than what it would take to wait for a server that does not answer, and enough on a busy machine.
 QUICKLY_S = 8.0

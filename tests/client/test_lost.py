@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import GPUContextManager, StaleAssignmentError
-from gpu_worker_pool.ledger.clock import boot_time
+from gpu_worker_pool.host.clock import boot_time
+from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
+from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
+from tests.client.wire import Wire
 from tests.server.leasing import eventually, get
 from tests.server.running import ROOT, RunningServer
-
-from .fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
-from .foreign_servers import ForeignServer, ScriptedLeases, Seen
-from .wire import Wire
 
 TTL_S = 3.0
 BEAT_S = TTL_S / 3

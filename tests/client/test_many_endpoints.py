@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, MultiEndpointPoolStatus
-
-from .statistics_server import StatisticsServer, until
+from tests.client.statistics_server import StatisticsServer, until
 
 LIVE, REFUSING, HANGING = 85, 10, 5
 

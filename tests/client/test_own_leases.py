@@ -18,10 +18,9 @@ from gpu_worker_pool import (
     WorkerTimeoutError,
 )
 from gpu_worker_pool.client.pool_client import Assignment
+from tests.client.statistics_server import StatisticsServer, idle, until
 from tests.server.leasing import held, queued, release_all
 from tests.server.running import RunningServer
-
-from .statistics_server import StatisticsServer, idle, until
 
 # No test here lasts that long, so what happens is not because of a poll.
 NEVER_S = 3600.0

@@ -15,10 +15,9 @@ from typing import Any, Self
 import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError, ServiceUnavailableError
+from tests.client.fault_tools import QUICK, as_at_first, client_of, healthy, nothing_left, running, soon
+from tests.client.foreign_servers import Behaviour, ForeignServer, ScriptedLeases, redirecting
 from tests.server.running import RunningServer
-
-from .fault_tools import QUICK, as_at_first, client_of, healthy, nothing_left, running, soon
-from .foreign_servers import Behaviour, ForeignServer, ScriptedLeases, redirecting
 
 TOKEN = "alice-secret-0123456789"  # noqa: S105 - of a test
 OTHER_TOKEN = "bob-secret-9876543210"  # noqa: S105

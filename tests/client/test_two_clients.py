@@ -11,10 +11,9 @@ import pytest
 
 import gpu_worker_pool
 from gpu_worker_pool import GPUWorkerPoolClient, WorkerTimeoutError
+from tests.client.fault_tools import as_at_first
+from tests.client.statistics_server import StatisticsServer
 from tests.server.running import RunningServer
-
-from .fault_tools import as_at_first
-from .statistics_server import StatisticsServer
 
 SOON_S = 20.0
 

@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.evolve import replay
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.core.pool import step
-from gpu_worker_pool.core.request import Holder, Request, Wishes
-from gpu_worker_pool.core.settings import PoolSettings
-from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
 
 DAY_S = 86_400.0
 # Long, because most of a day is heartbeats, and each is like the other.

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.eligibility import Verdict, judge
-from gpu_worker_pool.core.evolve import replay
-from gpu_worker_pool.core.explain import Explanation, explain
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, QueuedLease
-from gpu_worker_pool.core.pool import step
-from gpu_worker_pool.core.request import Holder, Request, Wishes
-from gpu_worker_pool.core.settings import PoolSettings
-from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.eligibility import Verdict, judge
+from gpu_worker_pool.core.queue.explain import Explanation, explain
 
 A100 = "NVIDIA A100-SXM4-80GB"
 T4 = "Tesla T4"

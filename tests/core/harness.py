@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from .model import Lease, Model
+from tests.core.model import Lease, Model
 
 
 class Core:
     """The modules of a core under one name, so that a mutant can take the real one's place."""
 
     MODULES = (
-        "commands",
-        "condense",
-        "decide",
-        "events",
-        "evolve",
-        "explain",
-        "gpu",
-        "pool",
-        "request",
-        "settings",
-        "state",
+        "model.commands",
+        "decider.condense",
+        "decider.decide",
+        "model.events",
+        "decider.evolve",
+        "queue.explain",
+        "model.gpu",
+        "decider.step",
+        "model.request",
+        "model.settings",
+        "model.state",
     )
 
     def __init__(self, package: str = "gpu_worker_pool.core") -> None:
         for module in self.MODULES:
-            setattr(self, module, importlib.import_module(f"{package}.{module}"))
+            setattr(self, module.partition(".")[2], importlib.import_module(f"{package}.{module}"))
 
     def __getattr__(self, module: str) -> Any:  # for the type checker: the modules are set above
         raise AttributeError(module)
@@ -60,7 +60,7 @@ class CheckedPool:
         is_reboot = isinstance(command, self.core.commands.Open) and command.boot_id != self.model.boot_id
         # Time does not go back behind anything that has happened.
         self.model.now = now if is_reboot else max(now, self.state.clock)
-        events: list[Any] = self.core.pool.step(self.state, command, now)
+        events: list[Any] = self.core.step.step(self.state, command, now)
         self.log += events
         self.step_ends.append(len(self.log))
         for event in events:
@@ -121,7 +121,7 @@ class CheckedPool:
         condensed = self.core.evolve.replay(fresh, pickle.loads(pickle.dumps(short)))  # noqa: S301 - our own bytes
         reopen = self.core.commands.Open(self.state.boot_id or "", self.state.wall_offset_s)
         for pool in (condensed, restored):
-            self.core.pool.step(pool, reopen, self.state.clock + 1.0)
+            self.core.step.step(pool, reopen, self.state.clock + 1.0)
         assert condensed == restored
         processes = [[lease.request.holder.process for lease in pool.leases.values()] for pool in (condensed, restored)]
         assert sorted(map(str, processes[0])) == sorted(map(str, processes[1]))

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
 
-from .harness import REAL, CheckedPool, Core
+from tests.core.harness import REAL, CheckedPool, Core
 
 # node, index, name, memory: two models on one node, so that "enough of one model" has something to choose from.
 GPUS = (

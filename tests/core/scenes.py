@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .harness import CheckedPool, Core
+from tests.core.harness import CheckedPool, Core
 
 
 class Scene:

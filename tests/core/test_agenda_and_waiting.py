@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.agenda import Agenda
-from gpu_worker_pool.core.lease import QueuedLease
-from gpu_worker_pool.core.waiting import WaitingLine
-
-from .build import request
+from gpu_worker_pool.core.model.deadlines import Agenda
+from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.queue.waiting import WaitingLine
+from tests.core.build import request
 
 
 def agenda(**due_at: float) -> Agenda:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.eligibility import Eligible, Excluded, NotAmong
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.core.request import Wishes
-
-from .build import A100, START, T4, Box, key, of_kind, process, reading
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.queue.eligibility import Eligible, Excluded, NotAmong
+from tests.core.build import A100, START, T4, Box, key, of_kind, process, reading
 
 
 def free_at_once(*readings: Reading) -> Box:

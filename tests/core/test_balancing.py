@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
+from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
 
 NOW = 1000.0
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker_pool.core import events as ev
-
-from .box_simulation import Box, digest, restored, simulate
+from gpu_worker_pool.core.model import events as ev
+from tests.core.box_simulation import Box, digest, restored, simulate
 
 HOUR_S = 3600.0
 

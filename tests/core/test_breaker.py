@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_worker_pool.core.backoff import Backoff
-from gpu_worker_pool.core.breaker import BreakerState, CircuitBreaker, Permit
+from gpu_worker_pool.core.endpoints.backoff import Backoff
+from gpu_worker_pool.core.endpoints.breaker import BreakerState, CircuitBreaker, Permit
 
 THRESHOLD = 3
 OPEN_FOR = Backoff(first_s=4.0, max_s=16.0)

@@ -6,9 +6,10 @@ from itertools import product
 
 import pytest
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.eligibility import (
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.core.queue.eligibility import (
     Draining,
     Eligible,
     Excluded,
@@ -24,9 +25,7 @@ from gpu_worker_pool.core.eligibility import (
     Verdict,
     WrongModel,
 )
-from gpu_worker_pool.core.settings import Thresholds
-
-from .build import A100, START, T4, WALL_OFFSET_S, Box, key, of_kind, process, reading
+from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, of_kind, process, reading
 
 # --- measured ------------------------------------------------------------------------------------------------------
 

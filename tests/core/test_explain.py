@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core.eligibility import Eligible, Held, Leased, OverUtilization
-from gpu_worker_pool.core.explain import explain
-
-from .build import START, T4, WALL_OFFSET_S, Box, key, process, reading
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.queue.eligibility import Eligible, Held, Leased, OverUtilization
+from gpu_worker_pool.core.queue.explain import explain
+from tests.core.build import START, T4, WALL_OFFSET_S, Box, key, process, reading
 
 
 def test_a_waiter_is_told_position_reason_and_who_has_what_it_wants() -> None:

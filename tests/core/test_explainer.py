@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.explain import Explainer, explain
-from gpu_worker_pool.core.lease import QueuedLease
-
-from .build import T4, Box, reading
+from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.queue.explain import Explainer, explain
+from tests.core.build import T4, Box, reading
 
 
 def assert_told_as_alone(box: Box) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.decide import decide
-from gpu_worker_pool.core.evolve import evolve, replay
-from gpu_worker_pool.core.gpu import ProcessId, Reading
-from gpu_worker_pool.core.lease import EndedLease, EndReason, QueuedLease
-from gpu_worker_pool.core.state import PoolState
-
-from .build import START, WALL_OFFSET_S, Box, key, of_kind, process, reading, request
+from gpu_worker_pool.core.decider.decide import decide
+from gpu_worker_pool.core.decider.evolve import evolve, replay
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import ProcessId, Reading
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.state import PoolState
+from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, process, reading, request
 
 ENDINGS: list[tuple[type[cmd.Release | cmd.Revoke | cmd.ReportDeath], str]] = [
     (cmd.Release, "released"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.condense import condense
-from gpu_worker_pool.core.evolve import replay
-from gpu_worker_pool.core.lease import ActiveLease, DrainingLease
-from gpu_worker_pool.core.moving import ended_at, event_at
-from gpu_worker_pool.core.state import PoolState
-
-from .build import Box, key, process, reading
+from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.node_rename import ended_at, event_at
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.state import PoolState
+from tests.core.build import Box, key, process, reading
 
 
 def lived_in() -> Box:

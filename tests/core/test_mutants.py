@@ -17,10 +17,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import gpu_worker_pool.core
-
-from .harness import REAL, Core
-from .pool_machine import PoolMachine
-from .scenes import SCENES
+from tests.core.harness import REAL, Core
+from tests.core.pool_machine import PoolMachine
+from tests.core.scenes import SCENES
 
 CORE = Path(gpu_worker_pool.core.__file__).parent
 
@@ -211,19 +210,19 @@ MUTANTS = (
     ),
     Mutant(
         "what a process has left is no way past somebody ahead",
-        "leftovers",
+        "reclaim",
         "line[0] < place and is_suitable",
         "line[0] == place and is_suitable",
     ),
     Mutant(
         "only what the own process has left does not count",
-        "leftovers",
+        "reclaim",
         "lease_id not in given_back",
         "not slot.occupants[lease_id].is_draining",
     ),
     Mutant(
         "what was taken away is not had back before it is free",
-        "leftovers",
+        "reclaim",
         "lease_id not in given_back",
         "slot.occupants[lease_id].process != process",
     ),
@@ -320,8 +319,11 @@ def mutant_core(mutant: Mutant, tmp_path: Path) -> Iterator[Core]:
     name = f"mutant_{MUTANTS.index(mutant)}"
     package = tmp_path / name
     shutil.copytree(CORE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in package.rglob("*.py"):
+        # What a module of the copy imports must be of the copy, too.
+        file.write_text(file.read_text(encoding="utf-8").replace("gpu_worker_pool.core.", f"{name}."), encoding="utf-8")
     for module_name, text, instead in mutant.changes:
-        file = package / f"{module_name}.py"
+        (file,) = package.rglob(f"{module_name}.py")
         source = file.read_text(encoding="utf-8")
         assert source.count(text) == 1, "the text to replace must stand in the module just once"
         file.write_text(source.replace(text, instead), encoding="utf-8")

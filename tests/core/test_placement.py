@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core import commands as cmd
-
-from .build import A100, T4, Box, key, process, reading
+from gpu_worker_pool.core.model import commands as cmd
+from tests.core.build import A100, T4, Box, key, process, reading
 
 # --- one GPU -------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from .pool_machine import PoolMachine
+from tests.core.pool_machine import PoolMachine
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core.slot import ProcessPlace, memory_use, place_processes
-
-from .build import Box, key, process, reading
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model.slot import ProcessPlace, memory_use, place_processes
+from tests.core.build import Box, key, process, reading
 
 
 def places(box: Box) -> dict[int, ProcessPlace]:

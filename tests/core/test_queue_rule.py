@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.decide import decide
-from gpu_worker_pool.core.evolve import replay
-from gpu_worker_pool.core.gpu import GpuKey, Reading
-from gpu_worker_pool.core.settings import PoolSettings
-from gpu_worker_pool.core.state import PoolState
-
-from .build import T4, Box, key, of_kind, process, reading, request
+from gpu_worker_pool.core.decider.decide import decide
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
+from tests.core.build import T4, Box, key, of_kind, process, reading, request
 
 
 def free_at_once(*readings: Reading, **settings: float) -> Box:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.core.request import Holder, Request, Wishes, matches_model
-from gpu_worker_pool.core.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes, matches_model
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 
 NAN = float("nan")
 INF = float("inf")

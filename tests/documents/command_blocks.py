@@ -7,11 +7,10 @@ import shlex
 from typing import Any
 
 from tests.cli.in_process import called
+from tests.documents.blocks import Block, all_blocks
+from tests.documents.schemas import unlike
 from tests.server.leasing import put
 from tests.server.running import RunningServer
-
-from .blocks import Block, all_blocks
-from .schemas import unlike
 
 # What there is to see, as the document tells it.
 LEASES: dict[str, dict[str, Any]] = {

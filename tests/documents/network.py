@@ -11,10 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from tests.client.statistics_server import StatisticsServer
+from tests.documents.names import LOCAL, VARIABLE, hosts_in
 from tests.server.leasing import wait_until_free
 from tests.server.running import RunningServer
-
-from .names import LOCAL, VARIABLE, hosts_in
 
 GPUS = "2xA100-80GB,2xT4"
 # As the documents show them. The server on "this machine" has none, so that everybody there may do everything.

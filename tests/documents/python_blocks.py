@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpu_worker_pool import GPUWorkerPoolClient
-
-from .blocks import Block, Chain
+from tests.documents.blocks import Block, Chain
 
 MOST_S = 30.0
 

@@ -17,14 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.documents.blocks import ROOT, Block, Chain
+from tests.documents.names import PORT, hosts_in, port_for
+from tests.documents.network import Network
+from tests.documents.schemas import unlike
 from tests.server.leasing import eventually
 from tests.server.running import ask_over, free_port
 from tests.server.shapes import misfits
-
-from .blocks import ROOT, Block, Chain
-from .names import PORT, hosts_in, port_for
-from .network import Network
-from .schemas import unlike
 
 MOST_S = 60.0
 BETWEEN = "--- the next block ---"

@@ -15,13 +15,13 @@ import gpu_worker_pool
 from gpu_worker_pool import config, models
 from gpu_worker_pool.client.events import Kind
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core import eligibility, lease
+from gpu_worker_pool.core.model import lease
+from gpu_worker_pool.core.queue import eligibility
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.server.app import PoolApp, create_app
-from gpu_worker_pool.server.lease_form import LeaseForm
+from gpu_worker_pool.server.calls.lease_form import LeaseForm
 from gpu_worker_pool.server.settings import ServerSettings
-
-from .blocks import ROOT, all_blocks, documents, without_blocks
+from tests.documents.blocks import ROOT, all_blocks, documents, without_blocks
 
 # Read by nobody but the tests, or not a setting.
 NOT_SETTINGS = frozenset(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from .blocks import Block, chains_in, parse
-from .names import hosts_in, port_for
-from .network import TOKENS, Network
-from .python_blocks import run_chain
-from .shell_blocks import Shell
+from tests.documents.blocks import Block, chains_in, parse
+from tests.documents.names import hosts_in, port_for
+from tests.documents.network import TOKENS, Network
+from tests.documents.python_blocks import run_chain
+from tests.documents.shell_blocks import Shell
 
 NOBODY = Network({}, {"here": 1, "odd": 2, "even": 3, "old": 4})
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.e2e import checker
+from tests.e2e.nemesis import PYTHON, USABLE_MB, WORKER
+from tests.e2e.worker import Orders
 from tests.server.running import RunningServer
-
-from . import checker
-from .nemesis import PYTHON, USABLE_MB, WORKER
-from .worker import Orders
 
 LIMIT_S = 60.0
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 
-from .worker import call, identity
+from tests.e2e.worker import call, identity
 
 
 def wait_in_line(port: int, number: int, told: int, served: int) -> None:

@@ -30,11 +30,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tests.e2e import checker, faked_time
+from tests.e2e.proxy import Proxy
+from tests.e2e.worker import NoAnswer, Orders, now, parse
 from tests.server.running import MODULE, ROOT, START_S, free_port
-
-from . import checker, faked_time
-from .proxy import Proxy
-from .worker import NoAnswer, Orders, now, parse
 
 WORKER = Path(__file__).with_name("worker.py")
 PYTHON = (sys.executable, "-I", "-S")

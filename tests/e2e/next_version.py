@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from gpu_worker_pool.ledger import sqlite
-from gpu_worker_pool.ledger.migrations import Migration, known_migrations
+from gpu_worker_pool.ledger.sqlite import journal as sqlite
+from gpu_worker_pool.ledger.sqlite.migrations import Migration, known_migrations
 
 COMMAND = (sys.executable, "-m", "tests.e2e.next_version")
 NEXT = Migration(known_migrations()[-1].version + 1, "CREATE TABLE of_the_next_version (a INTEGER);\n")

@@ -13,8 +13,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from . import checker, faked_time, nemesis
-from .worker import now
+from tests.e2e import checker, faked_time, nemesis
+from tests.e2e.worker import now
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .checker import History, Line, check
+from tests.e2e.checker import History, Line, check
 
 TTL_S = 3.0
 BEAT_S = 1.0

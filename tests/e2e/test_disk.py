@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.worker import call
 from tests.server.running import RunningServer
-
-from .worker import call
 
 ANSWER_S = 20.0
 

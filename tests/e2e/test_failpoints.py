@@ -19,14 +19,13 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.events import DurableEvent, ProcessCounted, ProcessIgnored
+from gpu_worker_pool.core.model.events import DurableEvent, ProcessCounted, ProcessIgnored
 from gpu_worker_pool.ledger.failpoints import FAILPOINTS
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT
+from tests.e2e import next_version
+from tests.e2e.worker import NoAnswer, call
 from tests.server.running import MODULE, ROOT, RunningServer, free_port
-
-from . import next_version
-from .worker import NoAnswer, call
 
 APPENDING = ("before_append", "in_append", "after_append")
 COMPACTING = ("in_compaction", "after_compaction")

@@ -9,8 +9,8 @@ import os
 import random
 from pathlib import Path
 
-from . import checker, nemesis
-from .worker import now
+from tests.e2e import checker, nemesis
+from tests.e2e.worker import now
 
 LIMIT_S = 60.0
 

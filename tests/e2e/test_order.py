@@ -6,10 +6,9 @@ import json
 import subprocess
 import sys
 
+from tests.e2e.crowd import LIMIT_S, serving
+from tests.e2e.worker import call
 from tests.server.running import ROOT
-
-from .crowd import LIMIT_S, serving
-from .worker import call
 
 WAITERS = 50
 

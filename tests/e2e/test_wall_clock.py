@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import faked_time
+from tests.e2e.worker import call, now
 from tests.server.running import RunningServer
-
-from . import faked_time
-from .worker import call, now
 
 DAY_S = 86400.0
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from . import checker
-from .crowd import serving, work
-from .worker import Orders
+from tests.e2e import checker
+from tests.e2e.crowd import serving, work
+from tests.e2e.worker import Orders
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])

@@ -23,8 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import nvidia_smi_script
-from .nvidia_smi_script import CONFIG
+from tests.gpus import nvidia_smi_script
+from tests.gpus.nvidia_smi_script import CONFIG
 
 
 class FakeNvidiaSmi:

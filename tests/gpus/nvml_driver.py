@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.gpus.nvml import NvmlProbe
 from gpu_worker_pool.gpus.probe import Look, Probe, ProbeUnavailable
 

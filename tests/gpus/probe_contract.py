@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from gpu_worker_pool.core.gpu import Reading
+from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.gpus.probe import Look, Probe
 
 

@@ -10,13 +10,12 @@ from time import monotonic
 
 import pytest
 
-from gpu_worker_pool.core.gpu import GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
 from gpu_worker_pool.gpus.probe import ProbeUnavailable
-from gpu_worker_pool.gpus.processes import ProcessTable
-
-from .fake_nvidia_smi import FakeNvidiaSmi, install
-from .probe_contract import ProbeContract
+from gpu_worker_pool.host.processes import ProcessTable
+from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
+from tests.gpus.probe_contract import ProbeContract
 
 A, B, C = (f"GPU-{letter * 8}-1111-2222-3333-444444444444" for letter in "abc")
 ROW_A = f"0, {A}, NVIDIA GeForce RTX 3080, 10240, 2048, 15, 45, 120.50, 320.00\n"

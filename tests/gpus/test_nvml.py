@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.gpus.nvml import RETRY, NvmlProbe
 from gpu_worker_pool.gpus.probe import Look, ProbeUnavailable
-
-from .nvml_driver import ROOT, NvmlProbeInChild
-from .probe_contract import ProbeContract
-from .stub_nvml import NvmlCode, StubConfig, StubGpu, build
+from tests.gpus.nvml_driver import ROOT, NvmlProbeInChild
+from tests.gpus.probe_contract import ProbeContract
+from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu, build
 
 A100 = "NVIDIA A100-SXM4-80GB"
 UUIDS = [StubGpu.numbered(index).uuid for index in range(10)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.core.gpu import GpuProcess, ProcessId
-from gpu_worker_pool.gpus.processes import MOST_ANCESTORS, ProcessTable
+from gpu_worker_pool.core.model.gpu import GpuProcess, ProcessId
+from gpu_worker_pool.host.processes import MOST_ANCESTORS, ProcessTable
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc on this system")
 

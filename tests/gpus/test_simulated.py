@@ -8,10 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from gpu_worker_pool.core.gpu import GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.gpus.simulated import MODELS, SimulatedHolder, SimulatedProbe, parse_spec
-
-from .probe_contract import ProbeContract
+from tests.gpus.probe_contract import ProbeContract
 
 TRAINING = SimulatedHolder(4711, 100.0)
 

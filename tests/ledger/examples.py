@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.gpu import GpuKey, ProcessId
-from gpu_worker_pool.core.gpu_names import GPU_NAME, MAX_NAME
-from gpu_worker_pool.core.lease import EndedLease, EndReason
-from gpu_worker_pool.core.request import MAX_GPUS, MAX_PRIORITY, MAX_TTL_S, Holder, Request, Wishes
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model.request import MAX_GPUS, MAX_PRIORITY, MAX_TTL_S, Holder, Request, Wishes
 
 GPU = GpuKey("box", "GPU-0")
 OTHER = GpuKey("box", "GPU-1")

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.lease import EndedLease
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.journal import History, Journal, JournalError
-
-from . import examples
-from .examples import ENDED, EVENTS, ended, note, numbers
+from tests.ledger import examples
+from tests.ledger.examples import ENDED, EVENTS, ended, note, numbers
 
 # Opens the one journal of the test, anew each time; it was closed before.
 Opens = Callable[[], Journal]

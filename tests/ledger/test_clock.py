@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.ledger.clock import boot_id, boot_time, wall_offset
+from gpu_worker_pool.host.clock import boot_id, boot_time, wall_offset
 
 ROOT = Path(__file__).parent.parent.parent
 UPTIME = Path("/proc/uptime")
@@ -44,7 +44,7 @@ def test_the_offset_leads_to_the_time_of_day() -> None:
 
 
 def test_another_process_names_the_same_boot() -> None:
-    program = "from gpu_worker_pool.ledger.clock import boot_id; print(boot_id())"
+    program = "from gpu_worker_pool.host.clock import boot_id; print(boot_id())"
     other = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

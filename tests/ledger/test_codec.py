@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.gpu import GpuKey, ProcessId
-from gpu_worker_pool.core.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.ledger.codec import EVENT_KINDS, decode_ended, decode_event, encode_ended, encode_event
-
-from . import examples
-from .examples import ENDED, EVENTS
+from tests.ledger import examples
+from tests.ledger.examples import ENDED, EVENTS
 
 REQUEST_LINE = (
     '{"wishes":{"gpus":2,"memory_mb":8000,"model":"A100","memory_threshold_percent":50.5,'

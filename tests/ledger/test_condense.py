@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.condense import condense
-from gpu_worker_pool.core.evolve import replay
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.core.lease import DrainingLease
-from gpu_worker_pool.core.pool import step
-from gpu_worker_pool.core.state import PoolState
+from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.lease import DrainingLease
+from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.codec import decode_event, encode_event
 from tests.core import box_simulation
 from tests.core.build import Box, key, process, reading

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.ledger import aside
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
-
-from .examples import EVENTS, ended, note
+from gpu_worker_pool.ledger.sqlite import quarantine as aside
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from tests.ledger.examples import EVENTS, ended, note
 
 PAGE = 4096
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.gpu import Gpu, GpuKey, ProcessId, Reading
-from gpu_worker_pool.core.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
-from gpu_worker_pool.core.request import Holder, Request
-from gpu_worker_pool.core.settings import PoolSettings
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver, NotWritten
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.memory import MemoryJournal

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.events import DurableEvent
+from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.ledger.failpoints import FAILPOINTS
 from gpu_worker_pool.ledger.journal import History
-from gpu_worker_pool.ledger.migrations import known_migrations
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
-
-from . import children
-from .child import BATCH, COMPACTED, NEXT
-from .examples import EVENTS, ended, note
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.migrations import known_migrations
+from tests.ledger import children
+from tests.ledger.child import BATCH, COMPACTED, NEXT
+from tests.ledger.examples import EVENTS, ended, note
 
 # Killed the n-th time that a point is passed in `child.write`, and what must be there then: batches, whether compacted.
 WRITING = [

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalInUse
-from gpu_worker_pool.ledger.mark import Mark
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
-
-from . import children
-from .examples import note
+from gpu_worker_pool.ledger.sqlite.high_water_mark import Mark
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from tests.ledger import children
+from tests.ledger.examples import note
 
 
 @pytest.fixture

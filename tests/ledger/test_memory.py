@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker_pool.ledger.memory import MemoryJournal
-
-from .examples import ended, note
-from .journal_contract import JournalContract, Opens
+from tests.ledger.examples import ended, note
+from tests.ledger.journal_contract import JournalContract, Opens
 
 
 class TestMemoryJournalContract(JournalContract):

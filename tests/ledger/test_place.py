@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.place import state_dir
+from gpu_worker_pool.ledger.state_dir import state_dir
 
 HOME = {"HOME": "/home/ann"}
 SYSTEMD = {"STATE_DIRECTORY": "/var/lib/one:/var/lib/two"}

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalInUse
-from gpu_worker_pool.ledger.migrations import Migration, known_migrations
-from gpu_worker_pool.ledger.queries import load_queries
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
-
-from . import children
-from .child import COMPACTED, NEXT
-from .examples import ENDED, EVENTS, ended, note, numbers
-from .journal_contract import JournalContract, Opens
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.migrations import Migration, known_migrations
+from gpu_worker_pool.ledger.sqlite.queries import load_queries
+from tests.ledger import children
+from tests.ledger.child import COMPACTED, NEXT
+from tests.ledger.examples import ENDED, EVENTS, ended, note, numbers
+from tests.ledger.journal_contract import JournalContract, Opens
 
 
 class TestSqliteJournalContract(JournalContract):

@@ -15,15 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.lease import EndedLease, EndReason
-from gpu_worker_pool.core.request import Holder, Request, Wishes
-from gpu_worker_pool.core.usage import US_PER_S, LeaseTimes, Reckoning, Usage
-from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, Reckoning, Usage
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.queries import load_queries
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
-
-from .examples import GPU, OTHER, note
+from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.queries import load_queries
+from tests.ledger.examples import GPU, OTHER, note
 
 NOW = 1000.0
 H = 3600.0

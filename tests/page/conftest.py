@@ -14,10 +14,9 @@ import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 from pytest_playwright.pytest_playwright import CreateContextCallback
 
+from tests.page.chromium import NONE_FOUND, find_chromium, launch_options
+from tests.page.watch import Watch
 from tests.server.running import RunningServer
-
-from .chromium import NONE_FOUND, find_chromium, launch_options
-from .watch import Watch
 
 # How long something may take to be seen: on a busy machine the browser and the server wait for the processor.
 expect.set_options(timeout=20_000)

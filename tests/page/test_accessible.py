@@ -8,12 +8,11 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from tests.page.axe import serious_findings
+from tests.page.conftest import OpenPage
+from tests.page.parts import card, controls, happened, queue_of, too_wide, use_token
 from tests.server.leasing import queue, take
 from tests.server.running import RunningServer
-
-from .axe import serious_findings
-from .conftest import OpenPage
-from .parts import card, controls, happened, queue_of, too_wide, use_token
 
 ADMIN = "the-token-of-admin"
 PHONE: ViewportSize = {"width": 360, "height": 640}

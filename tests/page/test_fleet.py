@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.page.conftest import OpenPage
+from tests.page.parts import controls, queue_of, use_token
 from tests.server.leasing import queue, take
 from tests.server.running import RunningServer
-
-from .conftest import OpenPage
-from .parts import controls, queue_of, use_token
 
 ADMIN = "the-token-of-admin"
 PREFIX = "/gpu/pool"

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
+from tests.page.axe import serious_findings
+from tests.page.chromium import NAMES, find_chromium
+from tests.page.watch import Watch
 from tests.server.told_server import Told, ToldServer, told_server
-
-from .axe import serious_findings
-from .chromium import NAMES, find_chromium
-from .watch import Watch
 
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src *; require-trusted-types-for 'script'; trusted-types 'none'"

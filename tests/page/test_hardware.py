@@ -9,10 +9,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
+from tests.page.conftest import OpenPage
+from tests.page.parts import card, connection
 from tests.server.running import RunningServer
-
-from .conftest import OpenPage
-from .parts import card, connection
 
 GPUS = (
     "0, GPU-used, NVIDIA A100, 81920, 70000, 97, 71, 361.50, 400.00\n"

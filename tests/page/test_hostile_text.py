@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.page.conftest import OpenPage
+from tests.page.parts import card, happened, queue_of, too_wide, use_token
 from tests.server.leasing import queue, take
 from tests.server.running import RunningServer
 from tests.server.told_server import Told, told_server
-
-from .conftest import OpenPage
-from .parts import card, happened, queue_of, too_wide, use_token
 
 HOSTILE = (
     "<script>window.hasRun = 1</script>",

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.page.conftest import OpenPage
+from tests.page.parts import card, connection, happened, queue_of
+from tests.page.watch import Watch
 from tests.server.leasing import a_process, queue, release, release_all, take
 from tests.server.running import RunningServer
-
-from .conftest import OpenPage
-from .parts import card, connection, happened, queue_of
-from .watch import Watch
 
 
 @pytest.fixture(scope="module")

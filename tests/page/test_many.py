@@ -11,10 +11,9 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.page.parts import connection
 from tests.server.leasing import release, take
 from tests.server.running import RunningServer, ask_over
-
-from .parts import connection
 
 GPUS, LEASES, WAITING = 200, 500, 30
 TURNS = 4

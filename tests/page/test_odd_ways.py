@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.page.conftest import OpenPage
+from tests.page.parts import card, connection, use_token
+from tests.page.watch import Watch
 from tests.server.leasing import release_all, take
 from tests.server.running import RunningServer
 from tests.server.told_server import Told, ToldServer, told_server
-
-from .conftest import OpenPage
-from .parts import card, connection, use_token
-from .watch import Watch
 
 ADMIN = "a-secret-of-admin"
 POOL: dict[str, Any] = {"node": "odd", "server_id": "odd", "gpus": [], "leases": [], "queue": [], "queue_length": -3}

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.page.parts import card, controls, queue_of, use_token
+from tests.page.watch import Watch
 from tests.server.leasing import held, new_id, put, release_all
 from tests.server.running import RunningServer
-
-from .parts import card, controls, queue_of, use_token
-from .watch import Watch
 
 ADMIN, ADA = "the-token-of-admin", "the-token-of-ada"
 Leases = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from .running import Answer, RunningServer, read_answer
+from tests.server.running import Answer, RunningServer, read_answer
 
 T = TypeVar("T")
 _numbers = itertools.count(1)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 
-from gpu_worker_pool.core.gpu import GpuKey
-from gpu_worker_pool.core.lease import EndedLease, EndReason
-from gpu_worker_pool.core.request import Holder, Request, Wishes
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
-
-from .leasing import new_id
-from .running import RunningServer
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from tests.server.leasing import new_id
+from tests.server.running import RunningServer
 
 NODE = "box"
 # Far from what the tests do now.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.server.access import (
+from gpu_worker_pool.server.http.access import (
     Caller,
     Denied,
     Tokens,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .leasing import (
+from tests.server.leasing import (
     OFTEN,
     LongPoll,
     assert_problem,
@@ -24,7 +24,7 @@ from .leasing import (
     take,
     wait_until_free,
 )
-from .running import RunningServer
+from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")

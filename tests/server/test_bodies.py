@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive
 
-from gpu_worker_pool.server.bodies import BodyEncoded, BodyError, BodyTooLarge, BodyTooSlow, ClientGone, read_body
+from gpu_worker_pool.server.http.bodies import BodyEncoded, BodyError, BodyTooLarge, BodyTooSlow, ClientGone, read_body
 
 
 class Wire:

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.lease import EndReason
-from gpu_worker_pool.core.request import Request
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.authority import Authority
-from gpu_worker_pool.server.change_stream import STILL_HERE, ChangeStream
-from gpu_worker_pool.server.listener import Listener
+from gpu_worker_pool.server.authority.authority import Authority
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.streams.changes import STILL_HERE, ChangeStream
+from gpu_worker_pool.server.streams.listener import Listener
 
 NEVER_S = 1000.0
 A_CHANGE = ev.LeaseQueued(1.0, "a", Request(), 1, 1.0)

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.gpus.processes import ProcessTable
-from gpu_worker_pool.server.deaths import MOST_AT_ONCE, MOST_IDLE, DeathWatch, open_pidfd
-from gpu_worker_pool.server.descriptors import ENOUGH, is_scarce, raise_limit
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.host.limits import ENOUGH, is_scarce, raise_limit
+from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.server.authority.deaths import MOST_AT_ONCE, MOST_IDLE, DeathWatch, open_pidfd
 
 ROOT = Path(__file__).parent.parent.parent
 GENEROUS_S = 60.0
@@ -524,8 +524,8 @@ class TestWithoutPidfd:
 # Its 60 processes do not fit into the 40 descriptors it may have.
 WITH_FEW_DESCRIPTORS = """
 import asyncio, os, resource, signal, socket, subprocess, sys, uvloop
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.server.deaths import DeathWatch
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.server.authority.deaths import DeathWatch
 loop = {"asyncio": asyncio, "uvloop": uvloop}[sys.argv[1]].new_event_loop()
 children = [subprocess.Popen(["sleep", "60"]) for _ in range(60)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
@@ -556,7 +556,7 @@ loop.close()
 class TestDescriptors:
     def test_the_limit_is_raised_as_far_as_it_goes(self) -> None:
         program = (
-            "import resource; from gpu_worker_pool.server.descriptors import raise_limit\n"
+            "import resource; from gpu_worker_pool.host.limits import raise_limit\n"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
             "print(raise_limit(), raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
         )

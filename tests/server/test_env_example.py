@@ -9,8 +9,7 @@ from dotenv import dotenv_values
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.server.settings import ServerSettings
-
-from .running import ROOT
+from tests.server.running import ROOT
 
 # What only the client reads, with what it calls it.
 CLIENTS = {

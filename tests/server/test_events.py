@@ -13,8 +13,19 @@ from typing import Any, Self
 
 import pytest
 
-from .leasing import OFTEN, assert_problem, eventually, get, new_id, queue, release, release_all, renew, take
-from .running import RunningServer, ask_over
+from tests.server.leasing import (
+    OFTEN,
+    assert_problem,
+    eventually,
+    get,
+    new_id,
+    queue,
+    release,
+    release_all,
+    renew,
+    take,
+)
+from tests.server.running import RunningServer, ask_over
 
 STREAMS = 256
 

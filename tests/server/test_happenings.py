@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.server.happenings import KEPT, Happenings
+from gpu_worker_pool.server.ui.recent_events import KEPT, Happenings
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 WHEN = "1970-01-12T13:48:20.000Z"

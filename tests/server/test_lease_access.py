@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from .leasing import OFTEN, assert_problem, eventually, held, new_id, put, queue, queued, release_all, take
-from .running import Answer, RunningServer
+from tests.server.leasing import OFTEN, assert_problem, eventually, held, new_id, put, queue, queued, release_all, take
+from tests.server.running import Answer, RunningServer
 
 ALICE, BOB, ADMIN = "alice-secret-token-1", "bob-secret-token-22", "admin-secret-token-333"
 SECRETS = (ALICE, BOB, ADMIN)

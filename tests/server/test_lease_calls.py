@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .leasing import (
+from tests.server.leasing import (
     OFTEN,
     LongPoll,
     a_process,
@@ -34,7 +34,7 @@ from .leasing import (
     take,
     wait_until_free,
 )
-from .running import RunningServer
+from tests.server.running import RunningServer
 
 # To the letter of the design, section 4.
 FIELDS = {

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.core.request import DEFAULT_TTL_S, MAX_TTL_S, Holder, Request, Wishes
-from gpu_worker_pool.server.lease_form import BadForm, LeaseForm, RenewForm, check_lease_id, parse_form
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.request import DEFAULT_TTL_S, MAX_TTL_S, Holder, Request, Wishes
+from gpu_worker_pool.server.calls.lease_form import BadForm, LeaseForm, RenewForm, check_lease_id, parse_form
 
 DOCUMENTED = [
     *("gpus", "memory_mb", "model", "among", "priority", "ttl_s", "wait_s", "memory_threshold_percent"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .leasing import (
+from tests.server.leasing import (
     OFTEN,
     LongPoll,
     assert_problem,
@@ -27,7 +27,7 @@ from .leasing import (
     release_all,
     take,
 )
-from .running import Answer, RunningServer, ask_over
+from tests.server.running import Answer, RunningServer, ask_over
 
 BODY_LIMIT = 65_536
 BODY_TIMEOUT_S = 10.0

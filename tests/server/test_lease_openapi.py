@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import content_type_conformance, positive_data_acceptance
 
-from .leasing import PROBLEM, wait_until_free
-from .running import RunningServer
+from tests.server.leasing import PROBLEM, wait_until_free
+from tests.server.running import RunningServer
 
 KNOWN = ("held", "waiting", "ended")
 # So that no example waits for minutes; that waiting ends in time is tested elsewhere.

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .leasing import (
+from tests.server.leasing import (
     LongPoll,
     a_process,
     assert_problem,
@@ -31,8 +31,8 @@ from .leasing import (
     renew,
     take,
 )
-from .running import RunningServer, free_port
-from .test_events import Stream
+from tests.server.running import RunningServer, free_port
+from tests.server.test_events import Stream
 
 
 def content(server: RunningServer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

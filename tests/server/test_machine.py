@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.core.request import Holder
-from gpu_worker_pool.gpus.processes import ProcessTable
-from gpu_worker_pool.ledger.clock import boot_id
-from gpu_worker_pool.server.machine import Machine, NoSuchProcess, _host_names
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.request import Holder
+from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.identity import Machine, NoSuchProcess, _host_names
+from gpu_worker_pool.host.processes import ProcessTable
 
 ROOT = Path(__file__).parent.parent.parent
 GENEROUS_S = 60
@@ -234,8 +234,8 @@ class TestIsAlive:
     def test_a_process_hidden_by_hidepid_is_alive(self) -> None:
         program = """
 import os
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.server.machine import Machine
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.host.identity import Machine
 here = Machine.here()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 print(os.path.exists("/proc/1"), here.is_alive(ProcessId(1, 1.0)), here.is_alive(ProcessId(2**22 - 1)))
@@ -281,9 +281,9 @@ class TestHere:
     def test_a_process_in_another_pid_namespace_is_elsewhere(self, here: Machine, has_own_proc: bool) -> None:
         program = """
 import json, os
-from gpu_worker_pool.core.gpu import ProcessId
-from gpu_worker_pool.core.request import Holder
-from gpu_worker_pool.server.machine import Machine
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.request import Holder
+from gpu_worker_pool.host.identity import Machine
 here, pid = Machine.here(), os.getpid()
 holder = Holder(pid=pid, boot_id=here.boot_id, pid_namespace=here.pid_namespace)
 print(json.dumps([pid, here.boot_id, here.pid_namespace, here.proc is not None,

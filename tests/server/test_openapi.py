@@ -8,7 +8,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
 
-from .running import RunningServer
+from tests.server.running import RunningServer
 
 
 def test_the_server_keeps_to_its_own_description() -> None:

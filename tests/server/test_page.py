@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 import gpu_worker_pool
-from gpu_worker_pool.server.page_calls import takes_gzip, wants_page
-from gpu_worker_pool.server.page_files import TYPES, PageFiles
-
-from .leasing import OFTEN, assert_problem, eventually
-from .running import Answer, RunningServer, read_answer
+from gpu_worker_pool.server.ui.calls import takes_gzip, wants_page
+from gpu_worker_pool.server.ui.files import TYPES, PageFiles
+from tests.server.leasing import OFTEN, assert_problem, eventually
+from tests.server.running import Answer, RunningServer, read_answer
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 PREFIX = "/gpu-pool"

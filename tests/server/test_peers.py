@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.lease_answers import PeersAnswer
-from gpu_worker_pool.server.peer_calls import MOST_PEERS, parse_peers
+from gpu_worker_pool.server.calls.lease_answers import PeersAnswer
+from gpu_worker_pool.server.calls.peers import MOST_PEERS, parse_peers
 from gpu_worker_pool.server.peers import KEPT_S, LOOKED_AT_S, MOST_BYTES, PeerFailed, Peers, read_pool
-
-from .leasing import assert_problem, eventually, take
-from .running import RunningServer, free_port
-from .told_server import Told, told_server
+from tests.server.leasing import assert_problem, eventually, take
+from tests.server.running import RunningServer, free_port
+from tests.server.told_server import Told, told_server
 
 POOL: dict[str, Any] = {"node": "odd", "server_id": "odd-1", "gpus": [], "queue": []}
 # By the path of the peer.

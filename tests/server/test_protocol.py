@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .running import RunningServer
+from tests.server.running import RunningServer
 
 SOON_S = 30.0
 

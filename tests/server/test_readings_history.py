@@ -7,11 +7,11 @@ from collections import deque
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpu_worker_pool.core.gpu import Reading
+from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.readings_history import MOST_POINTS, ReadingLines
+from gpu_worker_pool.server.authority.readings_history import MOST_POINTS, ReadingLines
+from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.snapshot import Snapshot
 from tests.core.build import key, reading
 
 BEGAN = datetime(2026, 3, 1, 10, 30)  # noqa: DTZ001 - as the sampler has it

@@ -10,8 +10,7 @@ import pytest
 
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu, build
-
-from .running import RunningServer
+from tests.server.running import RunningServer
 
 PATIENCE_S = 30.0
 ONE_GPU = "0, GPU-aaaa, NVIDIA A100, 81920, {used}, 7, 41, 61.50, 400.00\n"

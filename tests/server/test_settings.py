@@ -11,8 +11,7 @@ import pytest
 from gpu_worker_pool.gpu_server import get_bool_env, get_float_env, get_int_env
 from gpu_worker_pool.server.logs import JsonFormatter, make_formatter
 from gpu_worker_pool.server.settings import ServerSettings
-
-from .running import RunningServer
+from tests.server.running import RunningServer
 
 
 @pytest.mark.parametrize("word", ["true", "1", "yes", "on", "TRUE", " Yes "])

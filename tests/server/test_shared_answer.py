@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.problems import Refused
-from gpu_worker_pool.server.shared_answer import SMALL_BYTES, Body, SharedAnswer
+from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.shared_answer import SMALL_BYTES, Body, SharedAnswer
 
 PACE_S = 2.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import MODULE, ROOT, RunningServer
+from tests.server.running import MODULE, ROOT, RunningServer
 
 WAYS = {
     "python -m": MODULE,

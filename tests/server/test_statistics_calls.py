@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from .running import ROOT, RunningServer
-from .shapes import misfits
+from tests.server.running import ROOT, RunningServer
+from tests.server.shapes import misfits
 
 SEED = ROOT.parent / "shared" / "seeds" / "SERVER.md"
 

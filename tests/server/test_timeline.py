@@ -13,19 +13,18 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.gpu import GpuKey
-from gpu_worker_pool.core.lease import ActiveLease, EndedLease, EndReason
-from gpu_worker_pool.core.request import Holder, Request, Wishes
-from gpu_worker_pool.core.timeline import Timeline
-from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.core.accounting.timeline import Timeline
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.journal import JournalDamaged
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
-from gpu_worker_pool.server.lease_answers import TimelineAnswer
-from gpu_worker_pool.server.lease_view import iso_time
-
-from .leasing import assert_problem, put, release, take, wait_until_free
-from .past_leases import server_with_past
-from .running import RunningServer
+from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.server.calls.lease_answers import TimelineAnswer
+from gpu_worker_pool.server.calls.lease_view import iso_time
+from tests.server.leasing import assert_problem, put, release, take, wait_until_free
+from tests.server.past_leases import server_with_past
+from tests.server.running import RunningServer
 
 HOUR_S = 3600.0
 NOW = 1_000_000.0

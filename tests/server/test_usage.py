@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gpu_worker_pool.core import commands as cmd
-from gpu_worker_pool.core import events as ev
-from gpu_worker_pool.core.lease import DrainingLease
-from gpu_worker_pool.core.request import Holder, Request
-from gpu_worker_pool.core.usage import LeaseTimes, Reckoning
-from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, Reckoning
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import DrainingLease
+from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.app import create_app, journal_path
-from gpu_worker_pool.server.calls import Call
-from gpu_worker_pool.server.problems import Refused
+from gpu_worker_pool.server.calls.usage import MOST_OWNERS, UsageCalls
+from gpu_worker_pool.server.http.call import Call
+from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.usage_calls import MOST_OWNERS, UsageCalls
-
-from .leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
-from .past_leases import THEN, past, server_with_past
-from .running import RunningServer
+from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
+from tests.server.past_leases import THEN, past, server_with_past
+from tests.server.running import RunningServer
 
 NOTHING = {
     "gpu_hours": 0.0,

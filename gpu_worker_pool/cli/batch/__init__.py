@@ -1,0 +1,1 @@
+"""`gpu-pool batch`: many commands, each with its own lease."""

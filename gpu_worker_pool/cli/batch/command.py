@@ -1,0 +1,158 @@
+"""`gpu-pool batch`: many commands, each on GPUs of its own, as they come free."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpu_worker_pool.cli.failure import SIGNAL_BASE, USAGE, Failure
+from gpu_worker_pool.cli.options import Endpoints, Gpus, Grace, Json, Memory, Model, Priority, Remote, Timeout
+from gpu_worker_pool.cli.output import complain, err, out, pass_on_warnings, print_json, stop_printing
+
+if TYPE_CHECKING:
+    from .jobs import Batch
+    from .runner import BatchPlan
+    from .state import StateFile
+
+SOME_FAILED = 1
+
+
+def batch(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="One command a line, run by /bin/sh; # begins a comment.")
+    ],
+    gpus: Gpus = 1,
+    memory: Memory = None,
+    model: Model = None,
+    priority: Priority = 0,
+    timeout: Timeout = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", "-k", help="Go on with the others when a job has failed.")
+    ] = False,
+    retries: Annotated[
+        int, typer.Option("--retries", "-r", min=0, max=1000, help="How often to run a failed job again.")
+    ] = 0,
+    parallel: Annotated[
+        int | None,
+        typer.Option("--parallel", "-j", min=1, max=1000, help="At most so many at once; else one for each GPU."),
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where each job's output goes; else FILE.logs.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What was done, to go on from there; else FILE.state (none for -)."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, with what was done before too.")] = False,
+    grace: Grace = 10.0,
+    remote: Remote = False,
+    json: Json = False,
+    endpoint: Endpoints = None,
+) -> int:
+    """Run many commands, each on GPUs of its own as they come free.
+
+    Each writes to a log of its own, and what was done is kept in a state file: run it again after a failure, a Ctrl-C or a
+    crash, and it goes on with what is not done yet. Without --keep-going nothing more is started once a job has failed;
+    what runs then is let finish.
+
+    Exit codes: 0 all are done, 1 some failed, 2 something was typed wrong or FILE cannot be read, 125 gpu-pool failed,
+    128+N signal N broke it off.
+    """
+    from gpu_worker_pool.cli.run.asking import Wanted, label  # noqa: PLC0415 - loads the client
+
+    from .jobs import Batch, read_jobs  # noqa: PLC0415 - the same
+    from .runner import BatchPlan  # noqa: PLC0415
+    from .state import StateFile  # noqa: PLC0415
+
+    jobs = read_jobs(_read(file))
+    if not jobs:
+        raise Failure(f"there is no command in {file}; write one on each line", USAGE)
+    name = "gpu-pool-batch" if file == "-" else file
+    state_path = state or (None if file == "-" else Path(f"{file}.state"))
+    folder = logs or Path(f"{name}.logs")
+    wanted = Wanted(
+        gpus=gpus,
+        memory_mb=memory,
+        model=model,
+        priority=priority,
+        timeout_s=timeout,
+        labels={"command": label(f"batch {Path(name).name}")},
+    )
+    work = Batch(jobs, retries=retries, keeps_going=keep_going)
+    plan = BatchPlan(work, wanted, folder, grace, parallel, is_remote=remote)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(
+            f"the folder {folder} for the logs cannot be made: {error.strerror}; name another with --logs"
+        ) from None
+    pass_on_warnings(complain)
+    with StateFile(state_path, is_fresh=fresh) if state_path else nullcontext() as kept:
+        if kept is not None:
+            work.skip(kept.load())
+        code = asyncio.run(_run(plan, kept, endpoint))
+    try:
+        _report(work, folder, state_path, code, is_json=json)
+    except BrokenPipeError:
+        stop_printing()  # it went as it went
+    return code
+
+
+def _read(file: str) -> str:
+    try:
+        if file == "-":
+            if sys.stdin is None:
+                raise Failure("standard input is closed; name a file", USAGE)
+            return sys.stdin.read()
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise Failure(f"{file} cannot be read: {reason}", USAGE) from None
+
+
+async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | None) -> int:
+    from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415
+    from gpu_worker_pool.cli.run.asking import find_sources  # noqa: PLC0415 - loads the client
+
+    from .runner import BatchRunner  # noqa: PLC0415 - the same
+    from .view import BatchDisplay  # noqa: PLC0415
+
+    work = plan.batch
+    if work.done == len(work.jobs):
+        complain("all of it was done before; --fresh does it again")
+        return 0
+    async with Servers(endpoints) as servers:
+        sources = await find_sources(servers, os.environ, is_remote=plan.is_remote)
+    display = BatchDisplay(work, err())
+    runner = BatchRunner(plan, sources, kept, display.note)
+    display.running = runner.running
+    display.start()
+    try:
+        await runner.run()
+    finally:
+        display.stop()
+    if runner.interrupted_by is not None:
+        return SIGNAL_BASE + runner.interrupted_by
+    return SOME_FAILED if work.done < len(work.jobs) else 0
+
+
+def _report(work: Batch, folder: Path, state: Path | None, code: int, *, is_json: bool) -> None:
+    from .jobs import State  # noqa: PLC0415
+    from .view import summary_json, summary_table  # noqa: PLC0415 - loads the client
+
+    if is_json:
+        print_json("batch", summary_json(work, folder, state, code))
+        return
+    console = out()
+    console.print(summary_table(work, folder))
+    not_run = work.count(State.WAITING)
+    rest = f", {not_run} not run" if not_run else ""
+    console.print(f"{work.done} of {len(work.jobs)} done, {work.count(State.FAILED)} failed{rest}")
+    if not_run or work.count(State.FAILED):
+        console.print("The same command again goes on with what is not done." if state else "")

@@ -1,0 +1,129 @@
+"""The state file of a batch: what was done, so that a later run goes on from there. One JSON object a line, only ever
+appended to; a line that a crash cut short is the last one, and is left out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.units import iso_time
+
+from .jobs import Job, Outcome
+
+HEADER = json.dumps({"schema": "gpu-pool/batch-state/1"})
+
+
+class StateFile:
+    """Open for one batch at a time; Failure where another one has it, or where it is something else."""
+
+    def __init__(self, path: Path, *, is_fresh: bool) -> None:
+        self._path = path
+        self._is_fresh = is_fresh
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise Failure(
+                f"the state file {self._path} cannot be used: {error.strerror}; name another with --state"
+            ) from None
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.close(self._descriptor)
+            raise Failure(f"{self._path} is no file that could be kept; name another with --state")
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise Failure(
+                f"another gpu-pool batch works with {self._path}; wait for it, or name another with --state"
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def load(self) -> dict[str, Outcome]:
+        """The jobs that were done, by key. Begins anew where that was asked for."""
+        records = self._records()  # read in any case, so that what is no state file is never emptied
+        if self._is_fresh:
+            os.ftruncate(self._descriptor, 0)
+            records = []
+        if not records:
+            self._append(json.loads(HEADER))
+        done: dict[str, Outcome] = {}
+        for record in records[1:]:
+            outcome = Outcome(
+                record.get("exit_code"),
+                record.get("why"),
+                tuple(record.get("gpus") or ()),
+                _seconds(record.get("started_at")),
+                _seconds(record.get("ended_at")),
+                record.get("log"),
+            )
+            if outcome.is_good:
+                done[record["job"]] = outcome
+        return done
+
+    def note(self, job: Job, attempt: int, outcome: Outcome) -> None:
+        """Write down how an attempt went; on the disk before anybody is told."""
+        self._append(
+            {
+                "job": job.key,
+                "line": job.line,
+                "command": job.command,
+                "attempt": attempt,
+                "exit_code": outcome.exit_code,
+                "why": outcome.why,
+                "gpus": list(outcome.gpus),
+                "started_at": iso_time(outcome.started_at),
+                "ended_at": iso_time(outcome.ended_at),
+                "log": outcome.log,
+            }
+        )
+
+    def _records(self) -> list[dict[str, Any]]:
+        try:
+            with open(self._descriptor, encoding="utf-8", closefd=False) as file:
+                *lines, torn = file.read().split("\n")
+            records = [json.loads(line) for line in lines]
+            first = lines[0] if lines else torn
+            if not (first == HEADER or (not lines and HEADER.startswith(first))):
+                raise ValueError("its first line is another one")  # noqa: TRY301
+            if not all(isinstance(record.get("job"), str) for record in records[1:]):
+                raise ValueError("there is a line without a job")  # noqa: TRY301
+        except (ValueError, AttributeError, OSError) as error:
+            raise Failure(f"{self._path} is no state file of a batch ({error}); name another with --state") from None
+        if torn:
+            # Cut short by a crash: taken out, so that what follows begins on a line of its own.
+            os.ftruncate(self._descriptor, sum(len(line.encode()) + 1 for line in lines))
+        return records
+
+    def _append(self, record: dict[str, Any]) -> None:
+        data = json.dumps(record).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise Failure(
+                f"the state file {self._path} cannot be written: {error.strerror}; mend that, then go on"
+            ) from None
+
+
+def _seconds(text: object) -> float | None:
+    """A time that was written down; None where there is none to be read."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None

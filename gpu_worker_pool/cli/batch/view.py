@@ -1,0 +1,149 @@
+"""What a batch shows while it runs, and at its end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from time import time
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from gpu_worker_pool.cli.units import iso_time, show_duration
+
+from .jobs import Batch, Outcome, State
+from .jobs import Progress as JobProgress
+from .runner import Started, log_path
+
+_COLOURS = {State.DONE: "green", State.DONE_BEFORE: "dim", State.FAILED: "red", State.WAITING: "yellow"}
+_MOST_SHOWN = 10
+_MOST_IN_SUMMARY = 50
+
+
+def how_it_went(outcome: Outcome) -> str:
+    """In a few words."""
+    if outcome.is_good:
+        return "ok"
+    return outcome.why or f"exit code {outcome.exit_code}"
+
+
+class BatchDisplay:
+    """On a terminal a bar and what runs, live; elsewhere a line for each job that ends."""
+
+    def __init__(self, batch: Batch, console: Console) -> None:
+        self._batch = batch
+        self._console = console
+        self.running: Mapping[str, Started] = {}
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._bar.add_task("jobs", total=len(batch.jobs), completed=batch.done)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
+
+    def start(self) -> None:
+        """Show it, where there is a terminal."""
+        if self._console.is_terminal:
+            self._live.start()
+
+    def stop(self) -> None:
+        """Take it away again."""
+        self._live.stop()
+
+    def note(self, started: Started, outcome: Outcome) -> None:
+        """An attempt at a job is over."""
+        batch = self._batch
+        over = batch.done + batch.count(State.FAILED)
+        self._bar.update(self._task, completed=over)
+        state = batch.progress[started.job.key].state
+        again = ", again later" if state is State.WAITING else ""
+        took = "" if outcome.took_s is None else f" in {show_duration(outcome.took_s)}"
+        where = f" on GPU {', '.join(map(str, outcome.gpus))}" if outcome.gpus else ""
+        text = f"[{over}/{len(batch.jobs)}] {how_it_went(outcome)}{again}: line {started.job.line}{where}{took}: "
+        line = Text(
+            text + started.job.command, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis"
+        )
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more, which is no reason to stop
+            self._console.print(line)
+
+    def _render(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for started in list(self.running.values())[:_MOST_SHOWN]:
+            table.add_row(
+                Text(f"line {started.job.line}", style="bold"),
+                f"GPU {', '.join(map(str, started.gpus))}",
+                show_duration(time() - started.started_at),
+                Text(started.job.command, no_wrap=True, overflow="ellipsis"),
+            )
+        if len(self.running) > _MOST_SHOWN:
+            table.add_row(f"and {len(self.running) - _MOST_SHOWN} more")
+        return Group(self._bar, table)
+
+
+def summary_table(batch: Batch, logs: Path) -> Table:
+    """Every job; of many, the first of those that failed."""
+    found = list(batch.progress.values())
+    if len(found) > _MOST_IN_SUMMARY:
+        found = list(islice(batch.failed(), _MOST_IN_SUMMARY))
+    table = Table(title=None, box=None, header_style="bold")
+    for column in ("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG"):
+        table.add_column(column, no_wrap=column == "COMMAND", overflow="ellipsis" if column == "COMMAND" else "fold")
+    for item in found:
+        outcome = item.outcome
+        table.add_row(
+            str(item.job.line),
+            Text(item.state, style=_COLOURS.get(item.state, "")),
+            str(item.attempts or "-"),
+            ", ".join(map(str, outcome.gpus)) if outcome and outcome.gpus else "-",
+            show_duration(outcome.took_s) if outcome and outcome.took_s is not None else "-",
+            Text(how_it_went(outcome) if outcome else "-"),
+            Text(item.job.command),
+            Text(_log(item, logs) or "-"),
+        )
+    return table
+
+
+def summary_json(batch: Batch, logs: Path, state: Path | None, exit_code: int) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "exit_code": exit_code,
+        "jobs": [_job_json(item, logs) for item in batch.progress.values()],
+        "done": batch.count(State.DONE),
+        "done_before": batch.count(State.DONE_BEFORE),
+        "failed": batch.count(State.FAILED),
+        "not_run": batch.count(State.WAITING),
+        "logs": str(logs),
+        "state": None if state is None else str(state),
+    }
+
+
+def _job_json(item: JobProgress, logs: Path) -> dict[str, Any]:
+    outcome = item.outcome
+    return {
+        "line": item.job.line,
+        "command": item.job.command,
+        "state": str(item.state).replace(" ", "_"),
+        "attempts": item.attempts,
+        "exit_code": outcome.exit_code if outcome else None,
+        "why": outcome.why if outcome else None,
+        "gpus": list(outcome.gpus) if outcome else [],
+        "started_at": iso_time(outcome.started_at) if outcome else None,
+        "ended_at": iso_time(outcome.ended_at) if outcome else None,
+        "log": _log(item, logs),
+    }
+
+
+def _log(item: JobProgress, logs: Path) -> str | None:
+    if item.outcome is not None and item.outcome.log is not None:
+        return item.outcome.log
+    return str(log_path(logs, item.job)) if item.attempts else None

@@ -1,0 +1,114 @@
+"""`gpu-pool drain` and `undrain`: take a GPU out of service, and put it back."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from gpu_worker_pool.cli.failure import FAILED, USAGE, Failure
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import out, plain, print_json
+from gpu_worker_pool.cli.pools.lease_search import REFUSED
+from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
+from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
+from gpu_worker_pool.cli.pools.servers import Answer, Servers
+
+Gpu = Annotated[
+    str, typer.Argument(metavar="GPU", help="Its index or UUID; where there are several servers, server1:2.")
+]
+
+
+def drain(
+    gpu: Gpu,
+    endpoint: Endpoints = None,
+    *,
+    reason: Annotated[str, typer.Option("--reason", help="Why; everybody is shown it.")] = "",
+    json: Json = False,
+) -> None:
+    """Take a GPU out of service: no new leases on it; those there run on. Only admin may."""
+    found = asyncio.run(_tell(gpu, endpoint, "drain", {"reason": reason} if reason else {}))
+    if json:
+        print_json("drain", found.as_json())
+        return
+    runs_on = f"; {', '.join(found.lease_ids)} on it runs on" if found.lease_ids else ""
+    out().print(f"GPU {found.gpu.id}: {found.reason or found.state}{runs_on}", markup=False)
+
+
+def undrain(gpu: Gpu, endpoint: Endpoints = None, *, json: Json = False) -> None:
+    """Put a GPU back into service. Only admin may."""
+    found = asyncio.run(_tell(gpu, endpoint, "undrain", {}))
+    if json:
+        print_json("undrain", found.as_json())
+        return
+    out().print(f"GPU {found.gpu.id} is in service; it is {found.state.replace('_', ' ')} now", markup=False)
+
+
+async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[str, Any]) -> GpuReport:
+    async with Servers(endpoint) as servers:
+        endpoint_id, local = find_endpoint(gpu, servers.ids)
+        answer = await servers.ask(endpoint_id, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            # It may know no such GPU, or no such call.
+            raise not_found(answer, await ask_pool(servers, endpoint_id, "?queue=0"), gpu, action)
+        if not answer.is_ok:
+            raise failure_of(answer, gpu, action)
+        found = read_gpu(servers, answer)
+        if not is_gpu(answer.data):
+            raise Failure(
+                f"whether GPU {gpu} is {action}ed is not known: the answer of {answer.url} shows no GPU; "
+                "`gpu-pool status` shows how it is",
+                FAILED,
+            )
+        return found
+
+
+def is_gpu(data: object) -> bool:
+    """Whether an answer shows a GPU."""
+    if not isinstance(data, dict) or not isinstance(data.get("state"), str):
+        return False
+    index = data.get("gpu_id")
+    return isinstance(data.get("uuid"), str) or (isinstance(index, int) and not isinstance(index, bool))
+
+
+def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
+    """The endpoint of a GPU that is named `2` or `server1:2`, and its name there."""
+    endpoint, colon, local = gpu.rpartition(":")
+    if colon and local and endpoint in endpoints:
+        return endpoint, local
+    if len(endpoints) == 1 and not colon and gpu:
+        return endpoints[0], gpu
+    example = f"{endpoints[0]}:2" if len(endpoints) > 1 else "2"
+    raise Failure(
+        f"{gpu!r} names no GPU of {', '.join(endpoints)}; write {example} as `gpu-pool status` shows it", USAGE
+    )
+
+
+def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Failure:
+    """For a server that answered that there is no such thing, by what it is."""
+    message = f"cannot {action} GPU {gpu}"
+    if not report.is_up:
+        return Failure(
+            f"{message}: {answer.url} is no GPU server ({report.error}); `gpu-pool doctor` looks closer", FAILED
+        )
+    if not report.has_leases:
+        return Failure(
+            f"{message}: {answer.url} has statistics only, and hands out nothing that could be kept back; for leases, run "
+            "`gpu-pool serve` on that machine",
+            FAILED,
+        )
+    return Failure(f"{message}: {plain(answer.error)} `gpu-pool status` shows what it has.", REFUSED)
+
+
+def failure_of(answer: Answer, gpu: str, action: str) -> Failure:
+    """For an answer that is an error, or none."""
+    message = f"cannot {action} GPU {gpu}: {plain(answer.error)}"
+    if answer.status is None:
+        return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer", FAILED)
+    if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        message += " Set GPU_POOL_TOKEN to the token of admin."
+    is_its_fault = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return Failure(message, FAILED if is_its_fault else REFUSED)

@@ -1,0 +1,140 @@
+"""`gpu-pool explain`: how it stands with one lease, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools_or_fail, find_lease
+from gpu_worker_pool.cli.pools.report import LeaseReport, Obstacle, PoolReport, show_gpus, show_since
+from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.table import cut, make_table, print_table
+from gpu_worker_pool.cli.units import iso_time, show_duration
+
+_ENDS: Final = {
+    "released": "it was given back",
+    "expired": "it ran out, as nothing was heard of its holder",
+    "cancelled": "it left the queue before it was granted",
+    "holder_died": "its holder's process died",
+    "revoked": "an operator took it away",
+}
+
+
+def explain(id_: LeaseId, endpoint: Endpoints = None, *, json: Json = False) -> None:
+    """Tell why a request waits, who holds what it wants and for how long; or how it stands with a lease.
+
+    Ends with 1 if there is no such lease.
+    """
+    found = asyncio.run(_ask(id_, endpoint))
+    if json:
+        print_json("explain", {"leases": [_as_json(lease, report) for lease, report in found]})
+        return
+    console, now = out(), time.time()
+    for lease, report in found:
+        _show(console, lease, report, now)
+
+
+async def _ask(text: str, endpoint: list[str] | None) -> list[tuple[LeaseReport, PoolReport]]:
+    """The lease at each endpoint that has it, and the pool there."""
+    async with Servers(endpoint) as servers:
+        reports = await ask_pools_or_fail(servers)
+        by_endpoint = {report.endpoint: report for report in reports}
+        found = await find_lease(servers, reports, text)
+        # Asked for by itself, a waiting one also tells what stands in its way at each GPU.
+        fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
+        return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
+
+
+def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) -> None:
+    console.print(_sentence(lease, report, now), markup=False)
+    if lease.state != "queued":
+        return
+    if not lease.obstacles:
+        console.print(lease.why or "The server does not say why.", markup=False)
+        return
+    table = make_table("GPU", "MODEL", "VERDICT", "HELD BY", whole=("GPU",))
+    models = {gpu.gpu.id: gpu.gpu.name for gpu in report.gpus}
+    for obstacle in lease.obstacles:
+        table.add_row(
+            Text(obstacle.gpu.id),
+            Text(models.get(obstacle.gpu.id) or "unknown"),
+            Text(obstacle.text, "green" if obstacle.code == "eligible" else ""),
+            Text("\n".join(_holding(console, holder, now) for holder in _holders(obstacle, report))),
+        )
+    print_table(console, table)
+
+
+def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
+    who = f"{lease.holder} ({lease.id})"
+    runs = f", for `{lease.command}`" if lease.command else ""
+    left = "an unknown time" if lease.expires_in_s is None else show_duration(lease.expires_in_s)
+    match lease.state:
+        case "queued":
+            place = f"position {lease.position} of {max(report.queue_length, lease.position or 0)}"
+            return (
+                f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {lease.priority}, since "
+                f"{_moment(lease.requested_at, now)}. Without a sign of life it leaves the queue in {left}."
+            )
+        case "active":
+            place = "" if lease.pid is None else f", as pid {lease.pid} on {lease.host or 'an unknown host'}"
+            return (
+                f"{who} holds {show_gpus(lease.gpus)} at {lease.endpoint}{runs}{place}, since "
+                f"{_moment(lease.granted_at, now)}. Without a sign of life it runs out in {left}."
+            )
+        case "draining":
+            end = _ENDS.get(lease.end_reason or "", lease.end_reason)
+            return (
+                f"{who} is over since {_moment(lease.ended_at, now)}: {end}. {show_gpus(lease.gpus)} at {lease.endpoint} "
+                f"cannot be granted yet: {lease.reason}."
+            )
+    held = "held nothing"
+    if lease.gpus:
+        took = f" for {show_duration(lease.ended_at - lease.granted_at)}" if lease.ended_at and lease.granted_at else ""
+        held = f"held {show_gpus(lease.gpus)}{took}"
+    end = _ENDS.get(lease.end_reason or "", lease.end_reason or "the server does not say why")
+    return f"{who} {held} at {lease.endpoint}, and ended {_moment(lease.ended_at, now)}: {end}."
+
+
+def _moment(at: float | None, now: float) -> str:
+    if at is None:
+        return "an unknown time"
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S} ({show_since(at, now)} ago)"
+
+
+def _holders(obstacle: Obstacle, report: PoolReport) -> list[LeaseReport]:
+    """Who is on that GPU, whatever the verdict on it says."""
+    on_it = {lease_id for gpu in report.gpus if gpu.gpu.id == obstacle.gpu.id for lease_id in gpu.lease_ids}
+    return [lease for lease in report.leases if lease.id in on_it.union(obstacle.lease_ids)]
+
+
+def _holding(console: Console, lease: LeaseReport, now: float) -> str:
+    runs = f", `{cut(console, lease.command)}`" if lease.command else ""
+    return f"{lease.holder} for {show_since(lease.since_at, now)}{runs}"
+
+
+def _as_json(lease: LeaseReport, report: PoolReport) -> dict[str, Any]:
+    names = {gpu.gpu.id: gpu.gpu.name for gpu in report.gpus}
+    return {
+        **lease.as_json(),
+        "queue_length": report.queue_length,
+        "obstacles": [
+            {
+                **obstacle.gpu.as_json(),
+                "name": names.get(obstacle.gpu.id),
+                "code": obstacle.code,
+                "text": obstacle.text,
+                "held_by": [
+                    {"lease": holder.id, "owner": holder.owner, "since": iso_time(holder.since_at)}
+                    for holder in _holders(obstacle, report)
+                ],
+            }
+            for obstacle in lease.obstacles
+        ],
+    }

@@ -1,0 +1,118 @@
+"""`gpu-pool leases`: everybody who holds a GPU or waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from os.path import commonprefix
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
+from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, distinct_leases, show_since
+from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.table import cut, make_table, print_table
+from gpu_worker_pool.cli.units import show_duration
+
+
+class LeaseState(StrEnum):
+    """The states of a lease that is not over."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    QUEUED = "queued"
+
+
+def leases(
+    endpoint: Endpoints = None,
+    *,
+    mine: Annotated[bool, typer.Option("--mine", help="Only those of the user who asks.")] = False,
+    state: Annotated[
+        list[LeaseState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List all leases: those who hold GPUs, those whose processes still leave, and those who wait.
+
+    On a terminal ids are shortened to a beginning that `release` and `explain` take.
+    """
+    reports = asyncio.run(_ask(endpoint))
+    owner = _user() if mine else None
+    found = [
+        lease
+        for lease in distinct_leases(reports)
+        if (not state or lease.state in state) and (not mine or lease.owner == owner)
+    ]
+    if json:
+        down = [{"endpoint": item.endpoint, "error": item.error} for item in reports if not item.is_up]
+        print_json("leases", {"leases": [lease.as_json() for lease in found], "down": down})
+        return
+    for report in reports:
+        if not report.is_up:
+            complain(f"{report.endpoint} is down, its leases are not shown: {report.error}")
+        elif not report.has_leases:
+            complain(f"{report.endpoint} has statistics only, no leases")
+    if not found:
+        complain("there are no such leases" if mine or state else "nobody holds a GPU, nobody waits")
+        return
+    console = out()
+    ids = [lease.id for lease in distinct_leases(reports)]
+    shown = short_ids(ids) if console.is_terminal else dict(zip(ids, ids, strict=True))
+    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1))
+
+
+async def _ask(endpoint: list[str] | None) -> list[PoolReport]:
+    async with Servers(endpoint) as servers:
+        return await ask_pools_or_fail(servers)
+
+
+def _user() -> str | None:
+    # As the client does it, which sends this name as the owner.
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
+
+
+def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str], *, with_endpoint: bool) -> Table:
+    now = time.time()
+    headings = ["ID", "STATE", *(["SERVER"] if with_endpoint else []), "OWNER", "WORKER", "GPUS", "SINCE"]
+    table = make_table(
+        *headings, "EXPIRES", "PRIORITY", "COMMAND", whole=("ID", "STATE", "SINCE", "EXPIRES", "PRIORITY")
+    )
+    for lease in found:
+        place = [Text(lease.endpoint)] if with_endpoint else []
+        table.add_row(
+            Text(ids[lease.id]),
+            Text(lease.state),
+            *place,
+            Text(lease.owner or "-"),
+            Text(lease.worker_id or "-"),
+            Text(", ".join(gpu.id for gpu in lease.gpus) or f"waits for {lease.wants}"),
+            show_since(lease.since_at, now),
+            "-" if lease.expires_in_s is None else f"in {show_duration(lease.expires_in_s)}",
+            str(lease.priority),
+            Text(cut(console, lease.command or "-")),
+        )
+    return table
+
+
+def short_ids(ids: Sequence[str], at_least: int = 8) -> dict[str, str]:
+    """Each id by the shortest beginning, of at least so many signs, that is its alone."""
+    ordered = sorted(set(ids))
+    # Ids are compared sign by sign, as is wanted here.
+    shared = [0, *(len(commonprefix(pair)) for pair in itertools.pairwise(ordered)), 0]  # noqa: RUF071
+    return {
+        id_: id_[: max(at_least, before + 1, after + 1)]
+        for id_, (before, after) in zip(ordered, itertools.pairwise(shared), strict=True)
+    }

@@ -1,0 +1,111 @@
+"""`gpu-pool release`: give a lease back in its holder's place."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from gpu_worker_pool.cli.failure import FAILED, USAGE, Failure
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.pools.lease_search import (
+    EMPTY_ID,
+    REFUSED,
+    LeaseIds,
+    ask_pools_or_fail,
+    find_lease,
+    lease_path,
+)
+from gpu_worker_pool.cli.pools.reading import read_lease
+from gpu_worker_pool.cli.pools.report import LeaseReport, show_gpus
+from gpu_worker_pool.cli.pools.servers import Servers
+
+# A lease before and after.
+_Released = tuple[LeaseReport, LeaseReport]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    id: str
+    endpoint: str | None
+    error: str
+    code: int
+
+
+def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) -> int:
+    """Give leases back, or take requests out of the queue.
+
+    A worker that still runs is told that its lease is lost; the GPU goes to nobody else while its processes are seen
+    to hold memory there. Only a lease's owner and admin may do this: GPU_POOL_TOKEN tells who you are.
+    Ends with 1 if one of them is not known or not yours.
+    """
+    if not all(ids):
+        raise Failure(EMPTY_ID, USAGE)
+    released, failed = asyncio.run(_release(ids, endpoint))
+    if json:
+        print_json(
+            "release",
+            {
+                "released": [{**after.as_json(), "was": before.state} for before, after in released],
+                "failed": [{"id": item.id, "endpoint": item.endpoint, "error": item.error} for item in failed],
+            },
+        )
+    else:
+        for before, _ in released:
+            out().print(_in_words(before), markup=False)
+    for item in failed:
+        complain(item.error)
+    if any(before.state == "active" for before, _ in released):
+        complain("a worker that still uses what was given back is told that its lease is lost, and has to stop")
+    return max((item.code for item in failed), default=0)
+
+
+async def _release(ids: list[str], endpoint: list[str] | None) -> tuple[list[_Released], list[_Failed]]:
+    """What was released, and what was not."""
+    released: list[_Released] = []
+    failed: list[_Failed] = []
+    async with Servers(endpoint) as servers:
+        reports = await ask_pools_or_fail(servers)
+        for text in dict.fromkeys(ids):
+            try:
+                found = await find_lease(servers, reports, text)
+            except Failure as failure:
+                failed.append(_Failed(text, None, str(failure), failure.code))
+                continue
+            for lease in found:
+                outcome = await _release_at(servers, lease)
+                if isinstance(outcome, _Failed):
+                    failed.append(outcome)
+                else:
+                    released.append((lease, outcome))
+    return released, failed
+
+
+async def _release_at(servers: Servers, lease: LeaseReport) -> LeaseReport | _Failed:
+    answer = await servers.ask(lease.endpoint, lease_path(lease.id), "DELETE")
+    if answer.is_ok:
+        after = read_lease(servers, answer)
+        if after.id == lease.id:
+            return after
+        unsure = f"whether {lease.id} was given back is not known: the answer of {answer.url} shows no such lease"
+        return _Failed(lease.id, lease.endpoint, f"{unsure}; `gpu-pool leases` lists those there are", FAILED)
+    detail = f"{lease.id} was not given back: {plain(answer.error)}"
+    if answer.status is None or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _Failed(lease.id, lease.endpoint, f"{detail.rstrip('.')}; try again", FAILED)
+    if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        whose = f"of {lease.owner} or of admin" if lease.owner else "of admin"
+        detail += f" It is {lease.owner or 'somebody'}'s: set GPU_POOL_TOKEN to the token {whose}."
+    return _Failed(lease.id, lease.endpoint, detail, REFUSED)
+
+
+def _in_words(lease: LeaseReport) -> str:
+    whose = lease.owner or lease.holder
+    match lease.state:
+        case "queued":
+            return f"{whose} left the queue at {lease.endpoint} ({lease.id})"
+        case "active":
+            return f"gave back {show_gpus(lease.gpus)} of {whose} ({lease.id})"
+        case "draining":
+            return f"{lease.id} of {whose} was over before: {lease.reason}"
+    return f"{lease.id} of {whose} was over before: {lease.end_reason}"

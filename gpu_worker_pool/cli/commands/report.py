@@ -1,0 +1,248 @@
+"""`gpu-pool report`: who used the GPUs, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.pools.reading import ask_pool
+from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.usage import (
+    COLUMNS,
+    ServerUsage,
+    Usage,
+    UsageReport,
+    mark_same,
+    no_report,
+    read_usage,
+    without_ledger,
+)
+from gpu_worker_pool.cli.table import make_table, print_table
+from gpu_worker_pool.cli.units import iso_time, parse_duration_s, show_duration
+
+DEFAULT_SPAN_S: Final = 24 * 3600.0
+# A server with a million leases to add up takes a while. Who sets a limit himself has that one.
+ANSWER_S: Final = 30.0
+LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
+NOBODY: Final = "(no owner)"
+# In the year 6000; later ones cannot be shown in every time zone.
+LATEST_S: Final = 127_174_492_800.0
+
+
+def report(
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="7d|2026-11-01",
+            help="From when on: so long ago, or a date or time (of your time zone, unless it says otherwise). "
+            "By default a day before --until.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="1d|2026-12-01", help="To before when, likewise. By default until now.")
+    ] = None,
+    *,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: a line with the names, then one an owner.")] = False,
+    json: Json = False,
+    endpoint: Endpoints = None,
+) -> None:
+    """Add up GPU-hours by owner, from what the servers have written down of all leases.
+
+    Two GPUs for an hour are two GPU-hours; a lease that still runs counts until now. Leases that share a GPU are counted
+    apart. With several servers their sums are added; one that does not answer is named, and the others are shown. Ends
+    with 125 if none has anything to report.
+    """
+    if as_csv and json:
+        raise Failure("--csv and --json exclude each other; choose one", USAGE)
+    now = time.time()
+    until_at = None if until is None else parse_time(until, now, "--until")
+    if until_at is not None and until_at >= now:
+        until_at = None  # of what is to come there is nothing to report
+    end_at = now if until_at is None else until_at
+    since_at = max(end_at - DEFAULT_SPAN_S, 0.0) if since is None else parse_time(since, now, "--since")
+    if since_at >= end_at:
+        end = "now" if until_at is None else f"--until ({_show_time(until_at)})"
+        raise Failure(f"--since ({_show_time(since_at)}) must be before {end}", USAGE)
+    found = UsageReport(asyncio.run(_ask(endpoint, since_at, until_at)))
+    _warn(found)
+    if json:
+        _print_json(found, since_at, until_at)
+    elif as_csv:
+        _print_csv(found)
+    else:
+        _print_table(found, since_at, until_at)
+
+
+def parse_time(text: str, now: float, option: str) -> float:
+    """`7d`, `12h`: so long before now. `2026-11-01`, `2026-11-01 12:00`, `2026-11-01T12:00Z`: then, in local time
+    unless it says otherwise. In seconds since 1970; what is before that is 1970, when there was nothing to report.
+    """
+    try:
+        date = datetime.fromisoformat(text.strip())
+    except ValueError:
+        at = _ago(text, now)
+    else:
+        try:
+            at = date.timestamp()
+        except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
+            at = 0.0 if date.year < 1970 else LATEST_S
+    if at is None:
+        raise Failure(f"{option}: {text!r} is no time; write 7d, 12h, 2026-11-01 or '2026-11-01 12:00'", USAGE)
+    return max(at, 0.0)
+
+
+def _ago(text: str, now: float) -> float | None:
+    """When that was; None where it is no length of time."""
+    # A number alone might be meant in days, in seconds ago or since 1970.
+    if text.strip().isdigit():
+        return None
+    try:
+        return now - parse_duration_s(text)
+    except typer.BadParameter:
+        pass
+    try:
+        parse_duration_s(re.sub(r"[0-9]+", "1", text))
+    except typer.BadParameter:
+        return None
+    return 0.0  # it is written as it should be, so it is too long
+
+
+async def _ask(endpoint: list[str] | None, since_at: float, until_at: float | None) -> list[ServerUsage]:
+    path = f"/usage?since={since_at:.3f}" + ("" if until_at is None else f"&until={until_at:.3f}")
+    async with Servers(endpoint, timeout_s=limit_s(os.environ)) as servers:
+        asked = await asyncio.gather(*(_ask_one(servers, id_, path) for id_ in servers.ids))
+    found = mark_same(usage for _, usage in asked)
+    if all(server.error is not None for server in found):
+        raise no_report(asked)
+    return found
+
+
+async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[Answer, ServerUsage]:
+    answer = await servers.ask(endpoint, path)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        return answer, without_ledger(await ask_pool(servers, endpoint, "?queue=0"))
+    return answer, read_usage(answer)
+
+
+def limit_s(environ: Mapping[str, str]) -> float | None:
+    """How long a server may take; None where the user says it himself."""
+    return None if environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
+
+
+def _warn(found: UsageReport) -> None:
+    """What the numbers do not say."""
+    for server in found.servers:
+        if server.error is not None:
+            complain(f"{server.endpoint} ({server.url}) is missing in these sums: {server.error}")
+        elif server.same_as is not None:
+            complain(f"{server.endpoint} is the same server as {server.same_as}; it is counted once")
+        elif not server.is_complete:
+            complain(
+                f"{server.endpoint} knows only leases that ended after {server.complete_since}; of those before, some "
+                "are missing in these sums"
+            )
+        if server.is_counted and server.source == "simulated":
+            complain(f"the GPUs of {server.endpoint} are simulated")
+    total = found.total()
+    if total.unknown_leases or total.unknown_waits:
+        complain(
+            f"for how long is not known of {total.unknown_leases} of the leases and {total.unknown_waits} of the waits, "
+            "because a clock was set meanwhile; they are not in these sums"
+        )
+
+
+def _rows(found: UsageReport) -> Iterator[tuple[str, Usage]]:
+    for owner, usage in found.by_owner():
+        yield owner or "", usage
+    others = found.others()
+    if others is not None:
+        yield f"({others[0]} others)", others[1]
+
+
+def _print_csv(found: UsageReport) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("owner", *COLUMNS))
+    for owner, usage in _rows(found):
+        # Not as 4e-06, which not every program takes for a number.
+        amounts = usage.as_json().values()
+        writer.writerow((owner, *(f"{item:.6f}" if isinstance(item, float) else item for item in amounts)))
+    sys.stdout.flush()
+
+
+def _print_json(found: UsageReport, since_at: float, until_at: float | None) -> None:
+    others = found.others()
+    print_json(
+        "report",
+        {
+            "since": iso_time(since_at),
+            "until": None if until_at is None else iso_time(until_at),
+            "is_complete": found.is_complete,
+            "owners": [{"owner": owner, **usage.as_json()} for owner, usage in found.by_owner()],
+            "others": None if others is None else {"owners": others[0], **others[1].as_json()},
+            "total": found.total().as_json(),
+            "endpoints": [server.as_json() for server in found.servers],
+        },
+    )
+
+
+def _print_table(found: UsageReport, since_at: float, until_at: float | None) -> None:
+    console = out()
+    end = "now" if until_at is None else _show_time(until_at)
+    console.print(f"From {_show_time(since_at)} to {end}", style="dim")
+    total = found.total()
+    rows = list(_rows(found))
+    if not rows:
+        complain("nobody held a GPU or waited for one")
+        return
+    print_table(console, _table(rows, total))
+
+
+def _table(rows: list[tuple[str, Usage]], total: Usage) -> Table:
+    is_shared, has_unknown = total.shared_gpu_hours > 0, total.unknown_leases > 0
+    headings = ["GPU-HOURS", *(["SHARED"] if is_shared else []), "LEASES", "RUNNING", "LONGEST", "WAITED"]
+    headings += ["UNKNOWN"] if has_unknown else []
+    table = make_table("OWNER", *headings, whole=headings)
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def add(name: str, usage: Usage, style: str | None = None) -> None:
+        table.add_row(
+            Text(name),
+            _show_hours(usage.gpu_hours),
+            *([_show_hours(usage.shared_gpu_hours)] if is_shared else []),
+            str(usage.leases),
+            str(usage.running),
+            show_duration(usage.longest_hours * 3600),
+            show_duration(usage.wait_hours * 3600),
+            *([str(usage.unknown_leases)] if has_unknown else []),
+            style=style,
+        )
+
+    for owner, usage in rows:
+        add(owner or NOBODY, usage)
+    if len(rows) > 1:
+        add("TOTAL", total, "bold")
+    return table
+
+
+def _show_hours(hours: float) -> str:
+    return "<0.01" if 0 < hours < 0.005 else f"{hours:.2f}"
+
+
+def _show_time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M %Z")

@@ -1,0 +1,166 @@
+"""`gpu-pool status`: who has which GPU, and who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.pools.reading import ask_pools
+from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuReport, LeaseReport, PoolReport, as_answers, show_since
+from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
+from gpu_worker_pool.cli.table import cut, make_table, print_table
+
+# So many of those who wait are shown; `leases` lists all.
+MOST_QUEUED: Final = 20
+BAR_CELLS: Final = 10
+STATE_STYLES: Final = {
+    FREE: "green",
+    "leased": "yellow",
+    SHARED: "yellow",
+    "held": "blue",
+    "draining": "magenta",
+    "busy": "red",
+    "out_of_service": "bold magenta",
+    "unhealthy": "bold red",
+    "unknown": "dim",
+}
+# These are said by who holds the GPU; of the others the reason tells something.
+_SAID_BY_HOLDERS: Final = frozenset({FREE, "leased", SHARED})
+_GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")
+_TROUBLE: Final = "bold red"
+
+
+def status(endpoint: Endpoints = None, *, json: Json = False) -> None:
+    """Show every GPU, who holds it since when, and who waits.
+
+    A server that is down is shown as down. Ends with 0 if at least one answered, else with 125.
+    """
+    reports = asyncio.run(_ask(endpoint, is_complete=json))
+    if not any(report.is_up for report in reports):
+        raise nobody_answered(as_answers(reports))
+    if json:
+        counted = [report for report in reports if report.same_as is None]
+        print_json(
+            "status",
+            {
+                "gpus_total": sum(len(report.gpus) for report in counted),
+                "gpus_free": sum(report.free for report in counted),
+                "endpoints": [report.as_json() for report in reports],
+            },
+        )
+        return
+    show(out(), reports, time.time())
+
+
+async def _ask(endpoint: list[str] | None, *, is_complete: bool) -> list[PoolReport]:
+    async with Servers(endpoint) as servers:
+        return await ask_pools(servers, "" if is_complete else f"?queue={MOST_QUEUED}")
+
+
+def show(console: Console, reports: Sequence[PoolReport], now: float) -> None:
+    """All pools, one under the other."""
+    for number, report in enumerate(reports):
+        if number:
+            console.print()
+        _show_pool(console, report, now)
+
+
+def _show_pool(console: Console, report: PoolReport, now: float) -> None:
+    console.print(_heading(report))
+    if report.error is not None or report.same_as is not None:
+        return
+    if not report.can_grant:
+        console.print(
+            Text(f"nothing can be granted: {report.trouble or 'the server does not say why'}", style=_TROUBLE)
+        )
+    if not report.has_leases:
+        console.print(
+            "It has statistics only, no leases: who holds a GPU is not known, and free is what is below the thresholds."
+        )
+    if report.gpus:
+        print_table(console, _gpu_table(console, report, now))
+    else:
+        console.print("It shows no GPUs.")
+    if not report.has_leases:
+        return
+    console.print(f"{_count(len(report.leases), 'lease')}, {report.queue_length or 'nobody'} waiting")
+    if report.queue:
+        print_table(console, _queue_table(report.queue, now))
+    if (more := report.queue_length - len(report.queue)) > 0:
+        console.print(f"and {more} more; `gpu-pool leases --state queued` lists all")
+
+
+def _heading(report: PoolReport) -> Text:
+    heading = Text.assemble((report.endpoint, "bold"), f" {report.url}")
+    if report.error is not None:
+        return heading.append(": ").append(f"down: {report.error}", _TROUBLE)
+    if report.same_as is not None:
+        return heading.append(f": the same server as {report.same_as}")
+    heading.append(f": {_count(len(report.gpus), 'GPU')}, {report.free} free")
+    if report.is_simulated:
+        heading.append(", ").append("simulated", "bold")
+    return heading
+
+
+def _gpu_table(console: Console, report: PoolReport, now: float) -> Table:
+    is_ascii = console.options.ascii_only
+    table = make_table(*_GPU_HEADINGS, "HELD BY", "SINCE", "RUNS / REASON", whole=(*_GPU_HEADINGS, "SINCE"))
+    leases = {lease.id: lease for lease in report.leases}
+    for gpu in report.gpus:
+        holders = [leases[lease_id] for lease_id in gpu.lease_ids if lease_id in leases]
+        runs = [cut(console, lease.command or "") for lease in holders]
+        if gpu.state not in _SAID_BY_HOLDERS:
+            runs = [*(command for command in runs if command), gpu.reason or "the server does not say why"]
+        table.add_row(
+            Text(gpu.gpu.id),
+            Text(_short_model(gpu.gpu.name or "unknown")),
+            Text(gpu.state.replace("_", " "), STATE_STYLES.get(gpu.state, "")),
+            _memory(gpu, is_ascii=is_ascii),
+            _percent(gpu.utilization_percent),
+            Text("\n".join(lease.holder for lease in holders)),
+            Text("\n".join(show_since(lease.since_at, now) for lease in holders)),
+            Text("\n".join(runs)),
+        )
+    return table
+
+
+def _queue_table(queue: Sequence[LeaseReport], now: float) -> Table:
+    table = make_table("POSITION", "OWNER", "WANTS", "WAITING", "BECAUSE", whole=("POSITION", "WAITING"))
+    for lease in queue:
+        table.add_row(
+            "?" if lease.position is None else str(lease.position),
+            Text(lease.holder),
+            Text(lease.wants + (f", priority {lease.priority}" if lease.priority else "")),
+            show_since(lease.requested_at, now),
+            Text(lease.why or ""),
+        )
+    return table
+
+
+def _memory(gpu: GpuReport, *, is_ascii: bool) -> Text:
+    if gpu.memory_percent is None:
+        return Text("unknown", "dim")
+    filled = min(max(round(gpu.memory_percent / 100 * BAR_CELLS), 0), BAR_CELLS)
+    full, empty = ("#", "-") if is_ascii else ("█", "░")
+    return Text.assemble((full * filled, "cyan"), (empty * (BAR_CELLS - filled), "dim"), f" {gpu.memory_percent:.0f}%")
+
+
+def _short_model(name: str) -> str:
+    """Without what is said above the table or goes without saying."""
+    return name.removeprefix("Simulated ").removeprefix("NVIDIA ")
+
+
+def _percent(value: float | None) -> Text:
+    return Text("unknown", "dim") if value is None else Text(f"{value:.0f}%")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

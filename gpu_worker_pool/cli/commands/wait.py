@@ -1,0 +1,270 @@
+"""`gpu-pool wait`: until GPUs are free, without taking them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+import typer
+from rich.text import Text
+
+from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
+from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, Memory, Model, Timeout
+from gpu_worker_pool.cli.output import complain, err, out, print_json
+from gpu_worker_pool.cli.pools.reading import ask_pool
+from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuName, GpuReport, PoolReport, as_answers, show_gpus
+from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
+from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.core.model.request import Wishes, matches_model
+
+POLL_S: Final = 1.0
+# However short the time is, every server gets so long for its first answer.
+FIRST_LOOK_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is waited for."""
+
+    gpus: int = 1
+    memory_mb: float | None = None
+    model: str | None = None
+
+    def free_in(self, report: PoolReport) -> tuple[GpuName, ...] | None:
+        """As many as are wanted, all at this endpoint; None where there are not so many."""
+        if not report.is_up or not report.can_grant:
+            return None
+        free = [gpu.gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
+        return tuple(free[: self.gpus]) if len(free) >= self.gpus else None
+
+    def could_come(self, report: PoolReport) -> bool:
+        """Whether this endpoint has as many as are wanted, whoever has them now."""
+        return sum(self._fits(gpu) and self._has_room(gpu, 0.0, report) for gpu in report.gpus) >= self.gpus
+
+    def standing_in(self, report: PoolReport) -> str:
+        """How many of those that would do are free now; where memory is what is missing, how much of it there is."""
+        if not report.is_up:
+            return "down"
+        if not report.can_grant:
+            return f"grants nothing now: {report.trouble or 'it does not say why'}"
+        fitting = [gpu for gpu in report.gpus if self._fits(gpu)]
+        standing = f"{sum(self._is_free(gpu, report) for gpu in fitting)} of {len(fitting)} free"
+        open_ = [gpu for gpu in fitting if gpu.state in {FREE, SHARED}]
+        if self.memory_mb is None or len(open_) < self.gpus or self.free_in(report) is not None:
+            return standing
+        rooms = sorted((_room_mb(gpu, gpu.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
+        # So much as many GPUs as are wanted have, each.
+        fits = f"; {int(rooms[self.gpus - 1])}MB would fit now" if rooms[self.gpus - 1] >= 1 else ""
+        return f"{standing} with so much room under {_threshold(report)}{fits}"
+
+    def most_mb(self, report: PoolReport) -> float | None:
+        """The most memory that a GPU that would do otherwise ever has to give; None where that is not known."""
+        rooms = [room for gpu in report.gpus if self._fits(gpu) and (room := _room_mb(gpu, 0.0, report)) is not None]
+        return max(rooms, default=None)
+
+    def __str__(self) -> str:
+        return str(Wishes(gpus=self.gpus, memory_mb=self.memory_mb, model=self.model))
+
+    def _fits(self, gpu: GpuReport) -> bool:
+        return self.model is None or (gpu.gpu.name is not None and matches_model(self.model, gpu.gpu.name))
+
+    def _is_free(self, gpu: GpuReport, report: PoolReport) -> bool:
+        if self.memory_mb is None:
+            return gpu.state == FREE
+        # Who says how much he needs can also have what others have left of a GPU they share.
+        return gpu.state in {FREE, SHARED} and self._has_room(gpu, gpu.memory_committed_mb, report)
+
+    def _has_room(self, gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> bool:
+        if self.memory_mb is None:
+            return True
+        room_mb = _room_mb(gpu, committed_mb, report)
+        return room_mb is not None and self.memory_mb <= room_mb
+
+
+def _room_mb(gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> float | None:
+    """What is left of a GPU's memory below the threshold; None where that is not known."""
+    if gpu.memory_total_mb is None or committed_mb is None:
+        return None
+    threshold_percent = 100.0 if report.memory_threshold_percent is None else report.memory_threshold_percent
+    return gpu.memory_total_mb * threshold_percent / 100 - committed_mb
+
+
+def _threshold(report: PoolReport) -> str:
+    percent = report.memory_threshold_percent
+    return "the memory threshold" if percent is None else f"the memory threshold ({percent:g} %)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is free, and where."""
+
+    endpoint: str
+    gpus: tuple[GpuName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOver:
+    """What was known of each server when the time was over; nothing of those that had not answered."""
+
+    reports: Sequence[PoolReport]
+    silent: Sequence[str]
+
+    def in_words(self, wanted: Wanted, timeout_s: float) -> str:
+        """For the user: what nobody told is not said to be busy."""
+        if not any(report.is_up for report in self.reports):
+            within = _within(max(timeout_s, FIRST_LOOK_S))
+            down = [f"{report.endpoint} ({report.error})" for report in self.reports]
+            return (
+                f"no GPU server answered {within}, so it is not known what is free: {', '.join([*self.silent, *down])}"
+            )
+        standing = [f"{report.endpoint}: {wanted.standing_in(report)}" for report in self.reports]
+        standing += [f"{endpoint}: no answer yet" for endpoint in self.silent]
+        return f"not free {_within(timeout_s)}: {wanted} ({'; '.join(standing)})"
+
+
+def _within(seconds: float) -> str:
+    return f"within {seconds:g}s" if seconds < 60 else f"within {show_duration(seconds)}"
+
+
+def wait(
+    endpoint: Endpoints = None,
+    *,
+    gpus: Gpus = 1,
+    memory: Memory = None,
+    model: Model = None,
+    timeout: Timeout = None,
+    json: Json = False,
+) -> int:
+    """Wait until GPUs are free, without taking them.
+
+    That they are free now promises nothing: somebody else may have them a moment later. To get GPUs, use
+    `gpu-pool run`, which stands in the queue and holds what it is given.
+    Ends with 0 when they are free, with 124 when the time is over.
+    """
+    if model is not None and not model.strip():
+        raise typer.BadParameter("--model is empty; leave it out to take any model")
+    wanted = Wanted(gpus, memory, model)
+    began = time.monotonic()
+    found = asyncio.run(_wait(wanted, endpoint, inf if timeout is None else timeout))
+    waited_s = time.monotonic() - began
+    is_free = isinstance(found, _Found)
+    if json:
+        free = [gpu.as_json() for gpu in found.gpus] if isinstance(found, _Found) else []
+        where = found.endpoint if isinstance(found, _Found) else None
+        print_json("wait", {"is_free": is_free, "endpoint": where, "gpus": free, "waited_s": round(waited_s, 3)})
+    if not isinstance(found, _Found):
+        complain(found.in_words(wanted, timeout or 0.0))
+        return TIMED_OUT
+    if not json:
+        out().print(f"free at {found.endpoint}: {show_gpus(found.gpus)}", markup=False)
+    return 0
+
+
+async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) -> _Found | TimeOver:
+    """Look at every server once a second, until the time is over."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + timeout_s
+    async with Servers(endpoint) as servers:
+        first_until = clock() + max(timeout_s, FIRST_LOOK_S)
+        watch = _Watch(servers)
+        tasks = [asyncio.create_task(watch.look_at(id_)) for id_ in servers.ids]
+        line = _WaitingLine(wanted)
+        try:
+            while True:
+                for report in watch.reports.values():
+                    free = wanted.free_in(report)
+                    if free is not None:
+                        return _Found(report.endpoint, free)
+                if watch.has_seen_all:
+                    _check_can_come(wanted, watch)
+                left_s = (until if watch.has_seen_all else first_until) - clock()
+                if left_s <= 0:
+                    return watch.so_far()
+                if watch.reports:
+                    line.show(watch)
+                await watch.news(left_s)
+        finally:
+            line.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Watch:
+    """What was last seen of each server. Each is asked by itself, so that one that hangs delays no other."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._news = asyncio.Event()
+        self.reports: dict[str, PoolReport] = {}
+        self.was_any_up = False
+
+    @property
+    def has_seen_all(self) -> bool:
+        return len(self.reports) == len(self._servers.ids)
+
+    def so_far(self) -> TimeOver:
+        silent = [endpoint for endpoint in self._servers.ids if endpoint not in self.reports]
+        return TimeOver(list(self.reports.values()), silent)
+
+    async def look_at(self, endpoint: str) -> None:
+        while True:
+            # Who waits there does not matter here, and may be many.
+            report = await ask_pool(self._servers, endpoint, "?queue=0")
+            self.reports[endpoint] = report
+            self.was_any_up = self.was_any_up or report.is_up
+            self._news.set()
+            await asyncio.sleep(POLL_S)
+
+    async def news(self, within_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if within_s == inf else within_s):
+                await self._news.wait()
+        self._news.clear()
+
+
+def _check_can_come(wanted: Wanted, watch: _Watch) -> None:
+    """Failure where waiting makes no sense. A server that was there and is down may come back."""
+    reports = list(watch.reports.values())
+    if not watch.was_any_up:
+        raise nobody_answered(as_answers(reports))
+    if all(report.is_up and not wanted.could_come(report) for report in reports):
+        untold = [report.endpoint for report in reports if wanted.memory_mb and not report.has_leases]
+        if untold:
+            raise Failure(
+                f"how much memory is left is not known of {', '.join(untold)}, with statistics only; leave --memory out"
+            )
+        most = [room for report in reports if (room := wanted.most_mb(report)) is not None]
+        fits = (
+            f"; the most that a GPU has below its threshold is {int(max(most))}MB" if wanted.memory_mb and most else ""
+        )
+        raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
+
+
+class _WaitingLine:
+    """Says how it stands: on a terminal in a line that changes, elsewhere once."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        console = err()
+        self._live = console.status("") if console.is_terminal else None
+        self._was_said = False
+
+    def show(self, watch: _Watch) -> None:
+        standing = (f"{report.endpoint}: {self._wanted.standing_in(report)}" for report in watch.reports.values())
+        line = f"waiting for {self._wanted}: {'; '.join(standing)}"
+        if self._live is not None:
+            self._live.update(Text(line))
+            self._live.start()
+        elif watch.has_seen_all and not self._was_said:
+            complain(line)
+            self._was_said = True
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()

@@ -1,0 +1,1 @@
+"""`gpu-pool demo`: workers compete for simulated GPUs, and what happened is checked."""

@@ -1,0 +1,88 @@
+"""`gpu-pool demo`: a pool at work on this machine, with what goes wrong in real life, and what was measured of it."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import secrets
+import signal
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from gpu_worker_pool.cli.failure import SIGNAL_BASE
+from gpu_worker_pool.cli.options import Json
+from gpu_worker_pool.cli.output import out, print_json
+
+BROKEN: Final = 1
+# No demo takes longer; a long one has so much beside its seconds, to start everything and to serve who is in line.
+_LONGEST_S: Final = 28.0
+_BESIDE_S: Final = 14.0
+
+
+def demo(
+    workers: Annotated[int, typer.Option(min=2, max=64, help="How many worker processes compete.")] = 12,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, max=32, help="So many simulated GPUs. Otherwise this machine's, or four simulated ones."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=3, max=600, help="How long they compete.")] = 14.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="For how long each holds its GPU; by chance if not given.")
+    ] = None,
+    json: Json = False,
+    cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after giving back.")] = False,
+    limit: Annotated[float | None, typer.Option(min=1, hidden=True, help="Give up after so many seconds.")] = None,
+) -> int:
+    """See the pool at work: workers compete for GPUs, one of them is killed, and so is the server.
+
+    It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
+    itself. What it then says is measured; the exit code is 1 if a promise was broken.
+    """
+    from .director import Demo, Plan  # noqa: PLC0415 - loads the client
+    from .summary import Record, render, summarize  # noqa: PLC0415
+
+    plan = Plan(
+        workers,
+        gpus,
+        seconds,
+        seed=secrets.randbelow(1_000_000) if seed is None else seed,
+        longest_s=limit or max(_LONGEST_S, seconds + _BESIDE_S),
+        has_cheat=cheat,
+    )
+    console = Console(stderr=True, highlight=False) if json else out()
+
+    async def perform() -> Record | int:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        received: list[signal.Signals] = []
+
+        def stop(number: signal.Signals) -> None:
+            received.append(number)
+            if task is not None:
+                task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say
+                loop.add_signal_handler(number, stop, number)
+        try:
+            return await Demo(plan, console).run()
+        except asyncio.CancelledError:
+            if not received:
+                raise  # by Ctrl-C
+            return SIGNAL_BASE + received[0]
+
+    # Should even the event loop hang: the kernel ends the other processes with this one.
+    faulthandler.dump_traceback_later(plan.longest_s + 1.5, exit=True)
+    try:
+        record = asyncio.run(perform())
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    if isinstance(record, int):
+        return record
+    summary = summarize(record)
+    if console.is_terminal or not json:
+        console.print(render(summary))
+    if json:
+        print_json("demo", summary)
+    return 0 if summary["is_ok"] else BROKEN

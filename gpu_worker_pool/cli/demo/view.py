@@ -1,0 +1,252 @@
+"""A demo as it is seen: a picture that moves on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import ceil
+from operator import itemgetter
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gpu_worker_pool.host.clock import boot_time
+
+from .scene import News, Scene, Span, WorkerRow
+
+# One a worker; black is read well on all of them.
+_COLOURS: Final = (
+    "#f9844a",
+    "#43aa8b",
+    "#f9c74f",
+    "#6d9dc5",
+    "#f28482",
+    "#90be6d",
+    "#b388eb",
+    "#4cc9f0",
+    "#e9c46a",
+    "#84a59d",
+    "#f78fb3",
+    "#a3b18a",
+)
+_STATES: Final = {
+    "starts": ("·", "dim"),
+    "rests": ("·", "dim"),
+    "waits": ("◌", "yellow"),
+    "holds": ("●", "green"),
+    "killed": ("✗", "bold red"),
+    "done": ("✓", "dim green"),
+    "failed": ("!", "bold red"),
+}
+# After the last request those in line are still served; the picture has room for that.
+_AFTERMATH_S: Final = 2.5
+_MOST_NEWS: Final = 8
+_ORDINALS: Final = {1: "1st", 2: "2nd", 3: "3rd"}
+
+
+class View(Protocol):
+    """Shows a scene while it is entered."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last of it on the screen."""
+
+    def refresh(self) -> None:
+        """Show what is new."""
+
+
+class LiveView:
+    """For a terminal."""
+
+    def __init__(self, console: Console, scene: Scene) -> None:
+        self._console = console
+        self._scene = scene
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self.refresh()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.refresh()
+        self._live.stop()
+
+    def refresh(self) -> None:
+        """Draw it anew."""
+        size = self._console.size
+        self._live.update(picture(self._scene, boot_time(), size.width, size.height), refresh=True)
+
+
+class PlainView:
+    """For a file or a pipe: a line for everything that happens."""
+
+    def __init__(self, console: Console, scene: Scene) -> None:
+        self._console = console
+        scene.on_news = self._print
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def refresh(self) -> None:
+        """Everything is printed when it happens."""
+
+    def _print(self, news: News) -> None:
+        self._console.print(Text(f"{news.at:6.2f} s  {news.text}"), soft_wrap=True)
+
+
+def picture(scene: Scene, now: float, width: int, height: int) -> RenderableType:
+    """The scene at this moment, in at most so many rows where that is enough for the GPUs and workers."""
+    width = min(width, 140)
+    gpus = _gpus(scene, now, width - 4)
+    workers = _workers(scene, now, width - 4)
+    columns = max(1, (width - 4) // _WORKER_WIDTH)
+    taken = 3 + len(scene.spans) + 3 + ceil(len(scene.workers) / columns) + 2 + 4 + 2
+    return Group(
+        _heading(scene, now, width),
+        Panel(gpus, title="GPUs, and who had them", title_align="left", border_style="dim", width=width),
+        Panel(workers, title="workers", title_align="left", border_style="dim", width=width),
+        Panel(_queue(scene), title="the queue", title_align="left", border_style="dim", width=width, height=4),
+        Panel(
+            _news(scene, min(max(height - taken - 1, 2), _MOST_NEWS)),
+            title="what happened",
+            title_align="left",
+            border_style="dim",
+            width=width,
+        ),
+    )
+
+
+# --- its parts -----------------------------------------------------------------------------------------------------
+
+_WORKER_WIDTH: Final = 25
+_LABEL_WIDTH: Final = 8
+
+
+def _heading(scene: Scene, now: float, width: int) -> RenderableType:
+    passed_s = 0.0 if scene.began_at is None else min(now - scene.began_at, scene.seconds)
+    head = Table.grid(expand=False, padding=(0, 1))
+    head.width = width
+    head.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    head.add_column(width=20)
+    head.add_column(justify="right", width=11, no_wrap=True)
+    title = Text.assemble(("GPU Worker Pool ", "bold"), (scene.title or "is starting", "dim"))
+    head.add_row(
+        title, ProgressBar(scene.seconds, passed_s, width=20), Text(f"{passed_s:.0f} of {scene.seconds:.0f} s")
+    )
+    return head
+
+
+def _gpus(scene: Scene, now: float, width: int) -> RenderableType:
+    cells = max(width - _LABEL_WIDTH, 10)
+    lines = []
+    for gpu, spans in sorted(scene.spans.items()):
+        line = Text(f"GPU {gpu}".ljust(_LABEL_WIDTH))
+        lines.append(line.append(_strip(scene, spans, now, cells)))
+    server = Text("server".ljust(_LABEL_WIDTH), "bold red" if scene.away and not scene.is_up else "dim")
+    lines.append(server.append(_server_strip(scene, now, cells)))
+    return Group(*lines)
+
+
+def _strip(scene: Scene, spans: Sequence[Span], now: float, cells: int) -> Text:
+    """Who had the GPU when, from left to right: each in his colour and by his name."""
+    if scene.began_at is None:
+        return Text("")
+    cell_s = (scene.seconds + _AFTERMATH_S) / cells
+    strip = [(" ", "")] * cells
+    for span in spans:
+        first = int((span.began_at - scene.began_at) / cell_s)
+        last = min(int((min(span.ended_at, now) - scene.began_at) / cell_s), cells)
+        style = f"black on {_colour(scene, span.worker)}"
+        label = span.worker if last - first > len(span.worker) else span.worker.lstrip("w")
+        text = label.ljust(last - first, "─")[: max(last - first, 0)]
+        for place, letter in enumerate(text, start=first):
+            if 0 <= place < cells:
+                strip[place] = (letter, style)
+        if span.was_killed and 0 <= last - 1 < cells:
+            strip[max(last - 1, first, 0)] = ("✗", "bold white on red")
+    parts = groupby(strip, key=itemgetter(1))
+    return Text.assemble(*(("".join(letter for letter, _ in part), style) for style, part in parts))
+
+
+def _server_strip(scene: Scene, now: float, cells: int) -> Text:
+    if scene.began_at is None:
+        return Text("")
+    cell_s = (scene.seconds + _AFTERMATH_S) / cells
+    text = Text()
+    for cell in range(min(int((now - scene.began_at) / cell_s) + 1, cells)):
+        at = scene.began_at + cell * cell_s
+        is_away = any(span.began_at <= at + cell_s and at < min(span.ended_at, now) for span in scene.away)
+        text.append("✗" if is_away else "━", "bold red" if is_away else "green")
+    return text
+
+
+def _workers(scene: Scene, now: float, width: int) -> RenderableType:
+    cells = [_worker(scene, row, now) for row in scene.workers.values()]
+    columns = max(1, width // _WORKER_WIDTH)
+    return Columns(cells, width=min(width // columns, 32) - 1, padding=(0, 1), column_first=True)
+
+
+def _worker(scene: Scene, row: WorkerRow, now: float) -> Text:
+    sign, style = _STATES[row.state]
+    text = Text.assemble((f"{sign} ", style), (row.name, f"bold {_colour(scene, row.name)}"), " ", no_wrap=True)
+    since_s = max(now - row.since, 0.0)
+    match row.state:
+        case "holds":
+            text.append(f"GPU {row.gpu} ", "green").append(f"{since_s:.1f} s", "dim")
+        case "waits":
+            place = scene.queue.index(row.name) + 1 if row.name in scene.queue else 0
+            text.append(f"waits, {_ORDINALS.get(place, f'{place}th')} " if place else "waits ", "yellow")
+            text.append(f"{since_s:.1f} s", "dim")
+        case "killed":
+            text.append("killed with -9", "red")
+        case "failed":
+            text.append("failed", "bold red")
+        case "done":
+            text.append(f"done, {row.turns} turns", "dim")
+        case "rests" | "starts":
+            text.append(row.state if row.state == "starts" else "rests", "dim")
+    return text
+
+
+def _queue(scene: Scene) -> RenderableType:
+    if scene.away and not scene.is_up:
+        return Text("The server is away. Holders go on; those in line keep their places.", "red")
+    if not scene.queue:
+        return Text("nobody waits", "dim")
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for place, name in enumerate(scene.queue):
+        line.append(" ← " if place else "", "dim").append(name, f"bold {_colour(scene, name)}")
+    return Group(line, Text(f"{scene.queue[0]}: {scene.why}", "dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _news(scene: Scene, rows: int) -> RenderableType:
+    big = [news for news in scene.news if news.is_big][-rows:]
+    lines = [
+        Text.assemble((f"{news.at:5.1f} s  ", "dim"), (news.text, news.style), no_wrap=True, overflow="ellipsis")
+        for news in big
+    ]
+    return Group(*lines, *[Text("")] * (rows - len(lines)))
+
+
+def _colour(scene: Scene, worker: str) -> str:
+    places = {name: place for place, name in enumerate(scene.workers)}
+    return _COLOURS[places.get(worker, 0) % len(_COLOURS)]

@@ -1,0 +1,294 @@
+"""What `gpu-pool doctor` finds out about the servers that this machine's clients use."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any
+
+from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.serve.announcement import count_gpus
+from gpu_worker_pool.cli.units import show_memory
+from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
+from gpu_worker_pool.host.addresses import is_this_machine
+from gpu_worker_pool.urls import EndpointUrl, split_endpoints
+
+from .finding import Finding
+
+SLOW_S = 1.0
+# A server's clock is told to the second only, and a call takes its time.
+CLOCK_OFF_S = 5.0
+# The renewal of no lease: the right to write is checked before anybody looks at what is to be written.
+RIGHT_CALL = "/leases/renew"
+NO_LEASES: Mapping[str, Any] = {"ids": []}
+AS_IF_WRITTEN = 422
+NO_GPU_SERVER = "its answer is not a GPU server's"
+
+
+# --- facts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFacts:
+    """What an endpoint showed. `pool` is what a server with leases shows, `stats` what one with statistics only shows.
+    `same_as` names an earlier endpoint that is the same server.
+    """
+
+    id: str
+    url: EndpointUrl
+    has_token: bool
+    took_s: float = 0.0
+    error: str | None = None
+    version: str | None = None
+    pool: Mapping[str, Any] | None = None
+    stats: Mapping[str, Any] | None = None
+    clock_off_s: float | None = None
+    right: Answer | None = None
+    same_as: str | None = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is a GPU server, of one kind or the other."""
+        return self.error is None
+
+
+async def ask_all(servers: Servers) -> list[EndpointFacts]:
+    """All endpoints, side by side."""
+    return mark_same(await asyncio.gather(*(_ask(servers, endpoint) for endpoint in servers.ids)))
+
+
+def mark_same(asked: Sequence[EndpointFacts]) -> list[EndpointFacts]:
+    """With those marked that are an earlier one by another address."""
+    first: dict[str, str] = {}
+    marked = []
+    for facts in asked:
+        server_id = (facts.pool or {}).get("server_id")
+        other = first.setdefault(server_id, facts.id) if isinstance(server_id, str) else facts.id
+        marked.append(facts if other == facts.id else replace(facts, same_as=other))
+    return marked
+
+
+async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
+    url, has_token = servers.config.endpoints[endpoint], endpoint in servers.config.tokens
+    began = time.monotonic()
+    pool = await servers.ask(endpoint, "/pool?queue=0")
+    took_s = time.monotonic() - began
+    if pool.status is None:
+        return EndpointFacts(endpoint, url, has_token, took_s, error=pool.error)
+    home = await servers.ask(endpoint, "/")
+    version = home.data.get("version") if isinstance(home.data, dict) else None
+    common: dict[str, Any] = {
+        "version": str(version)[:40] if version else None,
+        "clock_off_s": await _clock_off_s(servers.config, url),
+    }
+    if pool.is_ok and isinstance(pool.data, dict) and isinstance(pool.data.get("gpus"), list):
+        right = await servers.ask(endpoint, RIGHT_CALL, "POST", NO_LEASES)
+        return EndpointFacts(endpoint, url, has_token, took_s, pool=pool.data, right=right, **common)
+    if not pool.is_ok and pool.status != HTTPStatus.NOT_FOUND:
+        return EndpointFacts(endpoint, url, has_token, took_s, error=pool.error)
+    for path, key in (("/gpu/stats", "gpus"), ("/gpu/summary", "gpus_summary")):
+        stats = await servers.ask(endpoint, path)
+        if stats.is_ok and isinstance(stats.data, dict) and isinstance(stats.data.get(key), list):
+            shown = {**stats.data, "gpus": stats.data[key]}
+            return EndpointFacts(endpoint, url, has_token, took_s, stats=shown, **common)
+    return EndpointFacts(endpoint, url, has_token, took_s, error=NO_GPU_SERVER)
+
+
+async def _clock_off_s(config: ClientConfig, url: EndpointUrl) -> float | None:
+    """How far its clock is ahead of ours, to about a second; None where it does not tell."""
+    import aiohttp  # noqa: PLC0415 - slow to load
+
+    tls = ssl.create_default_context(cafile=config.ca_file) if config.ca_file else True
+    limit = aiohttp.ClientTimeout(total=config.endpoint_timeout)
+    try:
+        async with aiohttp.ClientSession(timeout=limit) as session:
+            began = time.time()
+            async with session.get(f"{url.url}/livez", ssl=tls, allow_redirects=False) as response:
+                told = parsedate_to_datetime(response.headers["Date"]).timestamp()
+                ended = time.time()
+    except (aiohttp.ClientError, OSError, TimeoutError, KeyError, ValueError):
+        return None
+    return told + 0.5 - (began + ended) / 2
+
+
+# --- what to think of them -----------------------------------------------------------------------------------------
+
+
+def judge_settings(heard: Sequence[str]) -> list[Finding]:
+    """Values in the environment that are no good for a client."""
+    if not heard:
+        return [Finding("client-settings", "ok", "the client's settings are in order")]
+    return [Finding("client-settings", "problem", words, "mend or unset that variable") for words in heard]
+
+
+def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, urls: Sequence[str]) -> Finding:
+    """Where the endpoints come from, and what is passed over."""
+    name, listed = "endpoints", ", ".join(urls)
+    if given:
+        return Finding(name, "ok", f"by --endpoint: {listed}")
+    filled = [variable for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE) if environ.get(variable, "").strip()]
+    found = [variable for variable in filled if split_endpoints(environ[variable])]
+    empty = [variable for variable in filled if variable not in found]
+    if not found:
+        text = f"no variable {'names one' if empty else 'is set'}, so it is the default: {listed}"
+    elif len(found) > 1:
+        text = f"{' and '.join(found)} are set: {found[0]} wins ({listed}), and the rest is passed over"
+    else:
+        text = f"by {found[0]}: {listed}"
+    text += "".join(f"; {variable}={environ[variable]!r} names nothing and is ignored" for variable in empty)
+    useless = found[1:] + empty
+    return Finding(name, "warning", text, f"unset {', '.join(useless)}") if useless else Finding(name, "ok", text)
+
+
+def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
+    """Whether it answers, and what it is. One that nobody asked for, the default, need not be there."""
+    where = f"{facts.id} ({facts.url.url})"
+    if facts.error is not None:
+        text = f"{where} cannot be used: {facts.error}"
+        if not is_wanted:
+            how = f"start one here with gpu-pool serve, or set {SINGULAR_VARIABLE} to the one you use"
+            return Finding("endpoint", "warning", text, how, facts.id)
+        how = "start it there (gpu-pool serve), check the address and what is between: firewall, proxy, HOST=127.0.0.1 there"
+        return Finding("endpoint", "problem", text, how, facts.id)
+    shown = facts.pool or facts.stats or {}
+    gpus = [gpu for gpu in shown.get("gpus", ()) if isinstance(gpu, dict)]
+    source = "simulated" if shown.get("source") == "simulated" else str(shown.get("source") or "source unknown")
+    version = f", version {facts.version}" if facts.version else ""
+    text = f"{where}: {count_gpus(len(gpus))} ({source}){version}, answers in {1000 * facts.took_s:.0f} ms"
+    if facts.same_as is not None:
+        how = f"take {facts.id} or {facts.same_as} out: a Python client would take its GPUs for twice as many"
+        return Finding("endpoint", "warning", f"{text}; it is the same server as {facts.same_as}", how, facts.id)
+    if facts.pool is None:
+        how = "only the workers of one process are coordinated there; for leases, run gpu-pool serve on that machine"
+        return Finding("endpoint", "warning", f"{text}; it has statistics only", how, facts.id)
+    if facts.pool.get("can_grant") is False:
+        how = "see that server's log; the reason says what to do there"
+        return Finding("endpoint", "problem", f"{text}; it grants nothing: {facts.pool.get('trouble')}", how, facts.id)
+    if not gpus:
+        return Finding("endpoint", "warning", f"{text}; it has no GPU", "run gpu-pool doctor on that machine", facts.id)
+    if facts.took_s > SLOW_S:
+        return Finding("endpoint", "warning", f"{text}, which is slow", "look at the network and its load", facts.id)
+    return Finding("endpoint", "ok", text, endpoint=facts.id)
+
+
+def judge_right(facts: EndpointFacts) -> Finding | None:
+    """Whether we may ask it for GPUs, by what it said to a call that changes nothing."""
+    if facts.right is None:
+        return None
+    status, detail = facts.right.status, str(facts.right.error or "")
+    by = "with GPU_POOL_TOKEN" if facts.has_token else "without a token"
+    if status in {200, AS_IF_WRITTEN}:
+        return Finding("right", "ok", f"{facts.id}: we may ask for GPUs, {by}", endpoint=facts.id)
+    if status in {401, 403}:
+        how = (
+            "set GPU_POOL_TOKEN to the token that whoever runs it gives you"
+            if not facts.has_token
+            else "unset GPU_POOL_TOKEN, or set it to a token that this server knows"
+        )
+        return Finding("right", "problem", f"{facts.id} refuses to give us GPUs {by}: {detail}", how, facts.id)
+    text = f"{facts.id}: whether we may ask for GPUs is not known: {detail or status}"
+    return Finding("right", "warning", text, "try again", facts.id)
+
+
+def judge_open_token(facts: EndpointFacts) -> Finding | None:
+    """A token that everybody on the way can read."""
+    if not facts.has_token or facts.url.is_https or is_this_machine(facts.url.host):
+        return None
+    text = f"the token for {facts.id} goes over the network as it is: {facts.url.url} is not https"
+    how = "put a proxy with TLS before the server and use https://, or an SSH tunnel (ssh -L 8000:localhost:8000)"
+    return Finding("open-token", "warning", text, how, facts.id)
+
+
+def judge_clock(facts: EndpointFacts) -> Finding | None:
+    """Whether both machines mean the same by a time of day."""
+    off_s = facts.clock_off_s
+    if off_s is None:
+        return None
+    if abs(off_s) <= CLOCK_OFF_S:
+        if is_this_machine(facts.url.host):
+            return None  # it could not be otherwise, unless a tunnel begins there
+        return Finding("clock", "ok", f"the clock of {facts.id} agrees with ours", endpoint=facts.id)
+    text = f"the clock of {facts.id} is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} ours"
+    how = "leases do not depend on it, but logs, reports and TLS do: let both be set by NTP (timedatectl set-ntp true)"
+    return Finding("clock", "warning", text, how, facts.id)
+
+
+def judge_own_thresholds(memory_percent: float | None, utilization_percent: float | None) -> list[Finding]:
+    """What this machine's clients ask for, where they do."""
+    return _never_met(memory_percent, utilization_percent, "here", None)
+
+
+def judge_thresholds(
+    facts: EndpointFacts, asked_memory: float | None, asked_utilization: float | None
+) -> list[Finding]:
+    """A server's thresholds that no GPU can be below, and its GPUs that are never below them because of somebody outside
+    the pool. What the client asks for takes the place of the server's.
+    """
+    if facts.pool is None or facts.same_as is not None:
+        return []
+    theirs = facts.pool.get("thresholds")
+    theirs = theirs if isinstance(theirs, dict) else {}
+    memory = _number(theirs.get("memory_percent")) if asked_memory is None else None
+    utilization = _number(theirs.get("utilization_percent")) if asked_utilization is None else None
+    found = _never_met(memory, utilization, f"at the server {facts.id}", facts.id)
+    if limit := memory if asked_memory is None else asked_memory:
+        gpus = [gpu for gpu in facts.pool.get("gpus", ()) if isinstance(gpu, dict)]
+        found += [finding for gpu in gpus if (finding := _outside_use(facts, gpu, limit))]
+    return found
+
+
+def _never_met(memory: float | None, utilization: float | None, whose: str, endpoint: str | None) -> list[Finding]:
+    values = {"GPU_MEMORY_THRESHOLD_PERCENT": memory, "GPU_UTILIZATION_THRESHOLD_PERCENT": utilization}
+    return [
+        Finding(
+            "thresholds",
+            "problem",
+            f"{variable} is 0 {whose}: no GPU is ever below that, so none is ever granted",
+            f"raise {variable} {whose}, or unset it",
+            endpoint,
+        )
+        for variable, value in values.items()
+        if value == 0
+    ]
+
+
+def _outside_use(facts: EndpointFacts, gpu: Mapping[str, Any], limit_percent: float) -> Finding | None:
+    total_mb, outside_mb = _number(gpu.get("memory_total_mb")), _number(gpu.get("memory_outside_mb"))
+    if not total_mb or outside_mb is None or gpu.get("leases") or 100 * outside_mb / total_mb < limit_percent:
+        return None
+    processes = [process for process in gpu.get("processes") or () if isinstance(process, dict)]
+    named = ", ".join(map(_process, processes)) or "processes that it cannot see"
+    text = (
+        f"GPU {gpu.get('gpu_id')} of {facts.id} is not granted: {100 * outside_mb / total_mb:.0f} % of its memory is used from "
+        f"outside the pool (threshold {limit_percent:g} %), by {named}"
+    )
+    how = "end them, or raise the threshold"
+    if names := list(dict.fromkeys(str(process["name"]) for process in processes if process.get("name"))):
+        how += f"; if they are always there: curl -X PUT {facts.url.url}/admin/ignored-processes/{names[0]}"
+    return Finding("thresholds", "warning", text, how, facts.id)
+
+
+def _process(process: Mapping[str, Any]) -> str:
+    used_mb = _number(process.get("used_mb"))
+    held = "" if used_mb is None else f", {show_memory(used_mb)}"
+    return f"{process.get('name') or 'an unknown program'} (pid {process.get('pid')}{held})"
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def is_wanted(environ: Mapping[str, str], given: Sequence[str] | None) -> bool:
+    """Whether somebody chose the endpoints, rather than nobody having said anything."""
+    variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
+    return bool(given) or any(split_endpoints(environ.get(variable, "")) for variable in variables)
+
+
+def is_client_only(config: ClientConfig) -> bool:
+    """Whether all servers are elsewhere, so that this machine need not be able to be one."""
+    return not any(is_this_machine(endpoint.host) for endpoint in config.endpoints.values())

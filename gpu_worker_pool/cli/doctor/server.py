@@ -1,0 +1,258 @@
+"""What `gpu-pool doctor` finds out about this machine as a server. Needs the packages of the server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_worker_pool.cli.serve.announcement import count_gpus
+from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
+from gpu_worker_pool.cli.units import show_memory
+from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.server.app import journal_path
+from gpu_worker_pool.server.authority.deaths import open_pidfd
+from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.serving import advice, bind
+from gpu_worker_pool.server.settings import ServerSettings
+
+from .finding import Finding, Status, complaints
+
+LITTLE_MB = 200.0
+HARDLY_ANY_MB = 20.0
+# How the settings complain of a file that they left out.
+LOST_FILE = ".env cannot be read"
+
+_NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|ncpfs|fuse\.(sshfs|glusterfs|ceph\S*|s3fs|rclone)"
+)
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+
+
+# --- facts ---------------------------------------------------------------------------------------------------------
+
+
+def load_settings() -> tuple[ServerSettings, list[str]]:
+    """As a server that is started here would have them, and what it would complain about."""
+    with complaints() as heard:
+        settings = ServerSettings.load()
+    return settings, heard
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """Whether the server's address can be taken; `holder` is a server of ours that has it already."""
+
+    host: str
+    port: int
+    error: OSError | None = None
+    holder: PortHolder | None = None
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> Port:
+        """Try it, for a moment and without listening."""
+        try:
+            bind(settings).close()
+        except OSError as error:
+            holder = find_server(settings.host, settings.port, settings.api_prefix)
+            return cls(settings.host, settings.port, error, holder)
+        return cls(settings.host, settings.port)
+
+
+@dataclass(frozen=True, slots=True)
+class StateDir:
+    """Where the leases are to be kept. `nearest` is the folder itself, or the one in which it would be made."""
+
+    journal: Path
+    nearest: Path
+    is_writable: bool
+    free_mb: float
+    file_system: str | None
+    holder_pid: int | None
+    """Who has the journal locked: a server that runs."""
+
+    @classmethod
+    def of(cls, journal: Path) -> StateDir:
+        """Look without touching: a lock that was taken to try it would keep a server that starts just now from starting."""
+        folder = journal.absolute().parent
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        return cls(
+            journal.absolute(),
+            nearest,
+            is_writable=nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
+            free_mb=shutil.disk_usage(nearest).free / 2**20,
+            file_system=file_system_of(nearest.resolve(), _read(Path("/proc/self/mountinfo"))),
+            holder_pid=holder_of(Path(f"{journal}.lock"), _read(Path("/proc/locks"))),
+        )
+
+    @property
+    def exists(self) -> bool:
+        """Whether it need not be made."""
+        return self.nearest == self.journal.parent
+
+
+def file_system_of(path: Path, mounts: str) -> str | None:
+    """The type of the file system that a path is on, by the text of /proc/self/mountinfo; None where that is not known."""
+    best: tuple[int, str] | None = None
+    for line in mounts.splitlines():
+        place, _, rest = line.partition(" - ")
+        if len(fields := place.split()) < 5 or not rest:
+            continue
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
+        # The last one that was mounted at a place hides those before it.
+        if path.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
+            best = len(point.parts), rest.split()[0]
+    return None if best is None else best[1]
+
+
+def holder_of(lock: Path, locks: str) -> int | None:
+    """The process that has this file locked, by the text of /proc/locks; None where nobody has."""
+    try:
+        inode = lock.stat().st_ino
+    except OSError:
+        return None
+    found = re.search(rf"FLOCK +ADVISORY +WRITE +(\d+) +[0-9a-f]+:[0-9a-f]+:{inode} ", locks)
+    return int(found[1]) if found else None
+
+
+def can_everybody_read(path: Path) -> bool:
+    """Whether every user of the machine can: he must also get through all the folders above it."""
+    try:
+        folders = [folder.stat().st_mode & 0o001 for folder in path.resolve().parents]
+        return bool(path.stat().st_mode & 0o004) and all(folders)
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# --- what to think of them -----------------------------------------------------------------------------------------
+
+
+def judge_settings(heard: list[str]) -> list[Finding]:
+    """Values in the environment or in .env that are no good."""
+    if not heard:
+        return [Finding("server-settings", "ok", "the server's settings are in order")]
+    in_file = "mend that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
+    return [
+        Finding(
+            "server-settings",
+            "problem",
+            words,
+            in_file if words.startswith(LOST_FILE) else "mend or unset that variable",
+        )
+        for words in heard
+    ]
+
+
+def judge_simulated(simulated_gpus: str | None, *, has_gpus: bool) -> Finding | None:
+    """GPUs that are not there, on a machine that may have real ones."""
+    if not simulated_gpus:
+        return None
+    text = f"SIMULATED_GPUS={simulated_gpus}: a server that is started here hands out GPUs that are not there"
+    if has_gpus:
+        return Finding("simulated", "warning", f"{text}, and not those that are", "unset SIMULATED_GPUS")
+    return Finding("simulated", "ok", text)
+
+
+def judge_port(port: Port, *, is_client_only: bool) -> Finding:
+    """Whether a server can be started here. A machine whose endpoints are all elsewhere need not have one."""
+    name, where = "port", f"{port.host}:{port.port}"
+    if port.holder is not None:
+        source = ", simulated" if port.holder.source == "simulated" else ""
+        text = (
+            f"a GPU server runs at {port.holder.url} ({port.holder.node}, {count_gpus(port.holder.gpu_count)}{source})"
+        )
+        return Finding(name, "ok", text)
+    if port.error is not None:
+        words = advice(port.error)
+        if isinstance(port.error, socket.gaierror):
+            words = f"HOST={port.host}: {words}"
+        text = f"a server cannot listen on {where}: {words.partition(';')[0]}, and no GPU server of ours is there"
+        return Finding(name, "warning" if is_client_only else "problem", text, words.partition("; ")[2] or None)
+    return Finding(name, "ok", f"{where} is free: a server can be started there")
+
+
+def judge_state_dir(state: StateDir) -> list[Finding]:
+    """Whether leases can be written down, and are still there after a crash."""
+    name, folder = "state-dir", state.journal.parent
+    elsewhere = "set GPU_POOL_STATE_DIR to a folder of the server's own on a local disk"
+    if not state.is_writable:
+        text = f"{folder} cannot be {'written to' if state.exists else 'made'} by this user: see the rights on {state.nearest}"
+        return [Finding(name, "problem", text, elsewhere)]
+    found = []
+    if state.free_mb < LITTLE_MB:
+        status: Status = "problem" if state.free_mb < HARDLY_ANY_MB else "warning"
+        text = f"only {show_memory(state.free_mb)} are free for {folder}; on a full disk nothing is granted"
+        found.append(Finding(name, status, text, "free some space, or set GPU_POOL_STATE_DIR to another disk"))
+    if state.file_system in _IN_MEMORY:
+        text = f"{folder} is in memory ({state.file_system}): all leases are forgotten when the machine restarts"
+        found.append(Finding(name, "warning", text, elsewhere))
+    elif state.file_system is not None and _NETWORK.fullmatch(state.file_system):
+        text = f"{folder} is on a network file system ({state.file_system}), whose locks and writes cannot be relied on"
+        found.append(Finding(name, "warning", text, elsewhere))
+    if found:
+        return found
+    facts = ["there" if state.exists else "can be made", f"{show_memory(state.free_mb)} free"]
+    if state.file_system:
+        facts.append(state.file_system)
+    if state.holder_pid is not None:
+        facts.append(f"in use by the server with pid {state.holder_pid}")
+    return [Finding(name, "ok", f"{state.journal} ({', '.join(facts)})")]
+
+
+def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> list[Finding]:
+    """Whether those who have a token get in, and nobody else can read it. `open_file` is one that everybody can read."""
+    name = "tokens"
+    if tokens.is_broken:
+        return [Finding(name, "problem", "; ".join(heard), "mend GPU_POOL_TOKENS or the file: lines of name:token")]
+    if tokens.is_unset:
+        text = "no tokens are set: only programs on this machine may ask for its GPUs"
+        return [
+            Finding(name, "ok", text, "for other machines set GPU_POOL_TOKENS=name:secret, or GPU_POOL_TOKENS_FILE")
+        ]
+    if open_file is not None:
+        text = f"everybody on this machine can read the tokens in {open_file}, and be whom he likes with them"
+        return [Finding(name, "problem", text, f"chmod 600 {open_file}, and give out new tokens")]
+    return [Finding(name, "ok", f"these have one: {', '.join(sorted(tokens.names))}")]
+
+
+# --- the checks ----------------------------------------------------------------------------------------------------
+
+
+def check_state_dir(settings: ServerSettings) -> list[Finding]:
+    """Where the leases are."""
+    try:
+        return judge_state_dir(StateDir.of(journal_path(settings)))
+    except JournalError as error:
+        return [Finding("state-dir", "problem", str(error), "set GPU_POOL_STATE_DIR")]
+
+
+def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Finding]:
+    """Who has a token. `heard_before` is what the settings complained about."""
+    with complaints() as heard:
+        tokens = settings.load_tokens()
+    file = settings.gpu_pool_tokens_file
+    is_told_elsewhere = settings.gpu_pool_tokens is not None or file is not None
+    if not is_told_elsewhere and any(words.startswith(LOST_FILE) for words in heard_before):
+        text = "whether there are tokens is not known, because .env cannot be read: see server-settings"
+        return [Finding("tokens", "skipped", text)]
+    return judge_tokens(tokens, heard, file if file and can_everybody_read(Path(file)) else None)
+
+
+def check_pidfd() -> Finding:
+    """Whether the kernel tells of deaths."""
+    try:
+        os.close(open_pidfd(os.getpid()))
+    except OSError as error:
+        text = f"the kernel does not tell of deaths (pidfd: {error.strerror}); they are noticed a quarter of a second later"
+        return Finding("pidfd", "warning", text, "Linux 5.3 or newer can; in a container allow the call pidfd_open")
+    return Finding("pidfd", "ok", "the kernel tells at once when a worker dies")

@@ -1,0 +1,1 @@
+"""What the servers answer, read and put into the words of the commands."""

@@ -1,0 +1,117 @@
+"""Finding a lease by its id, or by the beginning of it, as git finds a commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.cli.output import plain
+
+from .reading import ask_pools, read_lease
+from .report import LeaseReport, PoolReport, as_answers, distinct_leases
+from .servers import Servers, nobody_answered
+
+# The answer was no. What could not be answered at all is FAILED.
+REFUSED: Final = 1
+MOST_SHOWN: Final = 10
+EMPTY_ID: Final = "the id is empty; `gpu-pool leases` lists those there are"
+COMPLETE_WITHIN_S: Final = 2.0
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._~@/, -]")
+
+
+def complete_lease_id(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """For the shell: the ids of live leases with whose they are. Quick, and silent about whatever goes wrong."""
+    logging.disable()
+    try:
+        leases = asyncio.run(_live(ctx.params.get("endpoint")))
+    except Exception:  # noqa: BLE001 - in the middle of a line that somebody types, nothing may be said
+        return []
+    given: Any = ctx.params.get("ids") or ()
+    ids = {lease.id: f"{lease.state}, {lease.holder}" for lease in leases if lease.id not in given}
+    # A shell may evaluate what it is given, and the texts are other people's.
+    return [
+        (id_, _UNSAFE.sub("?", help_))
+        for id_, help_ in ids.items()
+        if id_.startswith(incomplete) and not _UNSAFE.search(id_)
+    ]
+
+
+async def _live(endpoint: list[str] | None) -> list[LeaseReport]:
+    async with Servers(endpoint, timeout_s=COMPLETE_WITHIN_S) as servers:
+        return distinct_leases(await ask_pools(servers))
+
+
+LeaseId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id),
+]
+LeaseIds = Annotated[
+    list[str],
+    typer.Argument(metavar="ID", help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id),
+]
+
+
+async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:
+    """All pools; Failure where no server answered."""
+    reports = await ask_pools(servers)
+    if not any(report.is_up for report in reports):
+        raise nobody_answered(as_answers(reports))
+    return reports
+
+
+async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str) -> list[LeaseReport]:
+    """The lease with this id or beginning: several where it waits at several endpoints, as it then has one id at all.
+
+    One that has ended is found by its whole id, for as long as its server remembers it. Failure where there is none, or
+    where several ids begin so.
+    """
+    if not text:
+        raise Failure(EMPTY_ID, USAGE)
+    live = distinct_leases(reports)
+    found = [lease for lease in live if lease.id == text]
+    if not found:
+        # Before it is taken for the beginning of another one: nobody means run-10 by run-1 only because run-1 is over.
+        asked = (ask_lease(servers, report.endpoint, text) for report in reports if _is_worth_asking(report))
+        found = [lease for lease in await asyncio.gather(*asked) if lease is not None]
+    if not found:
+        ids = sorted({lease.id for lease in live if lease.id.startswith(text)})
+        if len(ids) > 1:
+            more = f" and {len(ids) - MOST_SHOWN} more" if len(ids) > MOST_SHOWN else ""
+            shown = ", ".join(ids[:MOST_SHOWN])
+            raise Failure(f"{len(ids)} leases begin with {text}: {shown}{more}; write more of it", REFUSED)
+        found = [lease for lease in live if lease.id in ids]
+    if not found:
+        raise Failure(_unknown(reports, text), REFUSED)
+    return found
+
+
+async def ask_lease(servers: Servers, endpoint: str, lease_id: str) -> LeaseReport | None:
+    """A lease as its server shows it now, with what stands in its way; None where it is not known there."""
+    answer = await servers.ask(endpoint, lease_path(lease_id))
+    lease = read_lease(servers, answer) if answer.status == HTTPStatus.OK else None
+    return lease if lease is not None and lease.id == lease_id else None
+
+
+def lease_path(lease_id: str) -> str:
+    """Where a lease is, at every server."""
+    return f"/leases/{quote(lease_id, safe='')}"
+
+
+def _is_worth_asking(report: PoolReport) -> bool:
+    return report.is_up and report.has_leases and report.same_as is None
+
+
+def _unknown(reports: Sequence[PoolReport], text: str) -> str:
+    message = f"there is no lease {plain(text)}; `gpu-pool leases` lists those there are"
+    down = [f"{report.endpoint} is down ({report.error})" for report in reports if not report.is_up]
+    without = [f"{report.endpoint} has statistics only, no leases" for report in reports if not report.has_leases]
+    beside = "; ".join([*down, *without])
+    return f"{message}. {beside}" + (", so it may be there" if down else "") if beside else message

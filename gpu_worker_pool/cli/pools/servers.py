@@ -1,0 +1,99 @@
+"""Asking the GPU servers what they know, and telling them what to do: for every command that is not a worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.client.endpoints.transport import CallFailed, Reply, Transport
+from gpu_worker_pool.config import ClientConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered, or why there is no answer."""
+
+    endpoint: str
+    url: str
+    status: int | None = None
+    data: Any = None
+    error: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is something to show."""
+        return self.error is None
+
+
+def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
+    """The client's parameters for what was given as --endpoint; several make it a client of many."""
+    urls = [url.strip() for text in endpoints or () for url in text.split(",") if url.strip()]
+    if endpoints and not urls:
+        raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", USAGE)
+    if not urls:
+        return {}
+    return {"service_endpoint": urls[0]} if len(urls) == 1 else {"service_endpoints": urls}
+
+
+class Servers:
+    """All configured endpoints, asked side by side: one that is down delays no other by more than its time-out."""
+
+    def __init__(self, endpoints: Sequence[str] | None = None, *, timeout_s: float | None = None) -> None:
+        try:
+            self.config = ClientConfig.build(**client_options(endpoints))
+        except ValueError as error:
+            raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
+        self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
+        self._transport = Transport(ca_file=self.config.ca_file)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._transport.open()
+        except ValueError as error:
+            raise Failure(str(error), USAGE) from None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._transport.close()
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the endpoints, in the order they were given."""
+        return list(self.config.endpoints)
+
+    async def ask(self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None) -> Answer:
+        """One call to one endpoint. Never raises for what the server does or does not do: see the answer's error."""
+        url = self.config.endpoints[endpoint].url
+        try:
+            reply: Reply = await self._transport.call(
+                method,
+                f"{url}{path}",
+                body=body,
+                token=self.config.tokens.get(endpoint),
+                timeout_s=self._timeout_s,
+            )
+        except CallFailed as failed:
+            return Answer(endpoint, url, error=str(failed))
+        if reply.status >= 400:
+            return Answer(endpoint, url, reply.status, reply.data, reply.detail)
+        return Answer(endpoint, url, reply.status, reply.data)
+
+    async def ask_all(self, path: str) -> list[Answer]:
+        """A GET to every endpoint, in the order they were given."""
+        return list(await asyncio.gather(*(self.ask(endpoint, path) for endpoint in self.ids)))
+
+
+def nobody_answered(answers: Sequence[Answer]) -> Failure:
+    """For when no endpoint could be used."""
+    reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
+    return Failure(
+        f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "
+        "`gpu-pool doctor` looks closer."
+    )

@@ -1,0 +1,1 @@
+"""`gpu-pool run`: one command under guard, with a lease."""

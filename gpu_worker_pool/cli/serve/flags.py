@@ -1,0 +1,68 @@
+"""The server's settings with what was typed over what the environment says. Needs the packages of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.settings import ServerSettings
+
+
+class _Typed(ServerSettings):
+    """The same rules, but nothing is read from anywhere else, and what is no good is an error: its writer is there."""
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _default_for_what_is_no_good(cls, value: Any, handler: ValidatorFunctionWrapHandler, _: ValidationInfo) -> Any:
+        return handler(value.strip() if isinstance(value, str) else value)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the library's signature, here and below
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is given."""
+        return (init_settings,)
+
+
+def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSettings:
+    """The settings by which to serve. `typed` are those that were given, by the names of the settings, and `flags` says how
+    each is typed. Failure for one that is no good, and for a .env that cannot be read: there may be tokens in it. One in
+    the environment that is no good is logged and left out.
+    """
+    try:
+        _Typed(**typed, _env_file=None)  # whether it is used or not, it would be read
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = str(fault["loc"][0]) if fault["loc"] else ""
+        reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+        raise Failure(f"{flags.get(name, name)} is {typed.get(name)!r}: {reason}", USAGE) from None
+    if tokens_file := typed.get("gpu_pool_tokens_file"):
+        _check_tokens(flags["gpu_pool_tokens_file"], Path(tokens_file))
+    try:
+        return ServerSettings(**typed)
+    except (UnicodeDecodeError, OSError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror or str(error)
+        raise Failure(f".env in this folder cannot be read: {reason}; mend it, or move it away", USAGE) from None
+
+
+def _check_tokens(flag: str, path: Path) -> None:
+    """A server whose tokens cannot be used lets nobody in; who types their place wants to hear of it before."""
+    try:
+        tokens = Tokens.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        # A decoding error would show what it could not decode, and the system's own names the file again.
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
+        raise Failure(f"{flag} {path} cannot be used: {reason}", USAGE) from None
+    if tokens.is_unset:
+        raise Failure(f"{flag} {path} has no token in it; write lines of name:token", USAGE)

@@ -1,0 +1,1 @@
+"""`gpu-pool top`: the pool, live, in a terminal."""

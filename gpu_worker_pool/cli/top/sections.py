@@ -1,0 +1,272 @@
+"""The three parts of what `gpu-pool top` shows: the GPUs, the leases, the queue. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from gpu_worker_pool.cli.columns import Cell, Column, lay_out, line, titles
+from gpu_worker_pool.cli.commands.status import STATE_STYLES
+from gpu_worker_pool.cli.pools.report import LeaseReport, show_since
+from gpu_worker_pool.cli.units import show_duration
+
+from .frame import Frame, GpuRow, ServerState
+from .sparkline import UNKNOWN, bar, sparkline
+
+_HEADING = "bold white on grey23"
+_STALE = "dim"
+# These are said by who holds the GPU; of the others the reason tells something.
+_SAID_BY_HOLDERS = frozenset({"free", "leased", "shared"})
+# What every name of a GPU begins with tells nothing, and the header says which are simulated.
+_SAID_ANYWAY = ("Simulated ", "NVIDIA ", "GeForce ")
+_NO_LIMIT = 1000
+
+_GPU_COLUMNS = (
+    Column("GPU", 3, 24),
+    Column("NAME", 8, 22, rank=4),
+    Column("STATE", 6, 18),
+    Column("MEMORY", 6, 16, rank=1),
+    Column("", 4, 13, rank=1, is_number=True, is_stepped=True),
+    Column("UTIL", 5, 12, rank=2),
+    Column("", 4, 4, rank=2, is_number=True),
+    Column("HISTORY", 7, 24, rank=5),
+    Column("TEMP", 4, 5, rank=6, is_number=True),
+    Column("POWER", 5, 9, rank=7, is_number=True, is_stepped=True),
+    Column("HELD BY", 14, _NO_LIMIT, rank=3),
+)
+_STATE, _MEMORY, _POWER = 2, 4, 9
+_LEASE_COLUMNS = (
+    Column("LEASES", 6, 24),
+    Column("GPUS", 4, 30),
+    Column("SINCE", 5, 8, rank=1, is_number=True),
+    Column("LEFT", 4, 8, rank=4, is_number=True),
+    Column("ID", 8, 36, rank=5),
+    Column("FROM", 6, 24, rank=6),
+    Column("RUNS", 8, _NO_LIMIT, rank=2),
+)
+_QUEUE_COLUMNS = (
+    Column("QUEUE", 6, 28),
+    Column("SINCE", 5, 8, rank=2, is_number=True),
+    Column("PRIO", 4, 6, rank=4),
+    Column("WANTS", 8, 40, rank=3),
+    Column("WAITS BECAUSE", 16, _NO_LIMIT),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and so many lines. They are drawn when they are asked for: of a thousand GPUs a screen shows a few.
+
+    The last line may stand for `unlisted` others, which were not asked for one by one.
+    """
+
+    noun: str
+    heading: Text
+    size: int
+    draw_line: Callable[[int], Text]
+    unlisted: int = 0
+
+    def below(self, end: int) -> int:
+        """How many there are after the lines up to this one."""
+        return self.size - end + max(self.unlisted - 1, 0) if end < self.size else 0
+
+    def lines(self, start: int = 0, end: int | None = None) -> list[Text]:
+        """Those that are shown."""
+        return [self.draw_line(index) for index in range(start, self.size if end is None else end)]
+
+
+def gpu_section(frame: Frame, width: int) -> Section:
+    """A line for each GPU."""
+    found = [(server, row) for server in frame.distinct for row in server.gpus]
+    columns = list(_GPU_COLUMNS)
+    # A state is a word or three, and is not cut.
+    longest_state = max([columns[_STATE].least, *(cell_len(_state(row)) for _, row in found)])
+    columns[_STATE] = replace(columns[_STATE], least=min(longest_state, columns[_STATE].most))
+    for index, texts in ((_MEMORY, _memory_texts), (_POWER, _power_texts)):
+        longest = max([columns[index].least, *(len(texts(row)[0]) for _, row in found)])
+        columns[index] = replace(columns[index], most=longest)
+    leases = {server.endpoint: {lease.id: lease for lease in server.leases} for server in frame.distinct}
+    rows = []
+    for server, row in found:
+        theirs = leases[server.endpoint]
+        holders = [theirs[lease_id] for lease_id in row.report.lease_ids if lease_id in theirs]
+        threshold_percent = server.report.memory_threshold_percent if server.report else None
+        rows.append(_gpu_cells(row, holders, threshold_percent, columns, frame.at.timestamp()))
+    return _section("GPUs", columns, rows, [row.is_stale for _, row in found], width)
+
+
+def lease_section(frame: Frame, width: int) -> Section:
+    """A line for each lease that holds GPUs."""
+    found = [(server, lease) for server in frame.distinct for lease in server.leases]
+    columns = (
+        replace(_LEASE_COLUMNS[0], title=f"LEASES ({len(found) if _is_known(frame) else UNKNOWN})"),
+        *_LEASE_COLUMNS[1:],
+    )
+    rows = [_lease_cells(server, lease, frame.at.timestamp()) for server, lease in found]
+    return _section("leases", columns, rows, [server.is_stale for server, _ in found], width)
+
+
+def queue_section(frame: Frame, width: int, *, is_whole: bool) -> Section:
+    """A line for each who waits, in the order of each server's line; `is_whole`: the reason is told to its end, on as
+    many lines as it takes.
+    """
+    found = [(server, lease) for server in frame.distinct for lease in server.queue]
+    length = sum(server.report.queue_length for server in frame.distinct if server.report)
+    columns = (
+        replace(_QUEUE_COLUMNS[0], title=f"QUEUE ({length if _is_known(frame) else UNKNOWN})"),
+        *_QUEUE_COLUMNS[1:],
+    )
+    rows = [_queue_cells(lease, frame.at.timestamp(), is_one=frame.is_one) for _, lease in found]
+    stale = [server.is_stale for server, _ in found]
+    section = _section("waiting", columns, rows, stale, width)
+    lines: list[Text] = []
+    for text, row, is_old in zip(section.lines(), rows, stale, strict=True):
+        why = row[-1]
+        parts = _wrapped(text, why, width) if is_whole and isinstance(why, Text) and text.cell_len > width else [text]
+        for part in parts if is_old else ():
+            part.stylize(_STALE)
+        lines += parts
+    unlisted = max(length - len(found), 0)
+    if unlisted:
+        lines.append(Text(f" … and {unlisted} more behind them; `gpu-pool leases --state queued` lists all", "dim"))
+    return Section("waiting", section.heading, len(lines), lines.__getitem__, unlisted)
+
+
+def _wrapped(text: Text, last: Text, width: int) -> list[Text]:
+    """A line whose last cell goes on below where it began; as it is, where that cell is not shown."""
+    if not text.plain.endswith(last.plain):
+        return [text]
+    before = text[: len(text) - len(last)]
+    indent = before.cell_len
+    first, *rest = textwrap.wrap(last.plain, max(width - indent, 10)) or [""]
+    return [before.append(first), *(Text(" " * indent + part) for part in rest)]
+
+
+def _is_known(frame: Frame) -> bool:
+    return any(server.report is not None for server in frame.servers)
+
+
+def _percent(percent: float | None) -> str:
+    """`62%`, or that it is not known."""
+    return UNKNOWN if percent is None else f"{percent:.0f}%"
+
+
+def _short_name(name: str | None) -> str:
+    """A GPU's name without the words that tell nothing."""
+    if name is None:
+        return UNKNOWN
+    for word in _SAID_ANYWAY:
+        name = name.removeprefix(word)
+    return name
+
+
+def _gpu_cells(
+    row: GpuRow,
+    holders: Sequence[LeaseReport],
+    threshold_percent: float | None,
+    columns: Sequence[Column],
+    now: float,
+) -> list[Cell]:
+    gpu = row.report
+    is_over = gpu.memory_percent is not None and gpu.memory_percent >= (threshold_percent or 100.0)
+    memory_style = "red" if is_over else "cyan"
+    return [
+        Text(gpu.gpu.id, "bold"),
+        Text(_short_name(gpu.gpu.name)),
+        Text(_state(row), STATE_STYLES.get(gpu.state, "")),
+        lambda width: bar(gpu.memory_percent, width, style=memory_style, mark_percent=threshold_percent),
+        _stepped(_memory_texts(row), columns[_MEMORY]),
+        lambda width: bar(gpu.utilization_percent, width, style="green"),
+        Text(_percent(gpu.utilization_percent)),
+        lambda width: Text(sparkline(row.utilization_percents, width), "green"),
+        Text(UNKNOWN if row.temperature_c is None else f"{row.temperature_c:.0f}°C", _heat(row.temperature_c)),
+        _stepped(_power_texts(row), columns[_POWER]),
+        _held_by(row, holders, now),
+    ]
+
+
+def _state(row: GpuRow) -> str:
+    """In words; what it is now is not known where its server does not answer."""
+    word = row.report.state.replace("_", " ")
+    return f"was {word}" if row.is_stale else word
+
+
+def _memory_texts(row: GpuRow) -> tuple[str, str]:
+    """Long and short."""
+    short = _percent(row.report.memory_percent)
+    used_mb, total_mb = row.report.memory_used_mb, row.report.memory_total_mb
+    return (short if used_mb is None or total_mb is None else f"{used_mb / 1024:.1f}/{total_mb / 1024:.0f}G"), short
+
+
+def _power_texts(row: GpuRow) -> tuple[str, str]:
+    """Long and short."""
+    short = UNKNOWN if row.power_draw_w is None else f"{row.power_draw_w:.0f}W"
+    return (f"{short.removesuffix('W')}/{row.power_limit_w:.0f}W" if row.power_limit_w else short), short
+
+
+def _stepped(texts: tuple[str, str], column: Column) -> Callable[[int], Text]:
+    """The long form where every row of the column has room for it."""
+    return lambda width: Text(texts[0] if width >= column.most else texts[1])
+
+
+def _heat(temperature_c: float | None) -> str:
+    return "bold red" if temperature_c is not None and temperature_c >= 85 else ""
+
+
+def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
+    gpu = row.report
+    if gpu.state not in _SAID_BY_HOLDERS:
+        return Text(gpu.reason or "the server does not say why", "italic")
+    text = Text()
+    for number, lease in enumerate(holders):
+        text.append(", " if number else "").append(lease.holder, "bold").append(f" {show_since(lease.since_at, now)}")
+    # Who they are comes before what they run, because the end is cut off first.
+    return text.append("".join(f" {lease.command}" for lease in holders if lease.command), "dim")
+
+
+def _lease_cells(server: ServerState, lease: LeaseReport, now: float) -> list[Cell]:
+    ids = [gpu.id for gpu in lease.gpus]
+    left_s = None if lease.expires_in_s is None else lease.expires_in_s - (server.age_s or 0.0)
+    where = " ".join(part for part in (lease.host, f"pid {lease.pid}" if lease.pid is not None else None) if part)
+    runs = lease.command if lease.state == "active" else f"{lease.state}: {lease.reason or UNKNOWN}"
+    return [
+        Text(lease.holder, "bold"),
+        Text(",".join([*ids[:1], *(gpu.rpartition(":")[2] for gpu in ids[1:])]) or UNKNOWN),
+        Text(show_since(lease.since_at, now)),
+        Text("n/a" if left_s is None else show_duration(left_s)),
+        Text(lease.id, "dim"),
+        Text(where),
+        Text(runs or ""),
+    ]
+
+
+def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
+    position = UNKNOWN if lease.position is None else str(lease.position)
+    return [
+        Text(f"{position} " if is_one else f"{lease.endpoint} {position} ").append(lease.holder, "bold"),
+        Text(show_since(lease.requested_at, now)),
+        Text(str(lease.priority) if lease.priority else ""),
+        Text(lease.wants),
+        Text(lease.why or "the server does not say why"),
+    ]
+
+
+def _section(
+    noun: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], is_stale: Sequence[bool], width: int
+) -> Section:
+    widths = lay_out(columns, rows, width - 1)
+    heading = Text(" ").append_text(line(columns, widths, titles(columns)))
+    heading.pad_right(max(width - heading.cell_len, 0))
+    heading.stylize(_HEADING)
+
+    def draw_line(index: int) -> Text:
+        text = Text(" ").append_text(line(columns, widths, rows[index]))
+        if is_stale[index]:
+            text.stylize(_STALE)
+        return text
+
+    return Section(noun, heading, len(rows), draw_line)

@@ -1,0 +1,1 @@
+"""From asking for a GPU to its release."""

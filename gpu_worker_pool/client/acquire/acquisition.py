@@ -1,0 +1,271 @@
+"""Getting GPUs from many endpoints at once: whoever can grant first does, and only one grant is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from gpu_worker_pool.client.backends.lease_book import Answer, Granted, LeaseBook, Over, Queued, Refused
+from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.errors import (
+    EndpointError,
+    NoEndpointAnsweredError,
+    RequestRefusedError,
+    ServiceUnavailableError,
+    WorkerTimeoutError,
+)
+from gpu_worker_pool.host.clock import boot_time
+
+logger = logging.getLogger("gpu_worker_pool.client")
+
+# How long the next endpoint waits for the one before it to answer: a dead one must not delay a live one.
+PATIENCE_S = 0.2
+# A long poll is asked for this long, and then asked for again.
+WAIT_S = 25.0
+# Who does not want to wait at all has each endpoint asked once, within this time.
+ONE_TRY_S = 1.0
+# How soon an endpoint is asked again that could not answer.
+ASK_AGAIN_S = 1.0
+# How long whoever gives up waits for his requests to be taken back; what takes longer is finished in the background.
+LEAVE_S = 0.5
+# A grant is of this moment where no more than this part of its TTL can have run: a quarter of the time to a heartbeat.
+NEW_PER_TTL = 12
+
+
+# Gives a lease back in the background, once what is still under way for it has come to its end.
+Leave = Callable[[LeaseBook, str, "asyncio.Task[Answer] | None"], "asyncio.Task[None]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """What was got, and where."""
+
+    member: Member
+    book: LeaseBook
+    lease_id: str
+    grant: Granted
+    safe_since: float
+
+
+class Acquisition:
+    """One request of one worker."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        lease_id: str,
+        request: Request,
+        leave: Leave,
+        *,
+        on_waiting: Callable[[], None],
+        on_queued: Callable[[str, str, str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._lease_id = lease_id
+        self._request = request
+        self._leave = leave
+        self._on_waiting = on_waiting
+        # Told once for each queue that it stands in: the endpoint, its id there, and why it waits.
+        self._on_queued = on_queued
+        self._told: set[tuple[str, str]] = set()
+        self._tasks: dict[asyncio.Task[Answer], tuple[Member, LeaseBook]] = {}
+        self._asked: dict[str, tuple[Member, LeaseBook]] = {}
+        self._granted_at: set[str] = set()
+        # The same id everywhere, but where it has ended and another one must take its place.
+        self._ids: dict[str, str] = {}
+        self._numbers = count(1)
+        self._waiting_at: dict[str, Queued] = {}
+        self._refused: dict[str, str] = {}
+        self._ask_again_at: dict[str, float] = {}
+
+    async def run(self, timeout_s: float) -> Won:
+        """Get it, or raise: WorkerTimeoutError, ServiceUnavailableError, RequestRefusedError. Whatever happens, nothing
+        that was asked for and not kept is left behind.
+        """
+        began = boot_time()
+        won: Won | None = None
+        limit = asyncio.timeout(timeout_s or ONE_TRY_S)
+        try:
+            async with limit:
+                won = await self._race(is_patient=timeout_s > 0)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self._too_late(boot_time() - began) from None
+        finally:
+            must_wait = self._leave_the_others(won)
+            if must_wait:
+                try:
+                    await asyncio.wait(must_wait, timeout=LEAVE_S)
+                except BaseException:
+                    if won is not None:
+                        self._leave(won.book, won.lease_id, None)  # nobody will hear of it
+                    raise
+        return won
+
+    async def _race(self, *, is_patient: bool) -> Won:
+        # One after the other, in the order of the strategy, as long as they answer.
+        for member in self._fleet.order():
+            self._start(member, self._ask(member))
+            won = await self._next(PATIENCE_S)
+            if won is not None:
+                return won
+        if not is_patient and not self._tasks:
+            raise self._too_late(0.0)
+        self._on_waiting()
+        while True:
+            self._go_on()
+            won = await self._next(self._until_ask_again(), self._fleet.changed())
+            if won is not None:
+                return won
+
+    def _start(self, member: Member, answer: Coroutine[Any, Any, Answer]) -> None:
+        task = asyncio.ensure_future(answer)
+        self._tasks[task] = (member, member.book)
+
+    async def _ask(self, member: Member) -> Answer:
+        book = member.book
+        self._asked[member.id] = (member, book)
+        return await book.ask(self._id_at(member), self._request)
+
+    def _id_at(self, member: Member) -> str:
+        return self._ids.get(member.id, self._lease_id)
+
+    def _go_on(self) -> None:
+        """Wait at every endpoint that has us in its queue; ask every one that is up and has not been asked."""
+        busy = {member.id for member, _ in self._tasks.values()}
+        now = boot_time()
+        for member in self._fleet.members.values():
+            if member.id in busy or member.id in self._refused:
+                continue
+            if member.id in self._waiting_at:
+                self._start(member, self._asked[member.id][1].wait(self._id_at(member), WAIT_S))
+            elif member.endpoint.is_healthy and now >= self._ask_again_at.get(member.id, now):
+                self._start(member, self._ask(member))
+
+    def _until_ask_again(self) -> float | None:
+        now = boot_time()
+        waits = [at - now for id_, at in self._ask_again_at.items() if at > now and id_ not in self._waiting_at]
+        return max(min(waits), 0.01) if waits else None
+
+    async def _next(self, timeout_s: float | None, change: asyncio.Future[None] | None = None) -> Won | None:
+        """Wait for answers, and take them in; returns what was won."""
+        waiting: set[asyncio.Future[Any]] = {*self._tasks}
+        if change is not None:
+            waiting.add(change)
+        done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._fleet.is_stopping:
+            raise RuntimeError("the client was stopped while this request waited")
+        won: Won | None = None
+        for task in [task for task in self._tasks if task in done]:
+            member, book = self._tasks.pop(task)
+            found = await self._take_in(task, member, book)
+            won = won or found
+        if won is None and self._refused.keys() >= self._fleet.members.keys():
+            raise RequestRefusedError(self._refused)
+        return won
+
+    async def _take_in(self, task: asyncio.Task[Answer], member: Member, book: LeaseBook) -> Won | None:
+        self._waiting_at.pop(member.id, None)
+        try:
+            answer = task.result()
+        except EndpointError as error:
+            self._fail(member, error)
+            return None
+        match answer:
+            case Granted():
+                self._granted_at.add(member.id)
+                return await self._make_sure(member, book, answer)
+            case Queued():
+                self._waiting_at[member.id] = answer
+                place = (member.id, self._id_at(member))
+                if place not in self._told:
+                    self._told.add(place)
+                    self._on_queued(*place, answer.reason)
+            case Refused():
+                self._refused[member.id] = answer.reason
+            case Over():
+                self._begin_anew(member, answer.reason)
+        return None
+
+    def _begin_anew(self, member: Member, reason: str) -> None:
+        """It ended there before it was ours: we were not heard of for too long, say. Under the same id one would only be
+        told so again. Whom an operator sent away does not come back.
+        """
+        if reason == EndReason.REVOKED:
+            self._refused[member.id] = "an operator took the request out of the queue"
+            return
+        ended_id = self._id_at(member)
+        fields = {"lease_id": ended_id, "endpoint": member.id}
+        logger.info("lease %s ended at %s (%s); asking anew", ended_id, member.id, reason, extra=fields)
+        self._ids[member.id] = f"{self._lease_id}-{next(self._numbers)}"
+        self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
+
+    async def _make_sure(self, member: Member, book: LeaseBook, grant: Granted) -> Won | None:
+        """A grant that was waited for may have been made a while ago: a sign of life tells whether it still stands. One
+        that is known to be of this moment is used at once; the next heartbeat is early enough for it.
+        """
+        since = grant.safe_since
+        if since is not None and boot_time() - since <= self._request.ttl_s / NEW_PER_TTL:
+            return Won(member, book, self._id_at(member), grant, since)
+        lease_id = self._id_at(member)
+        try:
+            renewal = await book.renew([lease_id])
+        except EndpointError as error:
+            self._fail(member, error)
+            return None
+        if lease_id in renewal.renewed:
+            return Won(member, book, lease_id, grant, renewal.sent_at)
+        self._begin_anew(member, renewal.lost.get(lease_id, "unknown"))
+        return None
+
+    def _fail(self, member: Member, error: EndpointError) -> None:
+        self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
+        self._fleet.note_failure(member, error)
+
+    def _leave_the_others(self, won: Won | None) -> list[asyncio.Task[None]]:
+        """Take back what was asked for and is not kept; returns what to wait for. Nothing is waited for here, so that
+        nothing can come in between.
+
+        A second grant is given back before anybody sees the first. Where one was only in the queue, the winner need not
+        wait; who gives up waits for all, for a while.
+        """
+        under_way = {member.id: task for task, (member, _) in self._tasks.items()}
+        for id_, task in under_way.items():
+            if task.done() and not task.cancelled() and task.exception() is None and isinstance(task.result(), Granted):
+                self._granted_at.add(id_)
+            if id_ in self._waiting_at:
+                task.cancel()  # a poll; a request is let arrive, or it would come in after it was taken back
+        leaving = {
+            member.id: self._leave(book, self._id_at(member), under_way.get(member.id))
+            for member, book in self._asked.values()
+            if not (self._has_nothing_of_ours(member) or (won is not None and self._is_won_at(won, member)))
+        }
+        return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
+
+    def _has_nothing_of_ours(self, member: Member) -> bool:
+        """Whether it refused us, and there was never an answer that got lost, nor a place in its queue."""
+        has_queued = any(id_ == member.id for id_, _ in self._told)
+        return member.id in self._refused and member.id not in self._ask_again_at and not has_queued
+
+    def _is_won_at(self, won: Won, member: Member) -> bool:
+        """Whether this is where it was won: one server may go by several names, and one id there is one lease."""
+        if member is won.member:
+            return True
+        server_id = member.view.server_id
+        return server_id is not None and server_id == won.member.view.server_id and self._id_at(member) == won.lease_id
+
+    def _too_late(self, waited_s: float) -> WorkerTimeoutError | ServiceUnavailableError:
+        if not any(member.endpoint.is_healthy for member in self._fleet.members.values()):
+            return NoEndpointAnsweredError(self._fleet.reasons(), waited_s=round(waited_s, 3))
+        reasons = [f"{id_}: {queued.reason}" for id_, queued in self._waiting_at.items()]
+        reasons += [f"{id_}: {reason}" for id_, reason in self._refused.items()]
+        silent = {member.id for member, _ in self._tasks.values()} - self._waiting_at.keys()
+        reasons += [f"{id_}: it has not answered" for id_ in sorted(silent)]
+        return WorkerTimeoutError(waited_s=round(waited_s, 3), reason="; ".join(reasons) or "no endpoint granted it")

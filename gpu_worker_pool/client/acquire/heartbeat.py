@@ -1,0 +1,113 @@
+"""Keeps the leases at one endpoint alive, and says early when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_worker_pool.client.backends.lease_book import LeaseBook
+from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.host.clock import boot_time
+
+from .lost import Lost
+
+BEATS_PER_TTL = 3
+# How soon to try again after a heartbeat that did not get through.
+TRY_AGAIN_S = 0.5
+MOST_IDS = 500
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A lease that this process holds."""
+
+    lease_id: str
+    ttl_s: float
+    lost: Lost
+
+    def extend(self, sent_at: float) -> None:
+        """Its TTL runs from then on, at the earliest; it is given up one heartbeat before its end."""
+        self.lost.extend(sent_at + self.ttl_s * (1 - 1 / BEATS_PER_TTL))
+
+
+class Heartbeat:
+    """One task for all leases at an endpoint: one call renews them all. It runs while there are some."""
+
+    def __init__(self, book: LeaseBook, on_lost: Callable[[str, str], None]) -> None:
+        self._book = book
+        self._on_lost = on_lost
+        self._held: dict[str, Held] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._pid = os.getpid()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, held: Held, safe_since: float) -> None:
+        """Keep this one alive."""
+        held.extend(safe_since)
+        self._held[held.lease_id] = held
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
+
+    def drop(self, lease_id: str) -> None:
+        """It is given back."""
+        held = self._held.pop(lease_id, None)
+        if held is not None:
+            held.lost.settle()
+        if not self._held and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def close(self) -> None:
+        """Stop; leases that are still held run out."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        beat_s = min(held.ttl_s for held in self._held.values()) / BEATS_PER_TTL
+        nap_s = beat_s
+        while self._held and os.getpid() == self._pid:
+            await asyncio.sleep(self._until_next(nap_s))
+            self._give_up_what_is_late()
+            if not self._held:
+                return
+            try:
+                # No longer than until something is to be given up.
+                async with asyncio.timeout(self._until_next(beat_s)):
+                    await self._beat()
+                nap_s = min(held.ttl_s for held in self._held.values()) / BEATS_PER_TTL if self._held else beat_s
+            except (EndpointError, TimeoutError):
+                nap_s = min(TRY_AGAIN_S, beat_s / 2)
+            self._give_up_what_is_late()
+
+    def _until_next(self, nap_s: float) -> float:
+        """Until the next heartbeat, or until something is to be given up."""
+        soonest = min(
+            (held.lost.ends_at for held in self._held.values() if held.lost.ends_at is not None), default=None
+        )
+        return nap_s if soonest is None else max(min(nap_s, soonest - boot_time()), 0.0)
+
+    async def _beat(self) -> None:
+        ids = list(self._held)
+        for start in range(0, len(ids), MOST_IDS):
+            renewal = await self._book.renew(ids[start : start + MOST_IDS])
+            for lease_id in renewal.renewed:
+                if lease_id in self._held:
+                    self._held[lease_id].extend(renewal.sent_at)
+            for lease_id, reason in renewal.lost.items():
+                self._give_up(lease_id, f"the server says: {reason}")
+
+    def _give_up_what_is_late(self) -> None:
+        for held in list(self._held.values()):
+            if held.lost.is_set():
+                self._give_up(held.lease_id, "no sign of life got through in time")
+
+    def _give_up(self, lease_id: str, reason: str) -> None:
+        held = self._held.pop(lease_id, None)
+        if held is not None and held.lost.set(reason):
+            self._on_lost(lease_id, reason)

@@ -1,0 +1,49 @@
+"""Giving a lease back, also to a server that is away for a moment: it comes back with all its leases, this one included."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+
+from gpu_worker_pool.client.backends.lease_book import Answer, LeaseBook
+from gpu_worker_pool.client.endpoints.endpoint import RETRY
+from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.host.clock import boot_time
+
+logger = logging.getLogger("gpu_worker_pool.client")
+
+KEEP_TRYING_S = 120.0
+
+
+async def give_back(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None) -> None:
+    """Give it back, once the call that is still under way for it has come to its end, however it ends."""
+    if under_way is not None:
+        try:
+            await asyncio.wait([under_way])
+        finally:
+            under_way.cancel()
+        if not under_way.cancelled():
+            under_way.exception()  # how it ended is of no interest any more
+    give_up_at, reason, endpoint_id = boot_time() + KEEP_TRYING_S, "the client was stopped", None
+    try:
+        for attempt in itertools.count():
+            try:
+                await book.release(lease_id)
+            except EndpointError as error:
+                reason, endpoint_id = error.reason, error.endpoint_id
+                if error.status is not None or boot_time() > give_up_at:
+                    break
+            else:
+                return
+            await asyncio.sleep(RETRY.delay_s(min(attempt, 10), random.random()))  # noqa: S311 - no secret
+    except asyncio.CancelledError:
+        _warn(lease_id, endpoint_id, reason)
+        raise
+    _warn(lease_id, endpoint_id, reason)
+
+
+def _warn(lease_id: str, endpoint_id: str | None, reason: str) -> None:
+    fields = {"lease_id": lease_id, "endpoint": endpoint_id}
+    logger.warning("lease %s could not be given back and will run out: %s", lease_id, reason, extra=fields)

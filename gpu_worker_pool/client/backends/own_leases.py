@@ -1,0 +1,157 @@
+"""Leases where the server has statistics only: this process decides by itself, with the same core and the same driver.
+
+Only the workers of this process are coordinated then, which is said once, in a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
+from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.eligibility import Eligible, judge
+from gpu_worker_pool.host.clock import boot_time, wall_offset
+from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.memory import MemoryJournal
+from gpu_worker_pool.ledger.writer import InlineWriter
+
+from .claims import OF_THIS_PROCESS, Claim
+from .lease_book import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
+
+SHORTEST_HISTORY = 200
+# How often a lease is renewed that nobody but this process can lose.
+RENEW_S = 3600.0
+
+
+class OwnLeases:
+    """Hands out an endpoint's GPUs among the workers of this process; `place` is where the server is, so that other
+    clients of this process who ask the same server keep off what is ours, and we off what is theirs.
+    """
+
+    def __init__(self, settings: PoolSettings, place: str) -> None:
+        self._place = place
+        self._measured: dict[str, Reading] = {}
+        self._loop = asyncio.get_running_loop()
+        # Readings come too seldom here to wait for one before a GPU is handed on.
+        self._driver = Driver(replace(settings, awaits_reading_after_release=False), clock=boot_time)
+        # Nobody reads this history; it is there because a driver has one.
+        journal = MemoryJournal(most_ended=1)
+        self._driver.open(
+            journal.load(0),
+            InlineWriter(journal, SHORTEST_HISTORY),
+            boot_id="this process",
+            wall_offset_s=wall_offset(),
+        )
+        self._renewing = asyncio.ensure_future(self._keep_alive())
+        self._driver.listeners.append(self._follow)
+        OF_THIS_PROCESS.join(self, self._others_changed)
+
+    @property
+    def state(self) -> PoolState:
+        """What is known of the GPUs and who has them."""
+        return self._driver.state
+
+    def observe(self, readings: Sequence[Reading]) -> None:
+        """What the server measured."""
+        self._measured = {reading.gpu.key.uuid: reading for reading in readings}
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._driver.note(cmd.Observe(tuple(map(self._as_it_is_for_us, self._measured.values()))))
+
+    def _as_it_is_for_us(self, reading: Reading) -> Reading:
+        if OF_THIS_PROCESS.is_taken_by_others(self, self._claim(reading.gpu.key)):
+            return replace(reading, fault="another client of this process has it")
+        return reading
+
+    def _claim(self, key: GpuKey) -> Claim:
+        return (self._place, key.uuid)
+
+    def _others_changed(self) -> None:
+        """Somebody else let go of something; called from any thread."""
+        with suppress(RuntimeError):  # the loop may just have ended
+            self._loop.call_soon_threadsafe(self._look_again)
+
+    def _follow(self, events: Sequence[ev.Event]) -> None:
+        for event in events:
+            if isinstance(event, ev.LeaseGranted) and not OF_THIS_PROCESS.take(self, map(self._claim, event.gpus)):
+                # Another client was quicker, in the moment in which we decided. Nobody has been told yet.
+                self._look_again()
+                self._driver.note(cmd.Revoke(event.lease_id))
+        held = {key for key, slot in self.state.slots.items() if slot.occupants}
+        free = [self._claim(reading.gpu.key) for reading in self._measured.values() if reading.gpu.key not in held]
+        OF_THIS_PROCESS.let_go(self, free)
+
+    def stop_granting(self, reason: str) -> None:
+        """What was measured is no longer known to be so; until it is, nobody is given anything."""
+        readings = [slot.reading for slot in self.state.slots.values() if slot.reading is not None]
+        self.observe([replace(reading, at=boot_time(), fault=reason) for reading in readings])
+
+    def is_free(self, key: GpuKey) -> bool:
+        """Whether an ordinary request would be given this GPU now."""
+        slot = self.state.slots.get(key)
+        return slot is not None and isinstance(judge(self.state, slot, Wishes(), boot_time()), Eligible)
+
+    def close(self) -> None:
+        """End; whoever waits is let go."""
+        self._renewing.cancel()
+        self._driver.close()
+        OF_THIS_PROCESS.leave(self)
+
+    def needs_heartbeat(self) -> bool:
+        """They end with this process."""
+        return False
+
+    async def ask(self, lease_id: str, request: Request) -> Answer:
+        """Ask, or ask again."""
+        for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
+            if isinstance(event, ev.LeaseRefused):
+                return Refused(event.why)
+            if isinstance(event, ev.QueueFull):
+                return Refused(f"{event.limit} requests wait already")
+        return self._answer(lease_id)
+
+    async def wait(self, lease_id: str, wait_s: float) -> Answer:
+        """Wait until it is no longer queued, or the time is over."""
+        await self._driver.wait_while_queued(lease_id, wait_s)
+        return self._answer(lease_id)
+
+    async def renew(self, lease_ids: Sequence[str]) -> Renewal:
+        """They need no sign of life."""
+        return Renewal(boot_time(), frozenset(lease_ids), {})
+
+    async def release(self, lease_id: str) -> None:
+        """Give back; the next one is woken at once."""
+        await self._driver.do(cmd.Release(lease_id))
+
+    def _answer(self, lease_id: str) -> Answer:
+        lease = self.state.find(lease_id)
+        match lease:
+            case ActiveLease():
+                gpus = tuple(map(self._gpu, lease.gpus))
+                devices = ",".join(str(gpu.index) for gpu in gpus)
+                env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
+                return Granted(gpus, lease.fence, env, boot_time())
+            case QueuedLease():
+                position = self.state.queue.position(lease)
+                return Queued(position, f"position {position} among the workers of this process")
+        return Over("another client of this process was quicker")
+
+    def _gpu(self, key: GpuKey) -> LeasedGpu:
+        reading = self.state.slots[key].reading
+        assert reading is not None  # noqa: S101 - what was granted has been looked at
+        return LeasedGpu(reading.gpu.index, key.uuid, reading.gpu.name)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self.state.leases:
+                await self._driver.do(cmd.Renew(tuple(self.state.leases)))

@@ -1,0 +1,312 @@
+"""All endpoints together: looks at them side by side, knows which are up, and orders them for a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
+from gpu_worker_pool.client.backends.lease_book import LeaseBook
+from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.endpoints.balancing import EndpointView, make_balancer
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.host.clock import boot_time
+
+from .endpoint import Endpoint, EndpointLimits
+from .gpu_view import Change, GpuView, PoolView, parse_pool, parse_sizes, parse_summary
+from .transport import Transport
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.client.backends.own_leases import OwnLeases
+
+logger = logging.getLogger("gpu_worker_pool.client")
+
+# Servers with statistics only of which this process has been told, however many clients it makes.
+_WARNED: set[str] = set()
+# How long a start waits for the first endpoint to answer; the others are looked at beside it.
+FIRST_ANSWER_S = 0.75
+# Who waits at several endpoints is one who waits, so the first in each line are asked for by their ids.
+POOL_PATH = "/pool?queue=100"
+
+
+@dataclass(eq=False)
+class Member:
+    """An endpoint with what is known of its GPUs, and who hands them out."""
+
+    endpoint: Endpoint
+    server_leases: ServerLeases
+    heartbeat: Heartbeat
+    view: PoolView = field(default_factory=PoolView)
+    own_leases: OwnLeases | None = None
+    sizes_mb: dict[int, float] | None = None
+    # What this process was granted and gave back since the view was taken, and when.
+    taken: dict[Change, float] = field(default_factory=dict)
+    given_back: dict[Change, float] = field(default_factory=dict)
+    look_now: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def id(self) -> str:
+        """The endpoint's."""
+        return self.endpoint.id
+
+    @property
+    def book(self) -> LeaseBook:
+        """Who hands out its GPUs."""
+        if self.endpoint.kind == "statistics" and self.own_leases is not None:
+            return self.own_leases
+        return self.server_leases
+
+    def gpus(self) -> PoolView:
+        """Its GPUs, with this process's own changes at once."""
+        if self.endpoint.kind == "statistics" and self.own_leases is not None:
+            return _own_view(self.own_leases, self.view)
+        return self.view.with_changes(self.taken, self.given_back)
+
+    def note_taken(self, uuid: str, worker_id: str) -> None:
+        """This process was granted a GPU."""
+        self.taken[uuid, worker_id] = boot_time()
+
+    def note_given_back(self, uuid: str, worker_id: str) -> None:
+        """This process gave a GPU back, or lost it."""
+        self.taken.pop((uuid, worker_id), None)
+        self.given_back[uuid, worker_id] = boot_time()
+
+    def show(self, view: PoolView) -> None:
+        """What it shows now; own changes from before that are in it."""
+        self.view = view
+        self.taken = {change: at for change, at in self.taken.items() if at >= view.seen_at}
+        self.given_back = {change: at for change, at in self.given_back.items() if at >= view.seen_at}
+
+
+class Fleet:
+    """The endpoints of one client."""
+
+    def __init__(self, config: ClientConfig, on_lost: Callable[[str, str], None]) -> None:
+        self._config = config
+        self._transport = transport = Transport(ca_file=config.ca_file)
+        limits = EndpointLimits(
+            timeout_s=min(config.endpoint_timeout, config.request_timeout),
+            max_retries=config.endpoint_max_retries,
+            health_check_interval_s=config.endpoint_health_check_interval,
+        )
+        self.members: dict[str, Member] = {}
+        for endpoint_id, url in config.endpoints.items():
+            endpoint = Endpoint(endpoint_id, url, transport, limits=limits, token=config.tokens.get(endpoint_id))
+            book = ServerLeases(endpoint)
+            self.members[endpoint_id] = Member(endpoint, book, Heartbeat(book, on_lost))
+        self.balancer = make_balancer(config.strategy)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._change: asyncio.Future[None] | None = None
+        self.is_stopping = False
+
+    async def start(self) -> None:
+        """Look at all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
+        await self._transport.open()
+        firsts = [
+            asyncio.create_task(self._look(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
+        ]
+        waiting = set(firsts)
+        try:
+            async with asyncio.timeout(FIRST_ANSWER_S):
+                while waiting and not any(member.endpoint.is_healthy for member in self.members.values()):
+                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                # Those that answer as quickly as the first are worth a moment: a request can then choose among them.
+                if waiting:
+                    await asyncio.wait(waiting, timeout=0.1)
+        except TimeoutError:
+            pass
+        except BaseException:
+            for task in firsts:
+                task.cancel()
+            await asyncio.gather(*firsts, return_exceptions=True)
+            raise
+        for first, member in zip(firsts, self.members.values(), strict=True):
+            task = asyncio.create_task(self._keep_looking(member, first), name=f"gpu-watch-{member.id}")
+            self._tasks.append(task)
+        if not any(member.endpoint.is_healthy for member in self.members.values()):
+            logger.warning("no endpoint answers yet: %s", self.reasons())
+
+    def say_that_it_stops(self) -> None:
+        """Whoever waits for an endpoint need not any more."""
+        self.is_stopping = True
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def stop(self) -> None:
+        """Stop looking, and let go of everything."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in self.members.values():
+            await member.heartbeat.close()
+            if member.own_leases is not None:
+                member.own_leases.close()
+        await self._transport.close()
+
+    def order(self) -> list[Member]:
+        """The endpoints that are up, the one to try first at the front."""
+        views = []
+        for member in self.members.values():
+            gpus = member.gpus()
+            views.append(
+                EndpointView(
+                    member.id,
+                    member.endpoint.is_healthy,
+                    len(gpus.gpus),
+                    gpus.available,
+                    member.endpoint.recovered_at,
+                )
+            )
+        return [self.members[endpoint_id] for endpoint_id in self.balancer.order(views, boot_time())]
+
+    def reasons(self) -> dict[str, str]:
+        """Why each endpoint that is down is."""
+        return {
+            id_: member.endpoint.last_error or "it is down"
+            for id_, member in self.members.items()
+            if not member.endpoint.is_healthy
+        }
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done when an endpoint comes or goes."""
+        if self._change is None or self._change.done():
+            self._change = asyncio.get_running_loop().create_future()
+        return self._change
+
+    def note_failure(self, member: Member, error: EndpointError) -> None:
+        """A call failed; the next look tells whether the endpoint is down, and need not be waited for."""
+        logger.info("endpoint %s: %s", member.id, error.reason, extra={"endpoint": member.id})
+        member.look_now.set()
+
+    async def try_again(self, member: Member) -> bool:
+        """Look at an endpoint now, whatever its breaker says; whether it is up."""
+        member.endpoint.allow_probe_now()
+        # Vital, because a look that is under way, and may hang, has the only call that the breaker lets through.
+        await self._look(member, is_vital=True)
+        return member.endpoint.is_healthy
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    async def _keep_looking(self, member: Member, first: asyncio.Task[None]) -> None:
+        try:
+            await first
+            while True:
+                await self._pause(member)
+                await self._look(member)
+        finally:
+            first.cancel()
+
+    async def _pause(self, member: Member) -> None:
+        endpoint = member.endpoint
+        interval_s = self._config.polling_interval
+        if not endpoint.is_healthy:
+            interval_s = min(max(endpoint.retry_in_s(), 0.05), self._config.endpoint_health_check_interval)
+        try:
+            async with asyncio.timeout(interval_s):
+                await member.look_now.wait()
+        except TimeoutError:
+            pass
+        member.look_now.clear()
+
+    async def _look(self, member: Member, *, is_vital: bool = False) -> None:
+        endpoint = member.endpoint
+        was_healthy = endpoint.is_healthy
+        try:
+            await self._look_once(member, is_vital=is_vital)
+        except EndpointError as error:
+            if was_healthy:
+                logger.warning("endpoint %s is down: %s", member.id, error.reason, extra={"endpoint": member.id})
+            endpoint.mark_down(error.reason)
+            if member.own_leases is not None:
+                member.own_leases.stop_granting(f"its server does not answer: {error.reason}")
+        else:
+            endpoint.mark_healthy()
+            if not was_healthy:
+                logger.info("endpoint %s is up (%s)", member.id, endpoint.kind, extra={"endpoint": member.id})
+        if was_healthy != endpoint.is_healthy and self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def _look_once(self, member: Member, *, is_vital: bool) -> None:
+        endpoint = member.endpoint
+        attempts = endpoint.attempts if endpoint.is_healthy else 1
+        try:
+            if endpoint.kind != "statistics":
+                reply = await endpoint.call("GET", POOL_PATH, attempts=attempts, is_vital=is_vital)
+                if reply.status == 200:
+                    member.show(parse_pool(reply.data, reply.sent_at))
+                    endpoint.kind = "leases"
+                    return
+                if reply.status not in {404, 405}:
+                    raise endpoint.error(reply.detail, status=reply.status)
+            reply = await endpoint.call("GET", "/gpu/summary", attempts=attempts, is_vital=is_vital)
+            if reply.status != 200:
+                raise endpoint.error(reply.detail, status=reply.status)
+            if member.sizes_mb is None:
+                member.sizes_mb = await self._sizes(endpoint)
+            readings = parse_summary(reply.data, member.id, reply.sent_at, member.sizes_mb)
+        except ValueError as error:
+            raise endpoint.error(str(error)) from None
+        self._decide_here(member, readings)
+        endpoint.kind = "statistics"
+
+    async def _sizes(self, endpoint: Endpoint) -> dict[int, float]:
+        """How large the GPUs are, for those who share one; a server that does not tell can still hand out whole ones."""
+        try:
+            reply = await endpoint.call("GET", "/gpu/stats")
+            return parse_sizes(reply.data) if reply.status == 200 else {}
+        except (EndpointError, ValueError):
+            return {}
+
+    def _decide_here(self, member: Member, readings: list[Reading]) -> None:
+        if member.own_leases is None:
+            from gpu_worker_pool.client.backends.own_leases import OwnLeases  # noqa: PLC0415 - only those who need it wait for it to load
+
+            config = self._config
+            member.own_leases = OwnLeases(
+                PoolSettings(
+                    thresholds=Thresholds(config.memory_threshold, config.utilization_threshold),
+                    workers_per_gpu=config.workers_per_gpu,
+                    stale_after_s=max(15.0, 3 * config.polling_interval),
+                    remembered_ended_leases=100,
+                ),
+                member.endpoint.url.url,
+            )
+            logger.log(
+                logging.DEBUG if member.endpoint.url.url in _WARNED else logging.WARNING,
+                "endpoint %s has statistics only, no leases: the workers of this process are coordinated, and nobody else's",
+                member.id,
+                extra={"endpoint": member.id},
+            )
+            _WARNED.add(member.endpoint.url.url)
+        member.own_leases.observe(readings)
+        member.view = PoolView(seen_at=boot_time())
+
+
+def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
+    state = own.state
+    gpus = []
+    for slot in sorted(state.slots.values(), key=lambda slot: slot.reading.gpu.index if slot.reading else -1):
+        reading = slot.reading
+        if reading is None:
+            continue
+        holders = [state.leases[lease_id].request.holder for lease_id in slot.occupants]
+        gpus.append(
+            GpuView(
+                reading.gpu.index,
+                slot.key.uuid,
+                reading.gpu.name,
+                own.is_free(slot.key),
+                reading.memory_percent,
+                reading.utilization_percent,
+                tuple(holder.worker_id or "somebody" for holder in holders),
+            )
+        )
+    queued = tuple(state.queue)
+    return PoolView(tuple(gpus), queued, len(queued), view.seen_at)

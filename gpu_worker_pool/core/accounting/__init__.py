@@ -1,0 +1,1 @@
+"""What leases come to: GPU time by owner, and who held what when."""

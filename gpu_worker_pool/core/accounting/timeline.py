@@ -1,0 +1,65 @@
+"""Who held which GPU, and from when to when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
+
+
+class Span(NamedTuple):
+    """That a lease held a GPU. Times are seconds since 1970; who has no `until` and no `end_reason` holds it still."""
+
+    lease_id: str
+    owner: str | None
+    worker_id: str | None
+    label: str | None
+    since: float
+    until: float | None
+    end_reason: EndReason | None
+    is_shared: bool
+
+
+class Timeline:
+    """Gathers leases that held GPUs between `since` and `now`, a span for each of their GPUs, by the GPU's UUID.
+
+    There is room for `most` spans. Those that are told first are kept, so the latest must be told first; `is_cut` says
+    that some were left out. A lease of times that are unknown, or run backwards because a clock was set, is left out too,
+    and counted in `unknown_leases`.
+    """
+
+    def __init__(self, since: float, now: float, *, most: int) -> None:
+        self.since = since
+        self.now = now
+        self.by_gpu: dict[str, list[Span]] = {}
+        self.unknown_leases = 0
+        self.is_cut = False
+        self._room = most
+
+    def add(self, lease: ActiveLease | EndedLease) -> None:
+        """Note one lease."""
+        until, reason = (lease.ended_at, lease.reason) if isinstance(lease, EndedLease) else (None, None)
+        granted_at, ended_at = lease.granted_at, self.now if until is None else until
+        # A clock that nobody has set says 1970. Whoever is before that, or after now, had a clock that was set.
+        if granted_at is None or not 0 <= granted_at <= ended_at <= self.now:
+            self.unknown_leases += 1
+            return
+        if ended_at < self.since:
+            return
+        if self.is_cut or len(lease.gpus) > self._room:
+            self.is_cut = True  # a lease that is shown on some of its GPUs only would be a lie
+            return
+        self._room -= len(lease.gpus)
+        holder = lease.request.holder
+        span = Span(
+            lease.id,
+            holder.owner,
+            holder.worker_id,
+            dict(lease.request.labels).get("command"),
+            granted_at,
+            until,
+            reason,
+            lease.request.wishes.is_shared,
+        )
+        for gpu in lease.gpus:
+            self.by_gpu.setdefault(gpu.uuid, []).append(span)

@@ -1,0 +1,1 @@
+"""Commands in, events out; events in, state out."""

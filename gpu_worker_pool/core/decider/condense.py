@@ -1,0 +1,52 @@
+"""A short history that adds up to the same pool as the long one: what a journal is compacted to."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease
+from gpu_worker_pool.core.model.state import PoolState
+
+# A lease that has left the queue keeps no place in it; its place is only there to be passed through.
+NO_PLACE = 0
+
+
+def condense(state: PoolState) -> list[ev.DurableEvent]:
+    """The events from which an empty pool becomes this one, but for what a restart makes void (readings, how long ago
+    a lease was renewed) and for the ended leases, which a journal keeps beside.
+    """
+    at = state.clock
+    events: list[ev.DurableEvent] = []
+    if state.boot_id is not None:
+        events.append(ev.PoolOpened(at, state.boot_id, state.wall_offset_s))
+    events.append(ev.HistoryCondensed(at, tuple(sorted(state.fences.items())), state.next_seq))
+    granted = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease | DrainingLease)]
+    # Those who share a GPU came to it in the order of their fences.
+    for lease in sorted(granted, key=lambda lease: (lease.gpus[0].node, _grant_of(lease).fence)):
+        events += _granted(lease, at)
+    for slot in state.slots.values():
+        for lease_id, processes in slot.members.items():
+            events.append(ev.ProcessesAttributed(at, lease_id, slot.key, processes))
+    events += [
+        ev.LeaseEnded(lease.since, lease.id, lease.ended.reason, lease.gpus, lease.ended.ended_at)
+        for lease in granted
+        if isinstance(lease, DrainingLease)
+    ]
+    for lease_id in state.queue:
+        waiting = state.queued(lease_id)
+        events.append(ev.LeaseQueued(at, waiting.id, waiting.request, waiting.seq, waiting.requested_at))
+    events += [ev.GpuExcluded(at, key, reason) for key, reason in state.excluded.items()]
+    events += [ev.ProcessIgnored(at, name) for name in sorted(state.ignored_processes)]
+    return events
+
+
+def _granted(lease: ActiveLease | DrainingLease, at: float) -> list[ev.DurableEvent]:
+    grant = _grant_of(lease)
+    assert grant.fence is not None and grant.granted_at is not None  # noqa: S101, PT018 - it was granted
+    return [
+        ev.LeaseQueued(at, lease.id, lease.request, NO_PLACE, grant.requested_at),
+        ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at),
+    ]
+
+
+def _grant_of(lease: ActiveLease | DrainingLease) -> ActiveLease | EndedLease:
+    return lease.ended if isinstance(lease, DrainingLease) else lease

@@ -1,0 +1,234 @@
+"""Facts in, decisions out: `decide` says what happens, and changes nothing.
+
+It is told the time and never asks for it. A time that goes back is taken as no time passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, LiveLease, QueuedLease
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.assignment import serve_queue
+
+
+def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
+    """What a command leads to. The same state, command and time always lead to the same events."""
+    is_new_clock = isinstance(command, cmd.Open) and command.boot_id != state.boot_id
+    return _DECIDERS[type(command)](state, command, now if is_new_clock else max(now, state.clock))
+
+
+def _open(state: PoolState, command: cmd.Open, now: float) -> list[ev.Event]:
+    opened = ev.PoolOpened(now, command.boot_id, command.wall_offset_s)
+    if state.boot_id in (None, command.boot_id):
+        return [opened]
+    # The machine was started anew: no process of before is alive, and none still holds memory on a GPU.
+    ended: list[ev.Event] = []
+    # In an order that does not depend on how the history was told, so that the same ones are remembered.
+    for _, lease in sorted(state.leases.items()):
+        if isinstance(lease, DrainingLease):
+            ended += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus]
+        elif lease.request.holder.is_local:
+            ended.append(ev.LeaseEnded(now, lease.id, EndReason.HOLDER_DIED, (), now + command.wall_offset_s))
+    return [opened, *ended]
+
+
+def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> list[ev.Event]:
+    lease_id, request = command.lease_id, command.request
+    known = state.find(lease_id)
+    if known is not None:
+        if known.request != request:
+            return [ev.LeaseConflicted(now, lease_id)]
+        return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
+    if why := _why_never(state, request):
+        return [ev.LeaseRefused(now, lease_id, why)]
+    owner, settings = request.holder.owner, state.settings
+    if len(state.queue) >= settings.max_queued:
+        return [ev.QueueFull(now, lease_id, settings.max_queued, is_owners_limit=False, owner=owner)]
+    if state.queue.length_of(owner) >= settings.max_queued_per_owner:
+        return [ev.QueueFull(now, lease_id, settings.max_queued_per_owner, is_owners_limit=True, owner=owner)]
+    return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
+
+
+def _why_never(state: PoolState, request: Request) -> str | None:
+    """Why no GPU here could ever serve this request; None where one could, or where none has been seen yet."""
+    if not state.has_been_observed:
+        return None
+    thresholds = state.settings.thresholds_for(request.wishes)
+    if state.capacity.could_ever_serve(request.wishes, thresholds):
+        return None
+    if not state.slots:
+        return "this pool has no GPU"
+    if min(thresholds) <= 0:
+        return "no GPU is below a threshold of 0 %; ask with a higher one"
+    return f"no node of this pool could ever serve {request.wishes}, even with all of its GPUs free"
+
+
+def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
+    renewed: list[str] = []
+    refused: list[ev.Event] = []
+    for lease_id in dict.fromkeys(command.lease_ids):
+        lease = state.find(lease_id)
+        if lease is None:
+            refused.append(ev.LeaseUnknown(now, lease_id))
+        elif isinstance(lease, DrainingLease):
+            refused.append(ev.RenewalRefused(now, lease_id, lease.ended.reason))
+        elif isinstance(lease, EndedLease):
+            refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
+        elif state.agenda.due_at(lease_id) <= now:
+            refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
+        else:
+            renewed.append(lease_id)
+    return [*([ev.LeasesRenewed(now, tuple(renewed))] if renewed else []), *refused]
+
+
+def _release(state: PoolState, command: cmd.Release, now: float) -> list[ev.Event]:
+    is_queued = isinstance(state.leases.get(command.lease_id), QueuedLease)
+    return _end(state, command.lease_id, EndReason.CANCELLED if is_queued else EndReason.RELEASED, now)
+
+
+def _revoke(state: PoolState, command: cmd.Revoke, now: float) -> list[ev.Event]:
+    return _end(state, command.lease_id, EndReason.REVOKED, now)
+
+
+def _report_death(state: PoolState, command: cmd.ReportDeath, now: float) -> list[ev.Event]:
+    return _end(state, command.lease_id, EndReason.HOLDER_DIED, now)
+
+
+def _end(state: PoolState, lease_id: str, reason: EndReason, now: float) -> list[ev.Event]:
+    """End a lease; what is over already stays as it ended."""
+    lease = state.find(lease_id)
+    if lease is None:
+        return [ev.LeaseUnknown(now, lease_id)]
+    if isinstance(lease, DrainingLease | EndedLease):
+        return []
+    return [_ended(state, lease, reason, now)]
+
+
+def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
+    gpus = lease.gpus if isinstance(lease, ActiveLease) else ()
+    draining = tuple(
+        key for key in gpus if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
+    )
+    return ev.LeaseEnded(now, lease.id, reason, draining, now + state.wall_offset_s)
+
+
+def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:
+    readings = _news(state, command.readings, now)
+    events: list[ev.Event] = [ev.GpusObserved(now, readings)]
+    for reading in readings:
+        slot = state.slots.get(reading.gpu.key)
+        if slot is None or not slot.occupants:
+            continue
+        members = slot.members
+        if reading.processes is not None:
+            members = slot.attribute(reading.processes)
+            events += [
+                ev.ProcessesAttributed(now, lease_id, slot.key, seen)
+                for lease_id, seen in members.items()
+                if set(seen) != set(slot.members.get(lease_id, ()))
+            ]
+        for lease_id in slot.occupants:
+            lease = state.leases[lease_id]
+            if (
+                isinstance(lease, DrainingLease)
+                and reading.at >= lease.since
+                and _has_left(lease, members.get(lease_id, ()), reading, state.settings.context_mb)
+            ):
+                events.append(ev.GpuDrained(now, lease_id, slot.key))
+    return events
+
+
+def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Reading, context_mb: float) -> bool:
+    """Whether nothing of an ended lease is on the GPU any more. Whoever gave it back and lives on keeps a context."""
+    if not left:
+        return True
+    if lease.ended.reason is not EndReason.RELEASED or reading.processes is None:
+        return False
+    held_mb = [process.memory_mb for process in reading.processes if process.id in left]
+    return len(held_mb) == len(left) and all(mb is not None and mb <= context_mb for mb in held_mb)
+
+
+def _news(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
+    """The latest reading of each GPU, where it is not older than what is known. One from the future would never grow
+    stale, so it is taken as from now.
+    """
+    news: dict[GpuKey, Reading] = {}
+    for reading in readings:
+        known = news.get(reading.gpu.key)
+        if known is None and (slot := state.slots.get(reading.gpu.key)) is not None:
+            known = slot.reading
+        at = min(reading.at, now)
+        if known is None or at >= known.at:
+            news[reading.gpu.key] = reading if at == reading.at else replace(reading, at=at)
+    return tuple(news.values())
+
+
+def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
+    events: list[ev.Event] = []
+    for lease_id in state.agenda.due(now):
+        lease: LiveLease = state.leases[lease_id]
+        if isinstance(lease, DrainingLease):
+            # Waited long enough: from here on the thresholds decide.
+            events += [ev.GpuDrained(now, lease_id, key) for key in lease.gpus]
+        else:
+            events.append(_ended(state, lease, EndReason.EXPIRED, now))
+    return events
+
+
+def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
+    found = serve_queue(state, now)
+    fences: dict[str, int] = {}
+    events: list[ev.Event] = []
+    for grant in found.grants:
+        node = grant.gpus[0].node
+        fences[node] = fences.get(node, state.fences.get(node, 0)) + 1
+        events.append(ev.LeaseGranted(now, grant.lease_id, grant.gpus, fences[node], now + state.wall_offset_s))
+    if found.settled_until is not None:
+        events.append(ev.QueueSettled(now, found.settled_until, tuple(found.holds.items()), found.reserver))
+    return events
+
+
+def _exclude_gpu(state: PoolState, command: cmd.ExcludeGpu, now: float) -> list[ev.Event]:
+    if command.gpu not in state.slots and command.gpu not in state.excluded:
+        return [ev.GpuUnknown(now, command.gpu)]
+    if state.excluded.get(command.gpu) == command.reason:
+        return []
+    return [ev.GpuExcluded(now, command.gpu, command.reason)]
+
+
+def _include_gpu(state: PoolState, command: cmd.IncludeGpu, now: float) -> list[ev.Event]:
+    if command.gpu in state.excluded:
+        return [ev.GpuIncluded(now, command.gpu)]
+    return [] if command.gpu in state.slots else [ev.GpuUnknown(now, command.gpu)]
+
+
+def _ignore_process(state: PoolState, command: cmd.IgnoreProcess, now: float) -> list[ev.Event]:
+    return [] if command.name in state.ignored_processes else [ev.ProcessIgnored(now, command.name)]
+
+
+def _count_process(state: PoolState, command: cmd.CountProcess, now: float) -> list[ev.Event]:
+    return [ev.ProcessCounted(now, command.name)] if command.name in state.ignored_processes else []
+
+
+_DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Event]]] = {
+    cmd.Open: _open,
+    cmd.RequestLease: _request_lease,
+    cmd.Renew: _renew,
+    cmd.Release: _release,
+    cmd.Revoke: _revoke,
+    cmd.ReportDeath: _report_death,
+    cmd.Observe: _observe,
+    cmd.Tick: _tick,
+    cmd.ServeQueue: _serve_queue,
+    cmd.ExcludeGpu: _exclude_gpu,
+    cmd.IncludeGpu: _include_gpu,
+    cmd.IgnoreProcess: _ignore_process,
+    cmd.CountProcess: _count_process,
+}

@@ -1,0 +1,231 @@
+"""The one function that changes a pool, and it does nothing else: no decision is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.slot import Occupant
+from gpu_worker_pool.core.model.state import PoolState
+
+
+def evolve(state: PoolState, event: ev.Event) -> None:
+    """Let an event have happened."""
+    replay(state, [event])
+
+
+def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
+    """Let all of these have happened, in order; returns the same state, for convenience. Refusals change nothing.
+
+    The events of one step belong together: told in parts they add up to the same, but a change that the next of them
+    undoes (memory that is then put down to a lease) lets the queue be looked at once more.
+    """
+    for event in events:
+        if not isinstance(event, ev.Refusal):
+            state.clock = event.at if isinstance(event, ev.PoolOpened) else max(state.clock, event.at)
+            _HANDLERS[type(event)](state, event)
+    state.reindex()
+    return state
+
+
+def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
+    state.boot_id = event.boot_id
+    state.wall_offset_s = event.wall_offset_s
+    state.has_been_observed = False
+    state.touch(state.slots)
+    for slot in list(state.slots.values()):
+        slot.reading = None
+        if not slot.occupants:
+            state.forget_slot(slot.key)
+    for lease in state.leases.values():
+        limit_s = state.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.request.ttl_s
+        state.agenda.set(lease.id, event.at + limit_s)
+    state.unsettle()
+
+
+def _history_condensed(state: PoolState, event: ev.HistoryCondensed) -> None:
+    for node, fence in event.fences:
+        state.fences[node] = max(state.fences.get(node, 0), fence)
+    state.next_seq = max(state.next_seq, event.next_seq)
+
+
+def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
+    lease = QueuedLease(event.lease_id, event.request, event.seq, event.requested_at)
+    state.leases[lease.id] = lease
+    state.queue.join(lease)
+    state.newcomers.append(lease.id)
+    state.agenda.set(lease.id, event.at + event.request.ttl_s)
+    state.next_seq = max(state.next_seq, event.seq + 1)
+
+
+def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
+    waited = state.queued(event.lease_id)
+    state.queue.leave(waited)
+    state.unsettle()
+    request = waited.request
+    state.leases[waited.id] = ActiveLease(
+        waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at
+    )
+    state.agenda.set(waited.id, event.at + request.ttl_s)
+    for key in event.gpus:
+        state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
+    node = event.gpus[0].node
+    state.fences[node] = max(state.fences.get(node, 0), event.fence)
+    state.touch(event.gpus)
+
+
+def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
+    state.reindex()  # what happened before it is taken into account by it
+    state.settled_until = event.until
+    state.holds = dict(event.holds)
+    state.reserver = event.reserver
+    state.newcomers.clear()
+
+
+def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
+    for lease_id in event.lease_ids:
+        state.agenda.set(lease_id, event.at + state.leases[lease_id].request.ttl_s)
+
+
+def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
+    lease = state.leases.pop(event.lease_id)
+    state.agenda.drop(lease.id)
+    if isinstance(lease, QueuedLease):
+        if lease.id in state.holds.values() or state.newcomers:
+            state.unsettle()  # what he kept from others is theirs now
+        state.queue.leave(lease)
+        _remember(
+            state,
+            EndedLease(lease.id, lease.request, (), None, lease.requested_at, None, event.ended_at, event.reason),
+        )
+        return
+    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    ended = EndedLease(
+        lease.id,
+        lease.request,
+        lease.gpus,
+        lease.fence,
+        lease.requested_at,
+        lease.granted_at,
+        event.ended_at,
+        event.reason,
+    )
+    for key in lease.gpus:
+        occupants = state.slots[key].occupants
+        if key in event.draining:
+            occupants[lease.id] = replace(occupants[lease.id], is_draining=True)
+        else:
+            _vacate(state, lease.id, key)
+    if event.draining:
+        state.leases[lease.id] = DrainingLease(lease.id, lease.request, event.draining, event.at, ended)
+        state.agenda.set(lease.id, event.at + state.settings.drain_limit_s)
+        process = lease.request.holder.process
+        if process is not None and event.reason is EndReason.RELEASED:
+            for key in event.draining:
+                state.leftovers.setdefault(process, {}).setdefault(key, set()).add(lease.id)
+    else:
+        _remember(state, ended)
+    state.touch(lease.gpus)
+
+
+def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:
+    lease = state.leases[event.lease_id]
+    assert isinstance(lease, DrainingLease), lease  # noqa: S101 - a broken invariant must not go on
+    _vacate(state, lease.id, event.gpu)
+    _forget_leftover(state, lease, event.gpu)
+    left = tuple(key for key in lease.gpus if key != event.gpu)
+    if left:
+        state.leases[lease.id] = replace(lease, gpus=left)
+    else:
+        del state.leases[lease.id]
+        state.agenda.drop(lease.id)
+        _remember(state, lease.ended)
+    state.touch((event.gpu,))
+
+
+def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> None:
+    members = state.slot(event.gpu).members
+    if event.processes:
+        members[event.lease_id] = event.processes
+    else:
+        members.pop(event.lease_id, None)
+    state.touch((event.gpu,))
+
+
+def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
+    state.has_been_observed = True
+    for reading in event.readings:
+        slot = state.slot(reading.gpu.key)
+        if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
+            state.unsettle()
+        slot.reading = reading
+    state.touch(reading.gpu.key for reading in event.readings)
+
+
+def _gpu_excluded(state: PoolState, event: ev.GpuExcluded) -> None:
+    state.excluded[event.gpu] = event.reason
+    state.touch((event.gpu,))
+
+
+def _gpu_included(state: PoolState, event: ev.GpuIncluded) -> None:
+    state.excluded.pop(event.gpu, None)
+    state.touch((event.gpu,))
+
+
+def _process_ignored(state: PoolState, event: ev.ProcessIgnored) -> None:
+    state.ignored_processes.add(event.name)
+    state.touch(state.slots)
+
+
+def _process_counted(state: PoolState, event: ev.ProcessCounted) -> None:
+    state.ignored_processes.discard(event.name)
+    state.touch(state.slots)
+
+
+def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
+    slot = state.slots[key]
+    del slot.occupants[lease_id]
+    slot.members.pop(lease_id, None)
+    if not slot.occupants and slot.reading is None:
+        state.forget_slot(key)
+
+
+def _forget_leftover(state: PoolState, lease: DrainingLease, key: GpuKey) -> None:
+    process = lease.request.holder.process
+    keys = state.leftovers.get(process, {}) if process is not None else {}
+    if process is None or lease.id not in keys.get(key, ()):
+        return
+    keys[key].discard(lease.id)
+    if not keys[key]:
+        del keys[key]
+    if not keys:
+        del state.leftovers[process]
+
+
+def _remember(state: PoolState, lease: EndedLease) -> None:
+    """Keep an ended lease for those who ask again; the oldest ones are forgotten."""
+    state.ended[lease.id] = lease
+    while len(state.ended) > state.settings.remembered_ended_leases:
+        del state.ended[next(iter(state.ended))]
+
+
+_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
+    ev.PoolOpened: _pool_opened,
+    ev.HistoryCondensed: _history_condensed,
+    ev.LeaseQueued: _lease_queued,
+    ev.LeaseGranted: _lease_granted,
+    ev.LeasesRenewed: _leases_renewed,
+    ev.QueueSettled: _queue_settled,
+    ev.LeaseEnded: _lease_ended,
+    ev.GpuDrained: _gpu_drained,
+    ev.ProcessesAttributed: _processes_attributed,
+    ev.GpusObserved: _gpus_observed,
+    ev.GpuExcluded: _gpu_excluded,
+    ev.GpuIncluded: _gpu_included,
+    ev.ProcessIgnored: _process_ignored,
+    ev.ProcessCounted: _process_counted,
+}

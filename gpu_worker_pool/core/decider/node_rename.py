@@ -1,0 +1,38 @@
+"""The history of a box under the name it has now. A box is renamed, its GPUs are the same: a lease on one of them must not
+be forgotten over it, nor a fence go back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import EndedLease
+
+
+def event_at(node: str, event: ev.DurableEvent) -> ev.DurableEvent:
+    """The event as it would have been on a box of this name."""
+    changes: dict[str, Any] = {}
+    match event:
+        case ev.LeaseGranted(gpus=gpus):
+            changes = {"gpus": _moved(node, gpus)}
+        case ev.LeaseEnded(draining=gpus):
+            changes = {"draining": _moved(node, gpus)}
+        case (
+            ev.GpuDrained(gpu=gpu) | ev.ProcessesAttributed(gpu=gpu) | ev.GpuExcluded(gpu=gpu) | ev.GpuIncluded(gpu=gpu)
+        ):
+            changes = {"gpu": GpuKey(node, gpu.uuid)}
+        case ev.HistoryCondensed(fences=fences):
+            changes = {"fences": ((node, max(fence for _, fence in fences)),) if fences else ()}
+    return replace(event, **changes) if changes else event
+
+
+def ended_at(node: str, lease: EndedLease) -> EndedLease:
+    """The same for what is known of an ended lease."""
+    return replace(lease, gpus=_moved(node, lease.gpus))
+
+
+def _moved(node: str, keys: tuple[GpuKey, ...]) -> tuple[GpuKey, ...]:
+    return tuple(GpuKey(node, key.uuid) for key in keys)

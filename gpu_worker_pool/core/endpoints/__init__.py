@@ -1,0 +1,1 @@
+"""Decisions about endpoints: balancing, backing off, breaking the circuit."""

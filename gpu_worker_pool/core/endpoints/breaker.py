@@ -1,0 +1,238 @@
+"""A circuit breaker: stop calling an endpoint that keeps failing, and try it again now and then."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypedDict
+
+from .backoff import Backoff
+
+DEFAULT_OPEN_FOR = Backoff(first_s=5.0, max_s=60.0)
+
+
+class BreakerState(StrEnum):
+    """What a breaker does with the next call."""
+
+    CLOSED = "closed"
+    """Every call goes through."""
+    OPEN = "open"
+    """No call goes through."""
+    HALF_OPEN = "half_open"
+    """One call at a time goes through, to see whether the endpoint is back."""
+
+
+class BreakerStats(TypedDict):
+    """What `CircuitBreaker.stats` answers; plain values, ready for JSON."""
+
+    state: str
+    failure_rate: float
+    """Percent of the last calls that failed; 0.0 if none has finished yet."""
+    failure_count: int
+    """Failed calls since the breaker was made; cancelled calls are counted nowhere."""
+    success_count: int
+    consecutive_failures: int
+    """Failures without a success in between, failed probes included; late results are left out."""
+    times_opened: int
+    """How often it opened, each failed probe included."""
+    retry_in_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Permit:
+    """Leave to make one call, to be handed back with how the call went."""
+
+    generation: int
+    """Which phase of its breaker issued it: when the breaker has moved on, the outcome only counts as a number."""
+    is_probe: bool
+    is_reported: bool = False
+    """Kept by the breaker, so that a second report changes nothing."""
+
+
+@dataclass(slots=True)
+class _Countdown:
+    """A duration that runs from the earliest time it was shown, so that a clock set back cannot stretch it."""
+
+    since: float
+    duration_s: float
+
+    def remaining_s(self, now: float) -> float:
+        self.since = min(self.since, now)
+        return max(0.0, self.since + self.duration_s - now)
+
+    @property
+    def ends_at(self) -> float:
+        return self.since + self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    label = BreakerState.CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    label = BreakerState.OPEN
+    wait: _Countdown
+
+
+@dataclass(frozen=True, slots=True)
+class _HalfOpen:
+    label = BreakerState.HALF_OPEN
+    probe: _Countdown | None = None
+    """How long the probe in flight may still take before it is given up; `None` if there is none."""
+
+
+class CircuitBreaker:
+    """Decides for one endpoint whether a call may be made now.
+
+    Ask with `try_acquire`; whoever gets a permit makes the call and reports exactly one of `succeeded`, `failed`
+    or `cancelled`. It opens after `failure_threshold` failures in a row and stays open for a time that `open_for`
+    lets grow with each failed probe. Then it lets one probe through at a time: if that succeeds it closes, if that
+    fails it opens again.
+
+    `now` is in seconds, from any clock, and should not be earlier than in the call before; if it is, open
+    durations are measured from the earlier time. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        failure_threshold: int = 5,
+        open_for: Backoff = DEFAULT_OPEN_FOR,
+        probe_timeout_s: float = 30.0,
+        window_size: int = 50,
+    ) -> None:
+        if failure_threshold < 1:
+            raise ValueError(f"failure_threshold must be at least 1, not {failure_threshold!r}")
+        if not 0.0 < probe_timeout_s < math.inf:
+            raise ValueError(f"probe_timeout_s must be a finite number above 0, not {probe_timeout_s!r}")
+        if window_size < 1:
+            raise ValueError(f"window_size must be at least 1, not {window_size!r}")
+        self._failure_threshold = failure_threshold
+        self._open_for = open_for
+        self._probe_timeout_s = probe_timeout_s
+        self._state: _Closed | _Open | _HalfOpen = _Closed()
+        self._generation = 0
+        self._consecutive_failures = 0
+        self._times_opened = 0
+        self._failure_count = 0
+        self._success_count = 0
+        self._recent_is_failure: deque[bool] = deque(maxlen=window_size)
+
+    def try_acquire(self, now: float) -> Permit | None:
+        """Return a permit for one call, or `None` if no call may be made now."""
+        if self.retry_in_s(now) > 0.0:
+            return None
+        if isinstance(self._state, _HalfOpen):
+            # A new generation for each probe: one that was given up cannot speak for the one that replaces it.
+            self._generation += 1
+            self._state = _HalfOpen(probe=_Countdown(now, self._probe_timeout_s))
+        return Permit(self._generation, is_probe=isinstance(self._state, _HalfOpen))
+
+    def succeeded(self, permit: Permit, now: float) -> None:
+        """Report that the endpoint answered."""
+        if not self._take_back(permit):
+            return
+        self._count(is_failure=False)
+        if not self._is_current(permit):
+            return
+        self._consecutive_failures = 0
+        if self.state_at(now) is BreakerState.HALF_OPEN:
+            self._enter(_Closed())
+
+    def failed(self, permit: Permit, now: float, *, jitter: float) -> None:
+        """Report that the endpoint did not answer, or answered with a fault of its own.
+
+        `jitter` is a random number in [0, 1): it spreads out the probes of clients that failed together.
+        """
+        if not self._take_back(permit):
+            return
+        self._count(is_failure=True)
+        if not self._is_current(permit):
+            return
+        self._consecutive_failures += 1
+        failed_probes = self._consecutive_failures - self._failure_threshold
+        if failed_probes >= 0:
+            self._times_opened += 1
+            self._enter(_Open(wait=_Countdown(now, self._open_for.delay_s(failed_probes, jitter))))
+
+    def cancelled(self, permit: Permit) -> None:
+        """Report that the call was given up by its caller, which says nothing about the endpoint."""
+        if self._take_back(permit) and self._is_current(permit) and permit.is_probe:
+            self._state = _HalfOpen()
+
+    def allow_probe_now(self, now: float) -> None:
+        """End the waiting of an open breaker at once, as for a manual recovery; otherwise do nothing."""
+        if self.state_at(now) is BreakerState.OPEN:
+            self._state = _HalfOpen()
+
+    def state_at(self, now: float) -> BreakerState:
+        """Return the state at this time."""
+        return self._advance_to(now).label
+
+    def retry_in_s(self, now: float) -> float:
+        """Return how long from now until a call may be made for certain, 0.0 if it may be made now.
+
+        While a probe is in flight this is the time until the probe would be given up.
+        """
+        match self._advance_to(now):
+            case _Open(wait=countdown) | _HalfOpen(probe=_Countdown() as countdown):
+                return countdown.remaining_s(now)
+            case _:
+                return 0.0
+
+    def stats(self, now: float) -> BreakerStats:
+        """Return what there is to know about this breaker, as plain values."""
+        return {
+            "state": self.state_at(now).value,
+            "failure_rate": self._failure_rate_percent(),
+            "failure_count": self._failure_count,
+            "success_count": self._success_count,
+            "consecutive_failures": self._consecutive_failures,
+            "times_opened": self._times_opened,
+            "retry_in_s": self.retry_in_s(now),
+        }
+
+    def __repr__(self) -> str:
+        match self._state:
+            case _Open(wait=wait):
+                detail = f" until {wait.ends_at:.3f}"
+            case _HalfOpen(probe=_Countdown() as probe):
+                detail = f", probe in flight until {probe.ends_at:.3f}"
+            case _:
+                detail = ""
+        return (
+            f"<CircuitBreaker {self._state.label}{detail}, {self._consecutive_failures} failures in a row, "
+            f"{self._failure_rate_percent()}% of the last {len(self._recent_is_failure)} calls failed>"
+        )
+
+    def _advance_to(self, now: float) -> _Closed | _Open | _HalfOpen:
+        """Return the state after the one change that time alone makes: the waiting of an open breaker ends."""
+        if isinstance(self._state, _Open) and self._state.wait.remaining_s(now) == 0.0:
+            self._state = _HalfOpen()
+        return self._state
+
+    def _enter(self, state: _Closed | _Open) -> None:
+        """Change the state for a reason that makes every permit issued so far out of date."""
+        self._generation += 1
+        self._state = state
+
+    def _is_current(self, permit: Permit) -> bool:
+        return permit.generation == self._generation
+
+    def _take_back(self, permit: Permit) -> bool:
+        """Mark a permit as reported; false if it was reported before."""
+        if permit.is_reported:
+            return False
+        permit.is_reported = True
+        return True
+
+    def _count(self, *, is_failure: bool) -> None:
+        self._failure_count += is_failure
+        self._success_count += not is_failure
+        self._recent_is_failure.append(is_failure)
+
+    def _failure_rate_percent(self) -> float:
+        finished = len(self._recent_is_failure)
+        return round(100.0 * sum(self._recent_is_failure) / finished, 1) if finished else 0.0

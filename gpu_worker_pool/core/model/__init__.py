@@ -1,0 +1,1 @@
+"""The nouns: GPUs, requests, leases, commands, events, and the state they add up to."""

@@ -1,0 +1,1 @@
+"""Who is served next, with which GPUs, and why not yet."""

@@ -1,0 +1,384 @@
+"""Indexes over the GPUs of a pool, so that a decision looks at those that matter and not at all of them.
+
+They only propose: everything proposed is judged before it is granted (see eligibility.py). What they must get right
+is to leave out nothing that would be found eligible. All of it follows from the slots; a node is indexed anew
+whenever something about one of its GPUs changed that is in a list.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import merge
+from itertools import islice
+from math import inf
+from typing import Any, NamedTuple
+
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.gpu_names import GpuNames
+from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
+
+# Sums of floats may differ in the last bits from what the judge adds up; he decides what is this close.
+ROUNDING_MB = 1e-3
+
+
+class GpuClass(NamedTuple):
+    """GPUs of one name and size."""
+
+    name: str
+    total_mb: float | None
+
+
+class Use(Enum):
+    """What a sorted list is for, and how it is sorted."""
+
+    EXCLUSIVE = "GPUs open to an exclusive lease, least used first, then on the node with the fewest open"
+    SHARED = "GPUs that are shared and open to one more, most committed first"
+    WHOLE = "GPUs without a lease and open to a shared one, most committed first, then on the node with the fewest open"
+    NODES_EXCLUSIVE = "nodes by how many GPUs are open to an exclusive lease"
+    NODES_SHARED = "nodes by how many GPUs are open to a shared lease"
+
+
+class Group(NamedTuple):
+    """Which GPUs a sorted list is of: of this class, or on nodes with GPUs of these names.
+
+    `is_clear` lists hold the GPUs below the pool's own thresholds, and count only those; few requests ever need to
+    look at the others, which somebody outside the pool uses. For nodes, the others count all GPUs.
+    """
+
+    of: GpuClass | frozenset[str]
+    is_clear: bool
+
+    def has_model(self, pattern: str | None) -> bool:
+        """Whether any of its GPUs may be of a wished-for model."""
+        if pattern is None:
+            return True
+        names = (self.of.name,) if isinstance(self.of, GpuClass) else self.of
+        return any(matches_model(pattern, name) for name in names)
+
+
+# What a sorted list holds: tuples that begin with what it is sorted by and end with a GpuKey or a node's name. All
+# that a verdict depends on, but time, is in it, so that equal entries mean equal verdicts.
+Entry = tuple[Any, ...]
+
+
+class SlotFacts(NamedTuple):
+    """All that the lists say of one GPU. `gpu_class` is None where nothing is known of it; what is_... say is whether
+    its occupants leave a place, and None where it is out of service or cannot be measured.
+    """
+
+    place: float
+    gpu_class: GpuClass | None
+    is_open_to_exclusive: bool | None = None
+    is_open_to_shared: bool | None = None
+    percent: float | None = None
+    load_percent: float = 0.0
+    committed_mb: float | None = None
+    is_used_by_leases_only: bool = False
+
+    @property
+    def is_in_service(self) -> bool:
+        """Whether it could be granted if nobody were on it."""
+        return self.is_open_to_exclusive is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether anybody may have it: no lease is on it."""
+        return bool(self.is_open_to_exclusive and self.is_open_to_shared)
+
+
+@dataclass(slots=True)
+class _NodeIndex:
+    facts: dict[GpuKey, SlotFacts] = field(default_factory=dict)
+    open_to_exclusive: list[GpuSlot] = field(default_factory=list)
+    open_to_shared: list[GpuSlot] = field(default_factory=list)
+    entries: set[tuple[Use, Group, Entry]] = field(default_factory=set)
+    places: tuple[tuple[float, GpuKey], ...] = ()
+    makeup: tuple[GpuClass, ...] = ()
+    makeup_in_service: tuple[GpuClass, ...] = ()
+
+
+class Capacity:
+    """Finds GPUs by use, by committed memory, by name, and nodes by how many of their GPUs are open."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _NodeIndex] = {}
+        self._lists: dict[Use, dict[Group, list[Entry]]] = {use: {} for use in Use}
+        self._makeups: Counter[tuple[GpuClass, ...]] = Counter()
+        self._names = GpuNames()
+
+    def refresh(
+        self,
+        touched: AbstractSet[GpuKey],
+        slots: Mapping[GpuKey, GpuSlot],
+        settings: PoolSettings,
+        excluded: Mapping[GpuKey, str],
+        ignored_processes: AbstractSet[str],
+    ) -> bool:
+        """Take in what has changed about these GPUs (one that is in no slot any more is dropped). Returns whether
+        anything has changed that a request could care about.
+        """
+        changed: dict[str, dict[GpuKey, SlotFacts | None]] = {}
+        for key in touched:
+            slot, index = slots.get(key), self._nodes.get(key.node)
+            facts = None if slot is None else _facts_of(slot, settings, excluded, ignored_processes)
+            if facts != (index.facts.get(key) if index else None):
+                changed.setdefault(key.node, {})[key] = facts
+        matters = [self._reindex(node, changed[node], slots, settings) for node in sorted(changed)]
+        return any(matters)
+
+    def _reindex(
+        self,
+        node: str,
+        changes: Mapping[GpuKey, SlotFacts | None],
+        slots: Mapping[GpuKey, GpuSlot],
+        settings: PoolSettings,
+    ) -> bool:
+        old = self._nodes.pop(node, None)
+        known = {**(old.facts if old else {}), **changes}
+        facts = {key: found for key, found in known.items() if found is not None}
+        new = _index_node(node, facts, slots, settings)
+        old_entries = old.entries if old else set()
+        for use, group, entry in old_entries - new.entries:
+            entries = self._lists[use][group]
+            del entries[bisect_left(entries, entry)]
+            if not entries:
+                del self._lists[use][group]
+        for use, group, entry in new.entries - old_entries:
+            insort(self._lists[use].setdefault(group, []), entry)
+        if old:
+            self._makeups[old.makeup] -= 1
+            if not self._makeups[old.makeup]:
+                del self._makeups[old.makeup]
+        if facts:
+            self._nodes[node] = new
+            self._makeups[new.makeup] += 1
+        is_renamed = new.places != (old.places if old else ())
+        if is_renamed:
+            self._names.change(old.places if old else (), new.places)
+        # Where a name is another GPU's now, or nobody's, whoever asked by it could use other GPUs than before.
+        return old is None or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
+
+    @property
+    def nodes(self) -> AbstractSet[str]:
+        """All nodes."""
+        return self._nodes.keys()
+
+    @property
+    def has_shared_gpus(self) -> bool:
+        """Whether any GPU is shared and open to one more."""
+        return bool(self._lists[Use.SHARED])
+
+    def named(self, names: tuple[str, ...]) -> AbstractSet[GpuKey]:
+        """The GPUs that go by one of these names, of those that have been looked at."""
+        return self._names.find(names)
+
+    def open_slots_of(self, node: str, *, shared: bool) -> Sequence[GpuSlot]:
+        """The measured GPUs of a node whose occupants leave a place for such a lease, by index."""
+        index = self._nodes[node]
+        return index.open_to_shared if shared else index.open_to_exclusive
+
+    def open_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
+        """GPUs that may be eligible for one exclusive lease: least used first, then on the fullest node."""
+        limit = thresholds.memory_percent + thresholds.utilization_percent
+        for score, *_, key in _merged(self._matching(Use.EXCLUSIVE, wishes, include_loaded)):
+            if score >= limit:
+                return  # whoever is below both thresholds is below their sum
+            yield key
+
+    def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
+        """GPUs that may be eligible for one shared lease: first those that are shared, then whole ones; of each, the
+        tightest fit first.
+        """
+        for use in (Use.SHARED, Use.WHOLE):
+            fitting = []
+            for group, entries in self._listed(use, wishes):
+                if group.has_model(wishes.model) and (group.is_clear or include_loaded):
+                    total_mb = group.of.total_mb if isinstance(group.of, GpuClass) else None
+                    limit_mb = thresholds.memory_percent * (total_mb or 0.0) / 100
+                    fitting.append(_tightest_first(entries, limit_mb - (wishes.memory_mb or 0.0)))
+            for *_, key in _merged(fitting):
+                yield key
+
+    def shared_gpus_by_commitment(self, wishes: Wishes) -> Iterator[GpuKey]:
+        """GPUs that are shared and open to one more, the least committed first."""
+        lists = [_last_first(entries) for entries in self._matching(Use.SHARED, wishes, include_loaded=True)]
+        for *_, key in merge(*lists, key=lambda entry: (-entry[0], entry[1:])):
+            yield key
+
+    def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
+        """Nodes that may have as many GPUs open as are wished for, the fullest first."""
+        lists = self._node_lists(wishes, include_loaded)
+        for _, node in _merged([islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]):
+            yield node
+
+    def nodes_by_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[Entry]:
+        """How many GPUs may be open, and on which node; the most first."""
+        lists = [_last_first(entries) for entries in self._node_lists(wishes, include_loaded)]
+        return lists[0] if len(lists) == 1 else merge(*lists, key=lambda entry: (-entry[0], entry[1:]))
+
+    def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
+        """Whether some node has enough GPUs of the right kind, were all of them free."""
+        if wishes.among is None:
+            return any(_has_enough(makeup, wishes, thresholds) for makeup in self._makeups)
+        return any(
+            _has_enough(self._named_on(node, wishes.among, in_service=False), wishes, thresholds)
+            for node in self._nodes_with(wishes.among)
+        )
+
+    def could_serve_on(self, node: str, wishes: Wishes, thresholds: Thresholds) -> bool:
+        """Whether a node has enough GPUs of the right kind in service, were all of them free."""
+        if wishes.among is None:
+            return _has_enough(self._nodes[node].makeup_in_service, wishes, thresholds)
+        return _has_enough(self._named_on(node, wishes.among, in_service=True), wishes, thresholds)
+
+    def _nodes_with(self, names: tuple[str, ...]) -> set[str]:
+        return {key.node for key in self._names.find(names)}
+
+    def _named_on(self, node: str, names: tuple[str, ...], *, in_service: bool) -> list[GpuClass]:
+        """What the named GPUs of a node are."""
+        named = self._names.find(names)
+        return [
+            found.gpu_class
+            for key, found in self._nodes[node].facts.items()
+            if key in named and found.gpu_class and (found.is_in_service or not in_service)
+        ]
+
+    def _listed(self, use: Use, wishes: Wishes) -> Iterable[tuple[Group, list[Entry]]]:
+        """The sorted lists, without GPUs that are not among those wished for, and without nodes that have none."""
+        if wishes.among is None:
+            return self._lists[use].items()
+        named = self._names.find(wishes.among)
+        lists: dict[Group, list[Entry]] = {}
+        for node in self._nodes_with(wishes.among):
+            for use_of_entry, group, entry in self._nodes[node].entries:
+                if use_of_entry is use and (entry[-1] == node or entry[-1] in named):
+                    insort(lists.setdefault(group, []), entry)
+        return lists.items()
+
+    def _matching(self, use: Use, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
+        return [
+            entries
+            for group, entries in self._listed(use, wishes)
+            if (group.is_clear or include_loaded) and group.has_model(wishes.model)
+        ]
+
+    def _node_lists(self, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
+        use = Use.NODES_SHARED if wishes.is_shared else Use.NODES_EXCLUSIVE
+        return [
+            entries
+            for group, entries in self._listed(use, wishes)
+            if group.is_clear != include_loaded and group.has_model(wishes.model)
+        ]
+
+
+def _facts_of(
+    slot: GpuSlot, settings: PoolSettings, excluded: Mapping[GpuKey, str], ignored_processes: AbstractSet[str]
+) -> SlotFacts:
+    reading = slot.reading
+    if reading is None:
+        return SlotFacts(inf, None)
+    gpu_class = GpuClass(reading.gpu.name, reading.memory_total_mb)
+    load_percent = reading.load_percent
+    is_measured = reading.fault is None and load_percent is not None and reading.memory_percent is not None
+    if not is_measured or load_percent is None or slot.key in excluded:
+        return SlotFacts(reading.gpu.index, gpu_class)
+    is_open_to_shared = slot.is_open_for(shared=True, workers_per_gpu=settings.workers_per_gpu)
+    use = memory_use(slot, ignored_processes) if is_open_to_shared else None
+    return SlotFacts(
+        reading.gpu.index,
+        gpu_class,
+        slot.is_open_for(shared=False, workers_per_gpu=settings.workers_per_gpu),
+        is_open_to_shared,
+        used_percent(slot, ignored_processes),
+        load_percent,
+        use.committed_mb if use else None,
+        is_open_to_shared and is_used_by_leases_only(slot, ignored_processes),
+    )
+
+
+def _index_node(
+    node: str, facts: dict[GpuKey, SlotFacts], slots: Mapping[GpuKey, GpuSlot], settings: PoolSettings
+) -> _NodeIndex:
+    ordered = sorted(facts.items(), key=lambda item: (item[1].place, item[0]))
+    exclusive = [(key, found) for key, found in ordered if found.is_open_to_exclusive]
+    shared = [(key, found) for key, found in ordered if found.is_open_to_shared]
+    index = _NodeIndex(
+        facts,
+        open_to_exclusive=[slots[key] for key, _ in exclusive],
+        open_to_shared=[slots[key] for key, _ in shared],
+        makeup=tuple(sorted((found.gpu_class for _, found in ordered if found.gpu_class), key=_by_name)),
+        makeup_in_service=tuple(found.gpu_class for _, found in ordered if found.gpu_class and found.is_in_service),
+        places=tuple((found.place, key) for key, found in ordered if found.gpu_class),
+    )
+    limits = settings.thresholds
+    clear_to_exclusive: list[SlotFacts] = []
+    for key, found in exclusive:
+        if found.percent is not None and found.gpu_class is not None:
+            is_clear = found.percent < limits.memory_percent and found.load_percent < limits.utilization_percent
+            score = found.percent + found.load_percent
+            by_use = (score, len(exclusive), node, found.place, found.percent, key)
+            index.entries.add((Use.EXCLUSIVE, Group(found.gpu_class, is_clear), by_use))
+            clear_to_exclusive += [found] if is_clear else []
+    clear_to_shared: list[SlotFacts] = []
+    for key, found in shared:
+        if found.committed_mb is not None and found.gpu_class is not None:
+            is_ours = found.is_used_by_leases_only
+            is_clear = is_ours or found.load_percent < limits.utilization_percent
+            use, fewest = (Use.WHOLE, len(exclusive)) if found.is_whole else (Use.SHARED, 0)
+            by_commitment = (-found.committed_mb, fewest, node, found.place, found.load_percent, is_ours, key)
+            index.entries.add((use, Group(found.gpu_class, is_clear), by_commitment))
+            clear_to_shared += [found] if is_clear else []
+    for use_of_node, is_clear, counted in (
+        (Use.NODES_EXCLUSIVE, True, clear_to_exclusive),
+        (Use.NODES_EXCLUSIVE, False, [found for _, found in exclusive]),
+        (Use.NODES_SHARED, True, clear_to_shared),
+        (Use.NODES_SHARED, False, [found for _, found in shared]),
+    ):
+        if counted:
+            names = frozenset(found.gpu_class.name for found in counted if found.gpu_class)
+            index.entries.add((use_of_node, Group(names, is_clear), (len(counted), node)))
+    return index
+
+
+def _merged(lists: Sequence[Iterable[Entry]]) -> Iterable[Entry]:
+    return lists[0] if len(lists) == 1 else merge(*lists)
+
+
+def _tightest_first(entries: list[Entry], room_mb: float) -> Iterator[Entry]:
+    """The entries whose committed memory leaves enough, as (what would be left, ...)."""
+    for negative_committed_mb, *rest in islice(entries, bisect_left(entries, (-room_mb - ROUNDING_MB,)), None):
+        yield (room_mb + negative_committed_mb, *rest)
+
+
+def _last_first(entries: list[Entry]) -> Iterator[Entry]:
+    """Turned around by what it is sorted by first; those equal in that stay in their order."""
+    end = len(entries)
+    while end:
+        start = bisect_left(entries, (entries[end - 1][0],))
+        yield from islice(entries, start, end)
+        end = start
+
+
+def _has_enough(makeup: Sequence[GpuClass], wishes: Wishes, thresholds: Thresholds) -> bool:
+    return sum(_could_serve(gpu_class, wishes, thresholds) for gpu_class in makeup) >= wishes.gpus
+
+
+def _could_serve(gpu_class: GpuClass, wishes: Wishes, thresholds: Thresholds) -> bool:
+    if not matches_model(wishes.model, gpu_class.name):
+        return False
+    if thresholds.memory_percent <= 0 or thresholds.utilization_percent <= 0:
+        return False  # nothing is below zero
+    if wishes.memory_mb is None or gpu_class.total_mb is None:
+        return True
+    return wishes.memory_mb <= thresholds.memory_percent * gpu_class.total_mb / 100
+
+
+def _by_name(gpu_class: GpuClass) -> tuple[str, float]:
+    return (gpu_class.name, -1.0 if gpu_class.total_mb is None else gpu_class.total_mb)

@@ -1,0 +1,314 @@
+"""May this GPU be granted to this request, now? Yes, or exactly why not.
+
+A verdict is data first (its fields) and a sentence second (`str`), and the same one is shown everywhere: in an
+answer, on the command line, on the page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.gpu_names import shown
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
+from gpu_worker_pool.core.model.state import PoolState
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """It may be granted. The lower the score (memory + utilization, in percent), the better."""
+
+    code: ClassVar[str] = "eligible"
+    score: float
+
+    def __str__(self) -> str:
+        return "available"
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """An operator took it out of service."""
+
+    code: ClassVar[str] = "excluded"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"taken out of service: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotAmong:
+    """It is none of the only GPUs that will do."""
+
+    code: ClassVar[str] = "not_among"
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"not among the GPUs asked for: {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class WrongModel:
+    """Its name does not fit the wished-for model."""
+
+    code: ClassVar[str] = "wrong_model"
+    name: str
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, not {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class TooSmall:
+    """Even empty it would not have the room."""
+
+    code: ClassVar[str] = "too_small"
+    limit_mb: float
+    asked_mb: float
+
+    def __str__(self) -> str:
+        return f"too small: {self.asked_mb:g} MB asked, {self.limit_mb:g} MB below the memory threshold when empty"
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Somebody has it."""
+
+    code: ClassVar[str] = "leased"
+    lease_ids: tuple[str, ...]
+    holders: tuple[str, ...]
+    since_at: float
+
+    def __str__(self) -> str:
+        return f"leased by {', '.join(self.holders)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The lease on it is over, but it is not known to be free of that lease's processes."""
+
+    code: ClassVar[str] = "draining"
+    lease_id: str
+    pid: int | None
+    memory_mb: float | None
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "just given back; a new reading will tell whether it is free"
+        held = "memory" if self.memory_mb is None else f"{self.memory_mb / 1024:.1f} GiB"
+        return f"draining: pid {self.pid} still holds {held}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unhealthy:
+    """It answers with an error."""
+
+    code: ClassVar[str] = "unhealthy"
+    fault: str
+
+    def __str__(self) -> str:
+        return f"unhealthy: {self.fault}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingUnknown:
+    """Something that must be known is not."""
+
+    code: ClassVar[str] = "reading_unknown"
+    what: str
+
+    def __str__(self) -> str:
+        return f"its {self.what} is unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingStale:
+    """It was last looked at too long ago."""
+
+    code: ClassVar[str] = "reading_stale"
+    age_s: float
+
+    def __str__(self) -> str:
+        return f"its last reading is {self.age_s:.0f} s old"
+
+
+@dataclass(frozen=True, slots=True)
+class OverMemory:
+    """Measured memory is at or over the threshold."""
+
+    code: ClassVar[str] = "over_memory"
+    memory_percent: float
+    threshold_percent: float
+
+    def __str__(self) -> str:
+        return f"memory at {self.memory_percent:.1f} %, threshold {self.threshold_percent:g} %"
+
+
+@dataclass(frozen=True, slots=True)
+class OverUtilization:
+    """Measured utilization is at or over the threshold."""
+
+    code: ClassVar[str] = "over_utilization"
+    utilization_percent: float
+    threshold_percent: float
+
+    def __str__(self) -> str:
+        return f"utilization at {self.utilization_percent:.0f} %, threshold {self.threshold_percent:g} %"
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Others have spoken for too much of its memory."""
+
+    code: ClassVar[str] = "no_room"
+    committed_mb: float
+    asked_mb: float
+    limit_mb: float
+    holders: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        free_mb = max(self.limit_mb - self.committed_mb, 0.0)
+        sharers = f", shared by {', '.join(self.holders)}" if self.holders else ""
+        return f"no room: {self.asked_mb:g} MB asked, {free_mb:.0f} MB of {self.limit_mb:.0f} MB left{sharers}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Free, but kept for somebody who stands further ahead in the line."""
+
+    code: ClassVar[str] = "held"
+    for_lease_id: str
+    for_holder: str
+
+    def __str__(self) -> str:
+        return f"kept for {self.for_holder}, who is ahead in the line"
+
+
+Obstacle = (
+    Excluded
+    | NotAmong
+    | WrongModel
+    | TooSmall
+    | Leased
+    | Draining
+    | Unhealthy
+    | ReadingUnknown
+    | ReadingStale
+    | OverMemory
+    | OverUtilization
+    | NoRoom
+    | Held
+)
+Verdict = Eligible | Obstacle
+
+
+def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdict:
+    """Judge one GPU for one request. What cannot change is told first, then who has it, then what was measured."""
+    thresholds = state.settings.thresholds_for(wishes)
+    return (
+        _unsuitable(state, slot, wishes, thresholds)
+        or _occupied(state, slot, wishes)
+        or _unmeasured(state, slot, now)
+        or _measured(state, slot, wishes, thresholds)
+    )
+
+
+def is_suitable(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
+    """Whether a GPU would do, whoever has it now and whatever is measured."""
+    return _unsuitable(state, slot, wishes, state.settings.thresholds_for(wishes)) is None
+
+
+def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Obstacle | None:
+    reading = slot.reading
+    if wishes.among is not None and reading is not None and slot.key not in state.capacity.named(wishes.among):
+        return NotAmong(shown(wishes.among))
+    excluded_because = state.excluded.get(slot.key)
+    if excluded_because is not None:
+        return Excluded(excluded_because)
+    if reading is None:
+        return None
+    if wishes.model is not None and not matches_model(wishes.model, reading.gpu.name):
+        return WrongModel(reading.gpu.name, wishes.model)
+    if wishes.memory_mb is not None and reading.memory_total_mb is not None:
+        limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
+        if wishes.memory_mb > limit_mb:
+            return TooSmall(limit_mb, wishes.memory_mb)
+    return None
+
+
+def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | None:
+    if _has_place(state, slot, wishes):
+        return None
+    leases = [state.leases[lease_id] for lease_id in slot.occupants]
+    draining = next((lease for lease in leases if isinstance(lease, DrainingLease)), None)
+    # Who has it is told before who had it: a process may have taken back what it left there (leftovers.py).
+    if draining is not None and _has_place(state, slot.without_draining(), wishes):
+        return _draining(slot, draining)
+    active = [lease for lease in leases if isinstance(lease, ActiveLease)]
+    return Leased(
+        tuple(lease.id for lease in active),
+        tuple(str(lease.request.holder) for lease in active),
+        min(lease.granted_at for lease in active),
+    )
+
+
+def _has_place(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
+    return slot.is_open_for(shared=wishes.is_shared, workers_per_gpu=state.settings.workers_per_gpu)
+
+
+def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:
+    processes = (slot.reading.processes or ()) if slot.reading else ()
+    left = set(slot.members.get(lease.id, ()))
+    # The one that holds the most says it best.
+    weight_mb, pid = max(((p.memory_mb or 0.0, p.id.pid) for p in processes if p.id in left), default=(0.0, None))
+    if pid is None and slot.members.get(lease.id):
+        pid = slot.members[lease.id][0].pid
+    return Draining(lease.id, pid, weight_mb or None)
+
+
+def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Obstacle | None:
+    reading = slot.reading
+    if reading is None:
+        return ReadingUnknown("state")
+    if reading.fault is not None:
+        return Unhealthy(reading.fault)
+    if now > stale_at(state, reading):
+        return ReadingStale(now - reading.at)
+    return None
+
+
+def stale_at(state: PoolState, reading: Reading) -> float:
+    """Until when a reading counts."""
+    return reading.at + state.settings.stale_after_s
+
+
+def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Verdict:
+    reading = slot.reading
+    percent = used_percent(slot, state.ignored_processes)
+    utilization = reading.load_percent if reading else None
+    if percent is None:
+        return ReadingUnknown("memory")
+    if utilization is None:
+        return ReadingUnknown("utilization")
+    if wishes.memory_mb is None:
+        if percent >= thresholds.memory_percent:
+            return OverMemory(percent, thresholds.memory_percent)
+    else:
+        use = memory_use(slot, state.ignored_processes)
+        if use is None or reading is None or reading.memory_total_mb is None:
+            return ReadingUnknown("memory size")
+        limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
+        if use.committed_mb + wishes.memory_mb > limit_mb:
+            holders = tuple(str(state.leases[lease_id].request.holder) for lease_id in slot.occupants)
+            return NoRoom(use.committed_mb, wishes.memory_mb, limit_mb, holders)
+    if utilization >= thresholds.utilization_percent and not (
+        # Those who share agreed to share: only use from outside keeps them away from a busy GPU.
+        wishes.is_shared and is_used_by_leases_only(slot, state.ignored_processes)
+    ):
+        return OverUtilization(utilization, thresholds.utilization_percent)
+    return Eligible(percent + utilization)

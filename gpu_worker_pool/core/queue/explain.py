@@ -1,0 +1,122 @@
+"""Why is this request still waiting? In data, and in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
+from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.model.state import PoolState
+
+from .eligibility import Eligible, Held, Leased, Verdict, judge
+
+MAX_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GpuVerdict:
+    """What stands between one GPU and the waiter; `gpu` is None where it has not been looked at yet."""
+
+    key: GpuKey
+    gpu: Gpu | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where somebody stands in the line, and what is the matter with each GPU of the pool."""
+
+    lease_id: str
+    position: int
+    queue_length: int
+    verdicts: tuple[GpuVerdict, ...]
+    wants: str
+
+    @property
+    def head(self) -> str:
+        """Where he stands and what for."""
+        return f"Position {self.position} of {self.queue_length}, waiting for {self.wants}"
+
+    @property
+    def obstacles(self) -> str:
+        """What is the matter with the GPUs, in short."""
+        return "; ".join(_summary(self.verdicts)) if self.verdicts else "no GPU has been seen yet"
+
+    def __str__(self) -> str:
+        return f"{self.head}: {self.obstacles}"
+
+
+def explain(state: PoolState, lease_id: str, now: float) -> Explanation | None:
+    """Explain a waiting request; None where the lease does not wait."""
+    lease = state.leases.get(lease_id)
+    return Explainer(state, now).explain(lease) if isinstance(lease, QueuedLease) else None
+
+
+class Explainer:
+    """Explains many waiting requests, and judges the GPUs once for all that wish for the same. What is said of a GPU is
+    therefore as of when the first of them was explained; who is ahead in the line is as of now.
+    """
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._now = max(now, state.clock)
+        self._verdicts: dict[Wishes, tuple[GpuVerdict, ...]] = {}
+        self._texts: dict[Wishes, str] = {}
+
+    def explain(self, lease: QueuedLease) -> Explanation:
+        """All about this one."""
+        state, wishes = self._state, lease.request.wishes
+        verdicts = self._verdicts.get(wishes)
+        if verdicts is None:
+            slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
+            verdicts = self._verdicts[wishes] = tuple(
+                GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, judge(state, slot, wishes, self._now))
+                for slot in slots
+            )
+        if state.holds:
+            verdicts = tuple(_as_held(state, item, lease) for item in verdicts)
+        return Explanation(lease.id, state.queue.position(lease), len(state.queue), verdicts, str(wishes))
+
+    def reason(self, lease: QueuedLease) -> str:
+        """The same in one sentence."""
+        explanation, wishes = self.explain(lease), lease.request.wishes
+        if self._state.holds:
+            return str(explanation)
+        if wishes not in self._texts:
+            self._texts[wishes] = explanation.obstacles
+        return f"{explanation.head}: {self._texts[wishes]}"
+
+
+def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:
+    held_for = state.holds.get(item.key)
+    if isinstance(item.verdict, Eligible) and held_for not in (None, lease.id):
+        other = state.queued(held_for)
+        if other.order < lease.order:
+            return GpuVerdict(item.key, item.gpu, Held(other.id, str(other.request.holder)))
+    return item
+
+
+def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:
+    """One phrase for each kind of verdict, with how many GPUs it concerns."""
+    by_code: dict[str, list[Verdict]] = {}
+    for item in verdicts:
+        by_code.setdefault(item.verdict.code, []).append(item.verdict)
+    return [f"{len(alike)} {_phrase(alike)}" for alike in by_code.values()]
+
+
+def _phrase(alike: list[Verdict]) -> str:
+    if isinstance(alike[0], Leased):
+        holders = dict.fromkeys(name for verdict in alike if isinstance(verdict, Leased) for name in verdict.holders)
+        return f"leased by {_some(list(holders))}"
+    return _some(list(dict.fromkeys(str(verdict) for verdict in alike)))
+
+
+def _some(names: list[str]) -> str:
+    left_out = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {left_out} more" if left_out > 0 else "")
+
+
+def _index(slot: GpuSlot) -> float:
+    return slot.reading.gpu.index if slot.reading else float("inf")

@@ -1,0 +1,114 @@
+"""Which of the eligible GPUs to take.
+
+- One exclusive GPU: the lowest combined memory + utilization; of equals, on the node with the fewest open GPUs.
+- One share of a GPU: beside other shares, where it fits tightest. Only where it fits beside none, on a whole GPU, where
+  it fits tightest; of equals, on the node with the fewest open GPUs. So what is broken is used up first, and whole GPUs
+  and whole nodes stay whole.
+- Several GPUs: on the node with the fewest open GPUs that has enough, of one model where possible, and of the model
+  with the fewest, so that what is left behind is as large as it can be.
+
+A fit is tight where little memory is left behind. That all is best fit, and needs to know nothing of the work to come;
+benchmarks/replay.py holds it against other rules on a real trace.
+
+Ties fall to the node's name and the GPU's index, so that the same state always gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from math import inf
+
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.slot import GpuSlot, memory_use
+from gpu_worker_pool.core.model.state import PoolState
+
+from .eligibility import Eligible, NoRoom, Verdict, judge, stale_at
+
+NOTHING: frozenset[GpuKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A waiter who is served, and with what."""
+
+    lease_id: str
+    gpus: tuple[GpuKey, ...]
+
+
+class Survey:
+    """A look at the pool at one instant.
+
+    `holds_until` is how long its findings stay true if nothing happens: readings grow stale with time, and that is
+    all that time does.
+    """
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.holds_until = inf
+
+    def judge(self, slot: GpuSlot, wishes: Wishes) -> Verdict:
+        """The verdict on one GPU, now."""
+        verdict = judge(self.state, slot, wishes, self.now)
+        if slot.reading is not None and isinstance(verdict, Eligible | NoRoom):
+            # Both rest on a reading that is fresh, and lead to something being granted or held.
+            self.holds_until = min(self.holds_until, stale_at(self.state, slot.reading))
+        return verdict
+
+    def score(self, slot: GpuSlot, wishes: Wishes) -> float | None:
+        """How much an eligible GPU is used, in percent; None where it is not eligible."""
+        verdict = self.judge(slot, wishes)
+        return verdict.score if isinstance(verdict, Eligible) else None
+
+    def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
+        """The GPUs to grant, all on one node; None where that cannot be done now."""
+        if wishes.gpus == 1:
+            for key in self._candidates(wishes):
+                if key not in avoiding and self.score(self.state.slots[key], wishes) is not None:
+                    return (key,)
+            return None
+        for node in self.state.capacity.nodes_with_room(wishes, include_loaded=self.is_lax(wishes)):
+            usable = self.usable_on(node, wishes, avoiding)
+            if len(usable) >= wishes.gpus:
+                return self._choose_several(usable, wishes)
+        return None
+
+    def usable_on(
+        self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING
+    ) -> list[tuple[GpuSlot, float]]:
+        """The eligible GPUs of a node with their scores, by index."""
+        return [
+            (slot, score)
+            for slot in self.state.capacity.open_slots_of(node, shared=wishes.is_shared)
+            if slot.key not in avoiding and (score := self.score(slot, wishes)) is not None
+        ]
+
+    def is_lax(self, wishes: Wishes) -> bool:
+        """Whether GPUs over the pool's own thresholds may still do: only then need they be looked at."""
+        own, wished = self.state.settings.thresholds, self.state.settings.thresholds_for(wishes)
+        return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
+
+    def _candidates(self, wishes: Wishes) -> Iterator[GpuKey]:
+        capacity = self.state.capacity
+        find = capacity.fitting_gpus if wishes.is_shared else capacity.open_gpus
+        return find(wishes, self.state.settings.thresholds_for(wishes), include_loaded=self.is_lax(wishes))
+
+    def _choose_several(self, usable: list[tuple[GpuSlot, float]], wishes: Wishes) -> tuple[GpuKey, ...]:
+        by_model: dict[str, list[tuple[float, int, GpuKey]]] = defaultdict(list)
+        for slot, score in usable:
+            reading = slot.reading
+            assert reading  # noqa: S101 - an eligible GPU has been read
+            use = memory_use(slot, self.state.ignored_processes) if wishes.is_shared else None
+            # Shares go where the least room is left; exclusive leases where the least is used.
+            rank = score if use is None else (reading.memory_total_mb or 0.0) - use.committed_mb
+            by_model[reading.gpu.name].append((rank, reading.gpu.index, slot.key))
+        enough = [sorted(group) for group in by_model.values() if len(group) >= wishes.gpus]
+        if enough:
+            ranked = min(enough, key=lambda group: (len(group), sum(rank for rank, _, _ in group[: wishes.gpus])))
+        else:
+            ranked = sorted(entry for group in by_model.values() for entry in group)
+        return tuple(key for _, _, key in sorted(ranked[: wishes.gpus], key=lambda entry: entry[1]))

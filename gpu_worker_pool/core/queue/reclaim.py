@@ -1,0 +1,70 @@
+"""A program with several workers gives a GPU back and asks for one again, and its memory stays where it was: frameworks
+keep what they once allocated. To everybody else that GPU drains; to the same process there is nothing in the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.model.state import PoolState
+
+from .eligibility import Eligible, is_suitable, judge
+from .placement import Grant
+from .waiting import Place
+
+# Of one process's waiters this many are looked at: more than workers that anybody runs in one process.
+MOST_WAITERS = 64
+
+
+def take_back(state: PoolState, now: float) -> Grant | None:
+    """The first waiter who can be given a GPU on which only his own process has left something."""
+    for process, keys in state.leftovers.items():
+        for place in state.queue.of_process(process)[:MOST_WAITERS]:
+            for key in sorted(keys):
+                if _may_take(state, place, key, process, now):
+                    return Grant(place[2], (key,))
+    return None
+
+
+def _may_take(state: PoolState, place: Place, key: GpuKey, process: ProcessId, now: float) -> bool:
+    waiter = state.queued(place[2]).request
+    wishes, owner = waiter.wishes, waiter.holder.owner
+    slot = state.slots[key]
+    given_back = state.leftovers[process][key]
+    if wishes.gpus != 1 or any(
+        # Another's, still in use, or taken away: that is in everybody's way.
+        lease_id not in given_back
+        # A pid is easily claimed; what somebody else left is not had by claiming his.
+        or state.leases[lease_id].request.holder.owner != owner
+        for lease_id in slot.occupants
+    ):
+        return False
+    cleared = _without_own(slot)
+    if not isinstance(judge(state, cleared, wishes, now), Eligible):
+        return False
+    # Whoever is ahead and waits for such a GPU is not to be overtaken for ever by a process that keeps it warm.
+    return not any(
+        line[0] < place and is_suitable(state, cleared, ahead) for ahead, line in state.queue.by_wishes.items()
+    )
+
+
+def _without_own(slot: GpuSlot) -> GpuSlot:
+    """The GPU as it would be without what its draining leases left there."""
+    reading = slot.reading
+    if reading is None or reading.processes is None:
+        return GpuSlot(slot.key, reading)
+    own = {member for members in slot.members.values() for member in members}
+    others = tuple(found for found in reading.processes if found.id not in own)
+    own_mb = sum(found.memory_mb or 0.0 for found in reading.processes if found.id in own)
+    return GpuSlot(
+        slot.key,
+        replace(
+            reading,
+            processes=others,
+            memory_used_mb=None if reading.memory_used_mb is None else max(reading.memory_used_mb - own_mb, 0.0),
+            # What is measured on a GPU that nobody else is on was done by the one who asks.
+            utilization_percent=reading.utilization_percent if others or not own else 0.0,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""What is known of this machine: clock, processes, identity, limits, systemd."""

@@ -1,0 +1,162 @@
+"""The machine the server runs on: which askers are processes of it, and whether they are still alive."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.request import Holder
+
+from .clock import boot_id
+from .processes import PROC
+
+HOSTS = Path("/etc/hosts")
+
+# Positions in /proc/PID/stat, counted from the first field after the name (proc(5) counts them from 1: 3, 20 and 22).
+_STATE = 0
+_THREADS = 17
+_STARTED = 19
+_STAT_BYTES = 4096
+_ENDED = frozenset({b"Z", b"X", b"x"})
+
+
+class NoSuchProcess(Exception):  # noqa: N818 - it is what the asker named, not a fault of ours
+    """The asker says that he is a process of this machine, and there is none."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(f"pid {pid} is not running on this machine; send the pid of a living process, or none")
+        self.pid = pid
+
+
+class _Seen(NamedTuple):
+    """A process as /proc shows it at this moment."""
+
+    started: float
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the server runs, by all the names that an asker may know it by.
+
+    `host_names` are in lower case. `proc` is None where /proc does not show the processes by the pids we see them by.
+    """
+
+    host_names: frozenset[str]
+    boot_id: str
+    pid_namespace: str | None
+    proc: Path | None = PROC
+
+    @classmethod
+    def here(cls) -> Self:
+        """This machine, as this process sees it."""
+        return cls(_host_names(socket.gethostname()), boot_id(), _pid_namespace(), _proc())
+
+    def local_process(self, holder: Holder, *, is_loopback: bool) -> ProcessId | None:
+        """The asker's process, if it is one of this machine; None if he is elsewhere or does not say.
+
+        Raises NoSuchProcess if it is one of this machine and does not run.
+        """
+        if holder.pid is None or not self._is_home_of(holder, is_loopback=is_loopback):
+            return None
+        claimed = ProcessId(holder.pid, holder.pid_started)
+        seen = self._look(holder.pid)
+        if seen is not None:
+            if seen.has_ended or not claimed.is_same(ProcessId(holder.pid, seen.started)):
+                raise NoSuchProcess(holder.pid)
+            return ProcessId(holder.pid, seen.started)
+        if not _exists(holder.pid):
+            raise NoSuchProcess(holder.pid)
+        return claimed
+
+    def is_alive(self, process: ProcessId) -> bool:
+        """Whether this very process still runs. What cannot be found out is not known to be dead, so it is alive."""
+        seen = self._look(process.pid)
+        if seen is None:
+            return _exists(process.pid)
+        return not seen.has_ended and process.is_same(ProcessId(process.pid, seen.started))
+
+    def _is_home_of(self, holder: Holder, *, is_loopback: bool) -> bool:
+        # Containers share the boot and a copied image shares the host name, so a difference in any one of them decides.
+        if holder.boot_id is not None and holder.boot_id != self.boot_id:
+            return False
+        if holder.pid_namespace is not None and holder.pid_namespace != self.pid_namespace:
+            return False
+        if holder.boot_id is not None and holder.pid_namespace is not None:
+            return True
+        return is_loopback and holder.host is not None and _plain(holder.host) in self.host_names
+
+    def _look(self, pid: int) -> _Seen | None:
+        """One read for all that is asked here: this is on the way of every lease, where a ProcessTable costs four
+        times as much and does not tell the state.
+        """
+        if self.proc is None or pid <= 0:
+            return None
+        try:
+            file = os.open(f"{self.proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                stat = os.read(file, _STAT_BYTES)
+            finally:
+                os.close(file)
+            # The name stands in parentheses and may itself hold spaces and parentheses.
+            fields = stat[stat.rindex(b")") + 1 :].split(None, _STARTED + 1)
+            # A process whose first thread has returned is shown as a zombie while the others still work on the GPU.
+            has_ended = fields[_STATE] in _ENDED and int(fields[_THREADS]) <= 1
+            return _Seen(float(fields[_STARTED]), has_ended)
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, for want of /proc: one that is hidden from us cannot be signalled, yet exists."""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _proc() -> Path | None:
+    # In a pid namespace with the /proc of another one, every pid there is somebody else.
+    try:
+        return PROC if (PROC / "self").readlink() == Path(str(os.getpid())) else None
+    except OSError:
+        return None
+
+
+def _pid_namespace() -> str | None:
+    try:
+        return str((PROC / "self/ns/pid").readlink())
+    except OSError:
+        return None
+
+
+def _host_names(host: str, hosts: Path = HOSTS) -> frozenset[str]:
+    """The host's name, long and short, and those beside it in the hosts file, which is where `hostname -f` looks first.
+
+    The name server is not asked: it may be slow or away, and the server has to start all the same.
+    """
+    own = {_plain(host), _plain(host).partition(".")[0]}
+    names = set(own)
+    try:
+        lines = hosts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        beside = {_plain(name) for name in line.partition("#")[0].split()[1:]}
+        # Every machine is localhost to itself, so that name says nothing about which one it is.
+        if own & beside:
+            names |= {name for name in beside if not name.startswith("localhost")}
+    return frozenset(names - {""})
+
+
+def _plain(host: str) -> str:
+    return host.strip().rstrip(".").lower()

@@ -1,0 +1,5 @@
+"""The journal in a SQLite file."""
+
+from .journal import SqliteJournal
+
+__all__ = ["SqliteJournal"]

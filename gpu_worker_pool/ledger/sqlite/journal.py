@@ -1,0 +1,391 @@
+"""The journal of a server: a SQLite file that one process writes.
+
+A file comes into being under another name and is put into its place once it is whole, so that what stands there without
+tables is damaged, not new. See `Journal` for what is promised.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from json import dumps
+from pathlib import Path
+from time import time
+from typing import Literal
+from zlib import crc32
+
+from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.ledger.codec import decode_ended, decode_event, encode_ended, encode_event
+from gpu_worker_pool.ledger.failpoints import reach
+from gpu_worker_pool.ledger.faults import describe, is_of_surroundings, told_in_words
+from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
+
+from . import quarantine as aside
+from .high_water_mark import Mark
+from .lock import FileLock, JournalLock
+from .migrations import Migration, back_up, create_private, known_migrations, migrate, version_of
+from .queries import load_queries
+
+Durability = Literal["full", "normal"]
+Row = tuple[object, ...]
+
+# Enough for years of accounting, and an end to the growing.
+MOST_ENDED = 1_000_000
+
+# For a program that holds the file locked for a moment. Nobody is answered meanwhile, so not for long.
+BUSY_TIMEOUT_S = 1.0
+
+
+class SqliteJournal:
+    """At "full" durability what was written outlives a power cut, at "normal" a crash of the process.
+
+    Opening it raises JournalInUse, JournalDamaged (the damaged file has been set aside then) or JournalError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability = "full",
+        most_ended: int = MOST_ENDED,
+        migrations: Sequence[Migration] | None = None,
+    ) -> None:
+        self._path = path.absolute()
+        self._durability = durability
+        self._most_ended = most_ended
+        self._migrations = known_migrations() if migrations is None else migrations
+        self._sql = load_queries()
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self._crc = 0
+        self._position = 0
+        self._since_compaction = 0
+        self._mark = Mark(self._path, is_durable=durability == "full")
+        self._log_path = Path(f"{self._path}-wal")
+        # The log as we left it: which file, and how long. None where we have not written to it yet.
+        self._log: tuple[int, int] | None = None
+        self._file_lock: FileLock | None = None
+        with told_in_words(self._path):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock: JournalLock | None = JournalLock(self._path)
+        try:
+            with told_in_words(self._path):
+                if not self._path.exists():
+                    self._begin_anew_unless_damaged()
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    # What a journal does
+
+    def load(self, most_ended: int) -> History:
+        """All events, and at most so many ended leases; damage is noticed here, and set aside."""
+        with told_in_words(self._path):
+            connection = self._writable()
+            with self._damage_set_aside():
+                return History(
+                    tuple(self._read_events(connection)),
+                    tuple(self._read_ended(connection, most_ended)),
+                )
+
+    def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
+        """Write these, all or none."""
+        rows, crc = _event_rows(events, self._crc)
+        ended_rows = [_ended_row(lease) for lease in ended]
+        if not rows and not ended_rows:
+            return
+        reach("before_append")
+        with self._transaction() as connection:
+            connection.executemany(self._sql["append_event"], rows)
+            connection.executemany(self._sql["keep_ended"], ended_rows)
+            reach("in_append")
+        self._crc = crc
+        self._since_compaction += len(rows)
+        self._note_written(len(rows))
+        reach("after_append")
+
+    def compact(self, events: Sequence[DurableEvent]) -> None:
+        """Put these in the place of all events, all or none; the file stops growing by it."""
+        rows, crc = _event_rows(events, 0)
+        with self._transaction() as connection:
+            self._rewrite(connection, rows)
+            connection.execute(self._sql["note_pruned"], (self._most_ended,))
+            connection.execute(self._sql["prune_ended"], (self._most_ended,))
+        self._crc = crc
+        self._since_compaction = 0
+        self._note_written(len(rows))
+        reach("after_compaction")
+        self._fold_log()
+
+    def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
+        """Set what is damaged aside and begin anew with these events; the ended leases stay in what is set aside."""
+        self._must_not_be_closed()
+        with told_in_words(self._path):
+            new = self._build(events, lost_at=time())
+            self._set_aside()
+            self._put_in_place(new)
+            self._open()
+
+    @property
+    def events_since_compaction(self) -> int:
+        """How many events were appended since the last compaction."""
+        return self._since_compaction
+
+    def close(self) -> None:
+        """Let go of the file and the lock."""
+        self._disconnect()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._lock is None else f"{self._since_compaction} events since the last compaction"
+        return f"<SqliteJournal {self._path}: {self._durability}, {state}>"
+
+    # Writing
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with told_in_words(self._path):
+            connection = self._writable()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                # After a failure SQLite may have rolled back by itself.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def _note_written(self, count: int) -> None:
+        """Remember how far it goes, and what its log looks like: both must still be so when it is used again."""
+        self._position += count
+        self._log = _identity(self._log_path)
+        with suppress(OSError):
+            # Where the disk is full the mark stays behind, which does no harm.
+            self._mark.write(self._position)
+
+    def _writable(self) -> sqlite3.Connection:
+        """The connection, if what it writes to will be found again: SQLite would go on writing to a deleted file."""
+        self._must_not_be_closed()
+        try:
+            inode = self._path.stat().st_ino
+        except FileNotFoundError:
+            inode = None
+        if inode != self._inode:
+            raise JournalDamaged(f"the journal {self._path} was deleted, moved or replaced while it was in use")
+        if self._log is not None:
+            found = _identity(self._log_path)
+            if found is None or found[0] != self._log[0] or found[1] < self._log[1]:
+                raise JournalDamaged(
+                    f"the log of the journal, {self._log_path}, was deleted or cut while it was in use"
+                )
+        if self._connection is None:
+            self._open()
+        assert self._connection is not None  # noqa: S101 - _open has set it
+        return self._connection
+
+    def _must_not_be_closed(self) -> None:
+        if self._lock is None:
+            raise JournalError(f"the journal {self._path} is closed; open it anew to go on")
+
+    def _rewrite(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+        half = len(rows) // 2
+        connection.execute(self._sql["delete_events"])
+        connection.executemany(self._sql["append_event"], rows[:half])
+        reach("in_compaction")
+        connection.executemany(self._sql["append_event"], rows[half:])
+        connection.execute(self._sql["note_compaction"])
+
+    def _fold_log(self) -> None:
+        """Put what is in the log into the file, if that can be done now: where somebody reads it is made up for later."""
+        connection = self._writable()
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._log = _identity(self._log_path)
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
+
+    # Reading
+
+    def _read_events(self, connection: sqlite3.Connection) -> Iterator[DurableEvent]:
+        crc = 0
+        for body, noted_crc in connection.execute(self._sql["read_events"]):
+            crc = _checked_crc(body, noted_crc, crc)
+            yield decode_event(body)
+
+    def _read_ended(self, connection: sqlite3.Connection, most: int) -> Iterator[EndedLease]:
+        for body, noted_crc in connection.execute(self._sql["read_last_ended"], (most,)):
+            _checked_crc(body, noted_crc, 0)
+            yield decode_ended(body)
+
+    # Opening
+
+    def _begin_anew_unless_damaged(self) -> None:
+        """Nothing stands at the path: the first start, or the first after damage that nobody has looked at yet."""
+        # A log without its database would be taken for the new one's, and ruin it.
+        if Path(f"{self._path}-wal").exists():
+            aside.set_aside(self._path)
+        if found := aside.found_aside(self._path):
+            raise JournalDamaged(aside.advice(self._path, found))
+        self._mark.remove()  # of a journal that somebody has taken away
+        self._put_in_place(self._build(()))
+
+    def _build(self, events: Sequence[DurableEvent], *, lost_at: float | None = None) -> Path:
+        """A whole journal under another name. `lost_at`: those who ended before are not known any more."""
+        rows, _ = _event_rows(events, 0)
+        new = Path(f"{self._path}.new")
+        # What somebody who was killed on the way has left.
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            Path(f"{new}{suffix}").unlink(missing_ok=True)
+        create_private(new)
+        with closing(_connect(new)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            migrate(connection, self._migrations)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(self._sql["append_event"], rows)
+            connection.execute(self._sql["note_compaction"])
+            connection.execute(self._sql["note_lost"], (lost_at,))
+            connection.execute("COMMIT")
+        return new
+
+    def _put_in_place(self, new: Path) -> None:
+        new.rename(self._path)
+        aside.sync_folder(self._path.parent)
+
+    def _open(self) -> None:
+        if self._file_lock is None:
+            self._file_lock = FileLock(self._path)
+        with self._damage_set_aside():
+            connection = self._connection = _connect(self._path)
+            self._inode = self._path.stat().st_ino
+            self._check_version(version_of(connection))
+            findings = [finding for (finding,) in connection.execute("PRAGMA quick_check(3)")]
+            if findings != ["ok"]:
+                raise ValueError("; ".join(map(str, findings)))
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {self._durability}")
+            # On macOS a plain fsync does not reach the disk.
+            connection.execute(f"PRAGMA fullfsync = {int(self._durability == 'full')}")
+        if version_of(connection) < self._migrations[-1].version:
+            back_up(connection, self._path)
+            migrate(connection, self._migrations)
+        with self._damage_set_aside():
+            last = connection.execute(self._sql["last_crc"]).fetchone()
+            self._crc = last[0] if last else 0
+            (self._since_compaction,) = connection.execute(self._sql["count_since_compaction"]).fetchone()
+            (self._position,) = connection.execute(self._sql["last_position"]).fetchone()
+            missing = self._mark.missing_after(self._position)
+            if missing:
+                raise ValueError(f"its last {missing} events, which were written, are missing")
+        self._log = None
+        with suppress(OSError):
+            self._mark.write(self._position)
+
+    def _check_version(self, version: int) -> None:
+        known = self._migrations[-1].version
+        if version > known:
+            raise JournalError(
+                f"the journal {self._path} was written by a newer version of this program (its tables are of version "
+                f"{version}, this one knows {known}): install the newer one again, or give this server another "
+                "GPU_POOL_STATE_DIR"
+            )
+        if version == 0:
+            raise ValueError("it has no tables")
+
+    @contextmanager
+    def _damage_set_aside(self) -> Iterator[None]:
+        """While a file is opened or read: where it is to blame, it must not be in the way of the next start unnoticed."""
+        try:
+            yield
+        except (sqlite3.Error, ValueError) as error:
+            if isinstance(error, sqlite3.Error) and is_of_surroundings(error):
+                raise JournalError(describe(error, self._path)) from error
+            self._set_aside()
+            self.close()
+            found = aside.found_aside(self._path)
+            raise JournalDamaged(
+                f"the journal {self._path} is damaged ({error}). {aside.advice(self._path, found)}"
+            ) from error
+
+    def _set_aside(self) -> None:
+        # Renamed before it is closed: on closing SQLite folds the log into the file, but not into one that was moved.
+        # Closed before there is a new one: it also deletes the log, by its name.
+        aside.set_aside(self._path)
+        self._disconnect()
+        self._mark.remove()
+        Path(f"{self._path}-shm").unlink(missing_ok=True)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._mark.close()
+        if self._file_lock is not None:
+            self._file_lock.release()
+            self._file_lock = None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # mode=rw: to make a file is not left to SQLite. Loading and writing happen in two threads, one after the other.
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+
+
+def _event_rows(events: Sequence[DurableEvent], crc: int) -> tuple[list[Row], int]:
+    rows: list[Row] = []
+    for event in events:
+        body = encode_event(event)
+        crc = crc32(body.encode(), crc)
+        rows.append((event.at, type(event).__name__, body, crc))
+    return rows, crc
+
+
+def _checked_crc(body: object, noted_crc: object, crc: int) -> int:
+    if not isinstance(body, str):
+        raise ValueError(f"{body!r} stands where a text should")  # noqa: TRY004 - the file is wrong, not a type
+    crc = crc32(body.encode(), crc)
+    if crc != noted_crc:
+        raise ValueError(f"this was altered, or what came before it: {body[:120]}")
+    return crc
+
+
+def _ended_row(lease: EndedLease) -> Row:
+    body = encode_ended(lease)
+    holder = lease.request.holder
+    return (
+        _storable(lease.id),
+        _storable(holder.owner),
+        _storable(holder.worker_id),
+        _storable(holder.host),
+        len(lease.gpus),
+        lease.request.wishes.memory_mb,
+        lease.fence,
+        lease.requested_at,
+        lease.granted_at,
+        lease.ended_at,
+        lease.reason.value,
+        dumps(lease.gpus),
+        body,
+        crc32(body.encode()),
+    )
+
+
+def _storable(text: str | None) -> str | None:
+    """A lone half of a surrogate pair is no UTF-8; the body has it as it was."""
+    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+__all__ = ["Durability", "SqliteJournal"]

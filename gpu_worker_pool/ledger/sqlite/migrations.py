@@ -1,0 +1,85 @@
+"""The versions of a journal's tables, and the way from each to the next."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_worker_pool.ledger.failpoints import reach
+
+
+class Migration(NamedTuple):
+    """Leads to `version` from the one before."""
+
+    version: int
+    script: str
+
+
+@cache
+def known_migrations() -> tuple[Migration, ...]:
+    """Those that ship with the package, in order."""
+    folder = files(__package__).joinpath("sql", "migrations")
+    scripts = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return tuple(Migration(int(file.name.split("_")[0]), file.read_text("utf-8")) for file in scripts)
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """0 where there are no tables yet."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
+    """Apply those that are missing, each wholly or not at all: its version is noted in the same transaction."""
+    for version, script in migrations:
+        if version <= version_of(connection):
+            continue
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in _statements(script):
+                connection.execute(statement)
+            reach("in_migration")
+            connection.execute(f"PRAGMA user_version = {version}")
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        reach("after_migration")
+
+
+def back_up(connection: sqlite3.Connection, path: Path) -> Path:
+    """A copy beside the file as it is before it is migrated, named after its version.
+
+    Of the same version there is one: a migration that is killed and begun again would fill the disk otherwise.
+    """
+    copy = Path(f"{path}.version-{version_of(connection)}")
+    part = Path(f"{copy}.part")
+    part.unlink(missing_ok=True)
+    create_private(part)
+    with closing(sqlite3.connect(part)) as target:
+        connection.backup(target)
+    part.rename(copy)
+    return copy
+
+
+def create_private(path: Path) -> None:
+    """Make an empty file that only its owner may read; SQLite gives its logs the same rights."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One by one, because sqlite3's executescript commits before it begins."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement

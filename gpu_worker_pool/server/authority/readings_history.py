@@ -1,0 +1,113 @@
+"""The last readings of each GPU: all that is known of them, and as lines to be drawn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from gpu_worker_pool.server.http.loop_share import Pauses
+
+from .snapshot import Snapshot, encode
+
+MOST_POINTS = 300
+
+Percent = float | None
+
+
+def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history: int) -> bytes:
+    """/gpu/history: the snapshots, turned around to be by GPU. Takes a while where there are many; for a thread."""
+    pauses = Pauses()
+    by_gpu: dict[str, dict[str, Any]] = {}
+    for snapshot in snapshots:
+        for reading, shown in zip(snapshot.readings, snapshot.stats["gpus"], strict=True):
+            item = by_gpu.setdefault(
+                reading.gpu.key.uuid,
+                {"gpu_id": shown["gpu_id"], "uuid": shown["uuid"], "name": shown["name"], "readings": []},
+            )
+            item["readings"].append(
+                {
+                    "timestamp": snapshot.timestamp,
+                    "memory_usage_percent": shown["memory"]["usage_percent"],
+                    "utilization_percent": shown["utilization_percent"],
+                    "temperature_c": shown["temperature_c"],
+                    "power_draw_w": shown["power"]["draw_w"],
+                }
+            )
+        pauses.pass_on()
+    gpus = []
+    for item in sorted(by_gpu.values(), key=lambda item: item["gpu_id"]):
+        gpus.append(encode(item))
+        pauses.pass_on()
+    rest = encode({"timestamp": latest.timestamp, "source": latest.source})
+    return b'{"max_history":%d,"gpus":[%b],%b' % (max_history, b",".join(gpus), rest[1:])
+
+
+class _Point:
+    """What some snapshots that follow each other come to: the time of the last, and the highest that was read."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.taken: datetime | None = None
+        self.percents: dict[str, tuple[Percent, Percent]] = {}
+
+    def add(self, snapshot: Snapshot) -> None:
+        self.size += 1
+        self.taken = snapshot.taken
+        for reading in snapshot.readings:
+            uuid = reading.gpu.key.uuid
+            memory, load = self.percents.get(uuid, (None, None))
+            self.percents[uuid] = (
+                _higher(memory, reading.memory_percent),
+                _higher(load, reading.utilization_percent),
+            )
+
+
+class ReadingLines:
+    """The readings as lines: a number for each GPU and time, `null` where it was not read.
+
+    More than `MOST_POINTS` snapshots are put together in groups of equal size. They are kept from one call to the next, so
+    that each snapshot is looked at once.
+    """
+
+    def __init__(self, max_history: int) -> None:
+        self._max_history = max_history
+        self._group = -(-max_history // MOST_POINTS)
+        self._points: deque[_Point] = deque(maxlen=-(-max_history // self._group))
+        self._last: Snapshot | None = None
+
+    def encode(self, snapshots: Sequence[Snapshot]) -> bytes:
+        """The lines of these, the oldest first. For a thread, but for one at a time."""
+        pauses = Pauses()
+        for snapshot in self._new_among(snapshots):
+            if not self._points or self._points[-1].size >= self._group:
+                self._points.append(_Point())
+            self._points[-1].add(snapshot)
+            self._last = snapshot
+            pauses.pass_on()
+        points = list(self._points)
+        gpus = []
+        for uuid in dict.fromkeys(uuid for point in points for uuid in point.percents):
+            both = [point.percents.get(uuid, (None, None)) for point in points]
+            lines = {
+                "memory_percent": [memory for memory, _ in both],
+                "utilization_percent": [load for _, load in both],
+            }
+            gpus.append(b"%b:%b" % (encode(uuid), encode(lines)))
+            pauses.pass_on()
+        times = encode([round(point.taken.timestamp(), 3) for point in points if point.taken])
+        return b'{"max_history":%d,"measured_at":%b,"gpus":{%b}}' % (self._max_history, times, b",".join(gpus))
+
+    def _new_among(self, snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
+        for number in range(len(snapshots), 0, -1):
+            if snapshots[number - 1] is self._last:
+                return snapshots[number:]
+        return snapshots
+
+
+def _higher(known: Percent, value: Percent) -> Percent:
+    if value is None:
+        return known
+    value = round(value, 2)
+    return value if known is None else max(known, value)

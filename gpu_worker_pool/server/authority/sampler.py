@@ -1,0 +1,178 @@
+"""Looks at the GPUs in a thread of its own, again and again. Nobody who asks the server waits for a GPU to answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from gpu_worker_pool.core.endpoints.backoff import Backoff
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
+from gpu_worker_pool.gpus.probe import Look, Probe, ProbeUnavailable
+
+from .snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+# How soon to look for a driver again where there is none; every attempt loads libraries or starts a process.
+TRY_AGAIN = Backoff(first_s=2.0, max_s=30.0)
+
+
+class Sampler:
+    """Keeps the latest snapshot and the last ones before it.
+
+    `snapshot` is replaced as a whole, so it can be read from any thread without a lock.
+    """
+
+    def __init__(
+        self,
+        make_probe: Callable[[], Probe],
+        *,
+        interval_s: float,
+        max_history: int,
+        visible_devices: str | None,
+        clock: Callable[[], float] = time.monotonic,
+        on_look: Callable[[Snapshot, bool], None] | None = None,
+    ) -> None:
+        self._make_probe = make_probe
+        self._interval_s = interval_s
+        self._visible_devices = visible_devices
+        self._clock = clock
+        self._on_look = on_look
+        self._probe: Probe | None = None
+        self._attempts = 0
+        self._last_error: str | None = None
+        self._next_attempt_at = float("-inf")
+        self._unavailable_because = "the GPUs have not been looked at yet"
+        self._is_stopping = False
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._first_look = threading.Event()
+        self.visibility = VisibleDevices((), is_filtering=False)
+        self.snapshot = Snapshot(clock(), _now(), (), "none", 0, self._unavailable_because)
+        self.history: deque[Snapshot] = deque(maxlen=max_history)
+        self.looks = 0
+        self.failed_looks = 0
+        self.last_look_s = 0.0
+
+    def start(self) -> None:
+        """Begin to look; returns at once."""
+        self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end. A probe that hangs is not waited for: the thread is a daemon."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def look_soon(self) -> None:
+        """Have a look that begins after this call, without waiting for its turn. Several calls share one look."""
+        self._wake.set()
+
+    def wait_for_first_look(self, timeout_s: float) -> bool:
+        """Wait until there is something to show; whether there is."""
+        return self._first_look.wait(timeout_s)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a look has been finished since the start."""
+        return self._first_look.is_set()
+
+    def age_s(self) -> float:
+        """How old the latest snapshot is."""
+        return max(self._clock() - self.snapshot.at, 0.0)
+
+    def look(self, *, for_history: bool = True) -> None:
+        """Look once, now. Called by the thread; tests and nobody else may call it without one."""
+        began = self._clock()
+        probe = self._probe or self._try_to_get_a_probe(began)
+        found = probe.look(began) if probe else Look((), self._unavailable_because)
+        if found.error is not None and not found.readings and self.snapshot.readings:
+            # The GPUs are there, they just cannot be seen now: what was seen last stays, and grows old.
+            self.snapshot = replace(self.snapshot, error=found.error)
+        else:
+            visible = self._visible_of(found.readings)
+            source = probe.source if probe else "none"
+            self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error)
+            if for_history:
+                self.history.append(self.snapshot)
+            if self._on_look is not None:
+                self._on_look(self.snapshot, for_history)
+        self.looks += 1
+        self.failed_looks += found.error is not None
+        self.last_look_s = self._clock() - began
+        if found.error != self._last_error:
+            if found.error is None:
+                logger.info("the GPUs can be read again")
+            elif probe is not None:
+                logger.warning("looking at the GPUs: %s", found.error)
+            self._last_error = found.error
+        logger.debug("looked at %d GPUs in %.3f s", len(found.readings), self.last_look_s)
+
+    def _run(self) -> None:
+        due_at = self._clock()
+        while not self._is_stopping:
+            began = self._clock()
+            is_due = began >= due_at
+            self._wake.clear()  # whoever calls from here on wants a look that begins later than this one
+            try:
+                self.look(for_history=is_due)
+            except Exception:
+                # A probe must not raise; if one does, the server goes on with readings that grow old and says so.
+                logger.exception("looking at the GPUs failed")
+            self._first_look.set()
+            if is_due:
+                due_at = began + self._interval_s
+            # However much is released, the driver is left alone for as long as it took to answer.
+            ended = self._clock()
+            self._pause(min(ended - began, max(due_at - ended, 0.0)))
+            self._wake.wait(max(due_at - self._clock(), 0.0))
+        if self._probe is not None:
+            self._probe.close()
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0 and not self._is_stopping:
+            time.sleep(seconds)
+
+    def _try_to_get_a_probe(self, now: float) -> Probe | None:
+        if now < self._next_attempt_at:
+            return None
+        try:
+            self._probe = self._make_probe()
+        except ProbeUnavailable as unavailable:
+            if self._unavailable_because != str(unavailable):
+                logger.warning("no GPU can be looked at: %s", unavailable)
+            self._unavailable_because = str(unavailable)
+            self._next_attempt_at = now + TRY_AGAIN.delay_s(self._attempts, 0.5)
+            self._attempts += 1
+            return None
+        logger.info("looking at GPUs with %s", self._probe.source)
+        return self._probe
+
+    def _visible_of(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
+        installed = [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings]
+        visibility = select_visible(self._visible_devices, installed)
+        if readings and visibility != self.visibility:
+            logger.debug("CUDA_VISIBLE_DEVICES=%r among the installed %s", self._visible_devices, installed)
+            logger.debug("shown are the indices %s, filtering: %s", visibility.indices, visibility.is_filtering)
+            for warning in visibility.warnings:
+                logger.warning("%s", warning)
+            if visibility.is_filtering:
+                shown = ", ".join(map(str, visibility.indices)) or "none"
+                logger.info(
+                    "CUDA_VISIBLE_DEVICES=%r: of %d GPUs these are shown: %s",
+                    self._visible_devices,
+                    len(readings),
+                    shown,
+                )
+            self.visibility = visibility
+        return tuple(reading for reading in readings if reading.gpu.index in visibility.indices)
+
+
+def _now() -> datetime:
+    return datetime.now()  # noqa: DTZ005 - the documents show local time without a zone

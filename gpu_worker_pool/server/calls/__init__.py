@@ -1,0 +1,1 @@
+"""The handlers of the HTTP calls, and the views they answer with."""

@@ -1,0 +1,73 @@
+"""GET /peers: the other servers of a fleet, as this one sees them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from gpu_worker_pool.server.http.call import Call, Reply, not_possible
+from gpu_worker_pool.urls import EndpointUrl, parse_endpoint, split_endpoints, unique_endpoints
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.server.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+# Each may answer with megabytes, and all are asked side by side.
+MOST_PEERS = 64
+
+
+class PeerCalls:
+    """Answers it."""
+
+    def __init__(self, urls: str | None, *, own_id: str, prefix: str) -> None:
+        self._path = f"{prefix}/peers"
+        self._peers: Peers | None = None
+        found = parse_peers(urls or "")
+        if found:
+            from gpu_worker_pool.server.peers import Peers  # noqa: PLC0415 - it loads an HTTP client, which takes long, and few need one
+
+            self._peers = Peers(found, own_id=own_id)
+
+    def find(self, method: str, path: str) -> Callable[[Call], Awaitable[Reply]] | None:
+        """What answers this call; None where it is another one."""
+        if path != self._path:
+            return None
+        return self.show if method == "GET" else not_possible(method, path, ("GET",))
+
+    async def show(self, call: Call) -> Reply:
+        """GET /peers: what each of them said last. Nothing of the call is passed on to them."""
+        call.query()
+        return 200, await self.peers()
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether this server is told of any."""
+        return self._peers is not None
+
+    async def peers(self) -> bytes:
+        """What each of them said last; they are asked from now on, while somebody looks."""
+        if self._peers is None:
+            return b'{"peers":[]}'
+        await self._peers.look()
+        return self._peers.encode()
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        if self._peers is not None:
+            await self._peers.close()
+
+
+def parse_peers(text: str) -> list[EndpointUrl]:
+    """The URLs in a text with commas, each once; one that is no good is logged and left out."""
+    found = []
+    for part in split_endpoints(text):
+        try:
+            found.append(parse_endpoint(part))
+        except ValueError as error:
+            logger.error("GPU_POOL_PEERS: %s; it is left out", error)  # noqa: TRY400
+    found = unique_endpoints(found)
+    if len(found) > MOST_PEERS:
+        logger.error("GPU_POOL_PEERS: of %d peers only the first %d are asked", len(found), MOST_PEERS)
+    return found[:MOST_PEERS]

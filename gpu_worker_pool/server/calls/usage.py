@@ -1,0 +1,152 @@
+"""GET /usage: who used the GPUs, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from heapq import nsmallest
+from math import inf
+from typing import Any
+
+from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, Reckoning, Usage
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
+from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.server.authority.snapshot import encode
+from gpu_worker_pool.server.http.call import Call, Reply
+from gpu_worker_pool.server.http.problems import Refused
+
+from .history import HistoryCalls
+from .lease_view import iso_time
+
+DEFAULT_SPAN_S = 24 * 3600.0
+LATEST_S = 253_402_300_799.0  # the last second that a calendar of four digits has
+US_PER_HOUR = 3600 * US_PER_S
+# Owners are the callers' own words, so there may be very many. Those who used least are shown as one.
+MOST_OWNERS = 2_000
+
+
+class UsageCalls(HistoryCalls):
+    """Answers it."""
+
+    name = "usage"
+
+    async def show(self, call: Call) -> Reply:
+        """GET /usage: what the leases of a span come to, by owner."""
+        query = call.query("since", "until")
+        self.check_is_well()  # before the journal is open not even the time is known
+        return 200, await self.usage(_time(query, "since"), _time(query, "until"))
+
+    async def usage_today(self) -> bytes:
+        """The same since the last midnight of this machine's own time zone."""
+        self.check_is_well()
+        now = self.now()
+        midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
+        return await self.usage(min(midnight.timestamp(), now - 1.0), None)
+
+    async def usage(self, since: float | None, until: float | None) -> bytes:
+        """What the leases come to from a time on, and before another; None for the last day, and for now."""
+        now = self.now()
+        end = now if until is None else min(until, now)
+        since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
+        if since >= end:
+            raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, where the span ends.")
+
+        def reckon(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
+            live = _live(leases)
+            reckoning, complete_since = accounts.reckon(lambda: Reckoning(since, until, self.now()), but_for=live)
+            for lease in live.values():
+                reckoning.count(lease)
+            return self._encode(reckoning, complete_since)
+
+        return await self.read(reckon)
+
+    def _encode(self, reckoning: Reckoning, complete_since: float | None) -> bytes:
+        shown = nsmallest(MOST_OWNERS, reckoning.by_owner.items(), key=_place)
+        names = {owner for owner, _ in shown}
+        others = Usage()
+        for owner, usage in reckoning.by_owner.items():
+            if owner not in names:
+                others.add(usage)
+        left_out = len(reckoning.by_owner) - len(shown)
+        return encode(
+            {
+                "node": self.node,
+                "since": iso_time(reckoning.since),
+                "until": iso_time(min(reckoning.now, inf if reckoning.until is None else reckoning.until)),
+                "complete_since": iso_time(complete_since),
+                "is_complete": complete_since is None or complete_since <= reckoning.since,
+                "owners": [{"owner": owner, **_view(usage)} for owner, usage in shown],
+                "others": {"owners": left_out, **_view(others)} if left_out else None,
+                "total": _view(reckoning.total()),
+                "server_id": self.authority.id,
+                "source": self.authority.sampler.snapshot.source,
+            }
+        )
+
+
+def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
+    """Who holds GPUs or waits for some, by id; one that drains has ended for the accounting."""
+    found = {}
+    for lease in leases:
+        if not isinstance(lease, DrainingLease):
+            granted_at, gpus = (lease.granted_at, len(lease.gpus)) if isinstance(lease, ActiveLease) else (None, 0)
+            found[lease.id] = LeaseTimes(
+                lease.request.holder.owner,
+                gpus,
+                lease.request.wishes.is_shared,
+                lease.requested_at,
+                granted_at,
+                ended_at=None,
+                is_live=True,
+            )
+    return found
+
+
+def _place(item: tuple[str | None, Usage]) -> tuple[int, int, int, str]:
+    """Who used most comes first; among equals by name, so that the same comes in the same order."""
+    owner, usage = item
+    return (-usage.gpu_us - usage.shared_gpu_us, -usage.leases, -usage.wait_us, owner or "")
+
+
+def _view(usage: Usage) -> dict[str, Any]:
+    return {
+        "gpu_hours": _hours(usage.gpu_us),
+        "shared_gpu_hours": _hours(usage.shared_gpu_us),
+        "leases": usage.leases,
+        "running": usage.running,
+        "longest_hours": _hours(usage.longest_us),
+        "wait_hours": _hours(usage.wait_us),
+        "unknown_leases": usage.unknown_leases,
+        "unknown_waits": usage.unknown_waits,
+    }
+
+
+def _hours(time_us: int) -> float:
+    return round(time_us / US_PER_HOUR, 6)
+
+
+def _time(query: dict[str, str], name: str) -> float | None:
+    """A time among the query's parameters, in seconds since 1970; None where it is not given."""
+    text = query.get(name)
+    if text is None:
+        return None
+    found = _seconds(text.strip())
+    if found is None or not 0 <= found <= LATEST_S:
+        raise Refused(
+            422,
+            f"{name}: {text[:40]!r} is no time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
+            "otherwise) or in seconds since 1970.",
+        )
+    return found
+
+
+def _seconds(text: str) -> float | None:
+    with suppress(ValueError):
+        return float(text)
+    # A plus sign in a query means a blank, and few who write a time zone know it.
+    for attempt in (text, "+".join(text.rsplit(" ", 1))):
+        with suppress(ValueError, OverflowError):
+            found = datetime.fromisoformat(attempt)
+            return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    return None

@@ -1,0 +1,1 @@
+"""HTTP: who calls, what was sent, how it is answered."""

@@ -1,0 +1,153 @@
+"""Numbers about leases for Prometheus: what is, read from the pool when asked; what happened, counted as it does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import Counter as CounterMetric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.slot import memory_use
+from gpu_worker_pool.server.authority.authority import Authority
+from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
+
+MB = 1024 * 1024
+NOBODY = ""
+# From a hand-over at once to a night in the queue, and from a test run to a week of training.
+WAIT_BUCKETS_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
+HOLD_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 7 * 24 * 3600)
+WRITE_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+# Owners are the callers' own words; a metric with a label for each of very many would grow without bound.
+MAX_OWNERS = 200
+OTHERS = "(others)"
+
+
+class LeaseMetrics(Collector):
+    """Counts what happens, and reads the rest from the state."""
+
+    def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
+        self._driver = authority.driver
+        self._authority = authority
+        self._began = authority.driver.now()
+        self._owners: set[str] = set()
+        self._gpu_seconds: dict[str, float] = {}
+        self._granted = CounterMetric("gpupool_leases_granted", "Leases granted.", registry=registry)
+        self._ended = CounterMetric("gpupool_leases_ended", "Leases ended, by reason.", ["reason"], registry=registry)
+        for reason in EndReason:
+            self._ended.labels(reason)
+        self._wait = Histogram(
+            "gpupool_lease_wait_seconds", "From asking to the grant.", buckets=WAIT_BUCKETS_S, registry=registry
+        )
+        self._hold = Histogram(
+            "gpupool_lease_hold_seconds", "From the grant to the end.", buckets=HOLD_BUCKETS_S, registry=registry
+        )
+        self._write = Histogram(
+            "gpupool_journal_write_seconds", "How long a commit took.", buckets=WRITE_BUCKETS_S, registry=registry
+        )
+        authority.driver.listeners.append(self._follow)
+        authority.driver.write_listeners.append(self._write.observe)
+        registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """What is, at this moment."""
+        state = self._driver.state
+        kinds = Counter(type(lease) for lease in state.leases.values())
+        yield GaugeMetricFamily("gpupool_leases_active", "Leases that hold GPUs.", kinds[ActiveLease])
+        yield GaugeMetricFamily("gpupool_leases_queued", "Requests that wait.", kinds[QueuedLease])
+        yield GaugeMetricFamily("gpupool_leases_draining", "Ended leases not yet gone.", kinds[DrainingLease])
+        yield GaugeMetricFamily(
+            "gpupool_waiting_connections", "Connections that wait for a lease.", self._authority.waiting
+        )
+        yield GaugeMetricFamily(
+            "gpupool_can_grant", "1 where the journal can be written.", float(self._driver.trouble is None)
+        )
+        yield GaugeMetricFamily(
+            "gpupool_reading_stale_after_seconds",
+            "Age from which a reading is too old to grant by.",
+            state.settings.stale_after_s,
+        )
+        yield self._gpu_states()
+        outside = GaugeMetricFamily(
+            "gpupool_gpu_memory_outside_bytes",
+            "Memory in use that belongs to no lease.",
+            labels=["node", "gpu", "uuid"],
+        )
+        for slot in list(state.slots.values()):
+            use = memory_use(slot, state.ignored_processes)
+            if use is not None and slot.reading is not None:
+                labels = [slot.key.node, str(slot.reading.gpu.index), slot.key.uuid]
+                outside.add_metric(labels, use.outside_mb * MB)
+        yield outside
+        seconds = CounterMetricFamily("gpupool_gpu_seconds", "GPU-seconds held, by owner.", labels=["owner"])
+        for owner, total_s in self._gpu_seconds_now().items():
+            seconds.add_metric([owner], total_s)
+        yield seconds
+
+    def _gpu_states(self) -> GaugeMetricFamily:
+        """Nine samples a GPU, so that a sum over them counts GPUs; a state that is left goes to 0, it does not vanish."""
+        family = GaugeMetricFamily(
+            "gpupool_gpu_state",
+            "1 for the state the GPU is in, as in /pool; 0 for the others.",
+            labels=["node", "gpu", "uuid", "state"],
+        )
+        for slot, state_now in gpu_states(self._driver):
+            # A GPU of which only the lease is known (it was not seen since the start) has no number.
+            gpu = str(slot.reading.gpu.index) if slot.reading else ""
+            for state in STATES:
+                family.add_metric([slot.key.node, gpu, slot.key.uuid, state], float(state == state_now))
+        return family
+
+    def _gpu_seconds_now(self) -> dict[str, float]:
+        """What has ended, and what is held until now; so the sum only grows."""
+        now_at = self._driver.now() + self._driver.state.wall_offset_s
+        totals = dict(self._gpu_seconds)
+        for lease in self._driver.state.leases.values():
+            if isinstance(lease, ActiveLease):
+                owner = self._label(lease.request.holder.owner)
+                totals[owner] = totals.get(owner, 0.0) + self._counted_s(lease.granted_at, now_at) * len(lease.gpus)
+        return totals
+
+    def _counted_s(self, granted_at: float, until_at: float) -> float:
+        """How long it was held since this server runs. What came before was counted by the one before: whoever adds up
+        counters over a restart would count it twice.
+        """
+        began_at = self._began + self._driver.state.wall_offset_s
+        return max(until_at - max(granted_at, began_at), 0.0)
+
+    def _follow(self, events: Sequence[ev.Event]) -> None:
+        for event in events:
+            if isinstance(event, ev.LeaseGranted):
+                self._note_grant(event)
+            elif isinstance(event, ev.LeaseEnded):
+                self._note_end(event)
+
+    def _note_grant(self, event: ev.LeaseGranted) -> None:
+        self._granted.inc()
+        lease = self._now(event.lease_id)
+        if lease is not None:
+            self._wait.observe(max(event.granted_at - lease.requested_at, 0.0))
+
+    def _note_end(self, event: ev.LeaseEnded) -> None:
+        self._ended.labels(event.reason).inc()
+        lease = self._now(event.lease_id)
+        if isinstance(lease, EndedLease) and lease.granted_at is not None:
+            self._hold.observe(max(lease.ended_at - lease.granted_at, 0.0))
+            owner = self._label(lease.request.holder.owner)
+            counted_s = self._counted_s(lease.granted_at, lease.ended_at)
+            self._gpu_seconds[owner] = self._gpu_seconds.get(owner, 0.0) + counted_s * len(lease.gpus)
+
+    def _now(self, lease_id: str) -> QueuedLease | ActiveLease | EndedLease | None:
+        lease = self._driver.state.find(lease_id)
+        return lease.ended if isinstance(lease, DrainingLease) else lease
+
+    def _label(self, owner: str | None) -> str:
+        name = owner or NOBODY
+        if name not in self._owners and len(self._owners) >= MAX_OWNERS:
+            return OTHERS
+        self._owners.add(name)
+        return name

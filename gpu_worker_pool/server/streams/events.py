@@ -1,0 +1,151 @@
+"""GET /events: what happens, as it happens."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from itertools import islice
+from typing import Any
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.server.authority.authority import Authority
+from gpu_worker_pool.server.authority.snapshot import Snapshot, encode
+from gpu_worker_pool.server.calls.lease_view import lease_view
+
+from .listener import HEARTBEAT_S, Listener
+
+# So many events are kept for whoever comes back after his connection broke.
+KEPT = 1000
+# How long after the last listener left events are still put down for his return.
+RETURN_S = 60.0
+
+
+class EventStream:
+    """Keeps the last events and sends them to whoever listens. Each listener has a place in the one list that all
+    share, so a slow one costs no memory; one who falls behind its beginning is told to start over.
+    """
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+        self._epoch = secrets.token_hex(4)
+        self._kept: deque[bytes] = deque(maxlen=KEPT)
+        self._count = 0
+        self._listeners: set[Listener] = set()
+        self._wanted_until = float("-inf")
+        authority.driver.listeners.append(self.follow)
+
+    def follow(self, events: Sequence[ev.Event]) -> None:
+        """Put down what happened in the pool."""
+        if not self._is_wanted():
+            self._forget()
+            return
+        was_queue_changed = False
+        for event in events:
+            match event:
+                case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseEnded():
+                    self._put_lease(event)
+                    was_queue_changed = True
+                case ev.GpuDrained():
+                    self._put("gpu_drained", {"lease_id": event.lease_id, **_gpu(event.gpu)})
+                case ev.GpuExcluded():
+                    self._put("gpu_out_of_service", {**_gpu(event.gpu), "reason": event.reason})
+                case ev.GpuIncluded():
+                    self._put("gpu_in_service", _gpu(event.gpu))
+                case ev.ProcessIgnored() | ev.ProcessCounted():
+                    ignored = sorted(self._authority.driver.state.ignored_processes)
+                    self._put("ignored_processes", {"names": ignored})
+                case _:
+                    pass
+        if was_queue_changed:
+            ids = islice(self._authority.driver.state.queue, 100)
+            self._put("queue", {"length": len(self._authority.driver.state.queue), "first": list(ids)})
+        self._wake()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Put down what was measured."""
+        if self._is_wanted():
+            self._put("readings", snapshot.summary)
+            self._wake()
+
+    async def tell(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
+        """What to send to a listener, until he is gone."""
+        cursor = self._cursor(last_event_id)
+        self._listeners.add(listener)
+        try:
+            opening = b"retry: 1000\n: connected\n\n"
+            if cursor is None:
+                # What happened before is not known here any more, or the server is another one.
+                opening += b"event: reset\ndata: {}\n\n"
+                cursor = self._count
+            yield opening
+            while not listener.is_over:
+                body, cursor = self._since(cursor)
+                if body:
+                    yield body
+                elif not await listener.wait(HEARTBEAT_S):
+                    yield b": still here\n\n"
+        finally:
+            self._listeners.discard(listener)
+            self._wanted_until = self._authority.driver.now() + RETURN_S
+
+    def _is_wanted(self) -> bool:
+        return bool(self._listeners) or self._authority.driver.now() < self._wanted_until
+
+    def _forget(self) -> None:
+        """What happens from here on is not put down, so whoever comes back after it must start over."""
+        if self._kept:
+            self._kept.clear()
+            self._epoch = secrets.token_hex(4)
+
+    def _put_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
+        driver = self._authority.driver
+        lease = driver.state.find(event.lease_id)
+        if lease is not None:
+            # By now more may have happened to it; what is told is how it was.
+            view = lease_view(driver.state, lease, driver.now()) | _AS_IT_WAS[type(event)]
+            self._put(_LEASE_EVENTS[type(event)], view)
+
+    def _put(self, name: str, data: dict[str, Any]) -> None:
+        self._count += 1
+        head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
+        self._kept.append(head + encode(data) + b"\n\n")
+
+    def _wake(self) -> None:
+        for listener in self._listeners:
+            listener.wake()
+
+    def _since(self, cursor: int) -> tuple[bytes, int]:
+        missing = self._count - cursor
+        if missing > len(self._kept):
+            return b"event: reset\ndata: {}\n\n", self._count
+        return b"".join(islice(self._kept, len(self._kept) - missing, None)), self._count
+
+    def _cursor(self, last_event_id: str | None) -> int | None:
+        """Where a listener goes on: at the end, or after what he saw last; None where that is not known."""
+        if last_event_id is None:
+            return self._count
+        epoch, _, number = last_event_id.partition("-")
+        if epoch != self._epoch or not (number.isascii() and number.isdigit() and len(number) < 18):
+            return None
+        return int(number) if self._count - len(self._kept) <= int(number) <= self._count else None
+
+
+_LEASE_EVENTS: dict[type[ev.Event], str] = {
+    ev.LeaseQueued: "lease_queued",
+    ev.LeaseGranted: "lease_granted",
+    ev.LeaseEnded: "lease_ended",
+}
+
+
+_OVER: dict[str, Any] = {"ended_at": None, "end_reason": None}
+_AS_IT_WAS: dict[type[ev.Event], dict[str, Any]] = {
+    ev.LeaseQueued: {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
+    ev.LeaseGranted: {"state": "active", "reason": None, "position": None, **_OVER},
+    ev.LeaseEnded: {},
+}
+
+
+def _gpu(key: GpuKey) -> dict[str, str]:
+    return {"node": key.node, "uuid": key.uuid}

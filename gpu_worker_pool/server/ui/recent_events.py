@@ -1,0 +1,88 @@
+"""The last things that happened in the pool, for whoever looks at it later."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.server.calls.lease_view import gpu_view, iso_time
+
+KEPT = 50
+LABEL = "command"
+
+_KINDS: dict[type[ev.Event], str] = {
+    ev.LeaseQueued: "queued",
+    ev.LeaseGranted: "granted",
+    ev.LeaseEnded: "ended",
+    ev.GpuDrained: "drained",
+    ev.GpuExcluded: "out_of_service",
+    ev.GpuIncluded: "in_service",
+}
+
+
+class _Noted(NamedTuple):
+    """An event, and the lease it was about as it was then; None where it is about none, or was not known any more."""
+
+    event: ev.Event
+    lease: Lease | None
+
+
+class Happenings:
+    """Keeps the last `KEPT`. Each is put down as it is, which costs next to nothing; in words it is put when asked for."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._kept: deque[_Noted] = deque(maxlen=KEPT)
+        driver.listeners.append(self.follow)
+
+    def follow(self, events: Sequence[ev.Event]) -> None:
+        """Note what happened, but for waits that were over in the same breath."""
+        told = [event for event in events if type(event) in _KINDS]
+        if not told:
+            return
+        granted = {event.lease_id for event in told if isinstance(event, ev.LeaseGranted)}
+        find = self._driver.state.find
+        for event in told:
+            lease_id = getattr(event, "lease_id", None)
+            if lease_id not in granted or not isinstance(event, ev.LeaseQueued):
+                self._kept.append(_Noted(event, None if lease_id is None else find(lease_id)))
+
+    def views(self) -> list[dict[str, Any]]:
+        """In JSON's terms, the latest first."""
+        return [self._view(noted) for noted in reversed(self._kept)]
+
+    def _view(self, noted: _Noted) -> dict[str, Any]:
+        event, state = noted.event, self._driver.state
+        request = event.request if isinstance(event, ev.LeaseQueued) else noted.lease.request if noted.lease else None
+        return {
+            "at": iso_time(event.at + state.wall_offset_s),
+            "kind": _KINDS[type(event)],
+            "lease_id": getattr(event, "lease_id", None),
+            "owner": request.holder.owner if request else None,
+            "worker_id": request.holder.worker_id if request else None,
+            "label": _label(request),
+            "gpus": [gpu_view(state, key) for key in _gpus(noted)],
+            "reason": str(event.reason) if isinstance(event, ev.LeaseEnded | ev.GpuExcluded) else None,
+        }
+
+
+def _label(request: Request | None) -> str | None:
+    return dict(request.labels).get(LABEL) if request else None
+
+
+def _gpus(noted: _Noted) -> tuple[GpuKey, ...]:
+    match noted.event:
+        case ev.LeaseGranted(gpus=gpus):
+            return gpus
+        case ev.LeaseEnded():
+            lease = noted.lease.ended if isinstance(noted.lease, DrainingLease) else noted.lease
+            return () if lease is None or isinstance(lease, QueuedLease) else lease.gpus
+        case ev.GpuDrained(gpu=gpu) | ev.GpuExcluded(gpu=gpu) | ev.GpuIncluded(gpu=gpu):
+            return (gpu,)
+    return ()
