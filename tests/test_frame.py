@@ -35,7 +35,7 @@ def test_the_import_rules_are_kept(copy_of_the_package: Path) -> None:
 
 @pytest.mark.parametrize("line", ["import time", "import asyncio", "from random import random", "import os.path"])
 def test_a_core_that_is_not_pure_is_found(copy_of_the_package: Path, line: str) -> None:
-    module = copy_of_the_package / "gpu_worker_pool" / "core" / "pool.py"
+    module = copy_of_the_package / "gpu_worker_pool" / "core" / "decider" / "step.py"
     module.write_text(f"{line}  # noqa\n{module.read_text(encoding='utf-8')}", encoding="utf-8")
 
     result = lint_imports(copy_of_the_package)
@@ -48,7 +48,7 @@ def test_an_import_that_points_outward_is_found(copy_of_the_package: Path) -> No
     outer = copy_of_the_package / "gpu_worker_pool" / "server"
     outer.mkdir(exist_ok=True)
     (outer / "__init__.py").touch()
-    module = copy_of_the_package / "gpu_worker_pool" / "core" / "pool.py"
+    module = copy_of_the_package / "gpu_worker_pool" / "core" / "decider" / "step.py"
     module.write_text(f"import gpu_worker_pool.server\n{module.read_text(encoding='utf-8')}", encoding="utf-8")
 
     result = lint_imports(copy_of_the_package)
@@ -59,14 +59,14 @@ def test_an_import_that_points_outward_is_found(copy_of_the_package: Path) -> No
 
 @pytest.mark.parametrize("call", ["print('x')", "open('x')"])
 def test_a_core_that_talks_to_the_world_by_a_builtin_is_found(copy_of_the_package: Path, call: str) -> None:
-    module = copy_of_the_package / "gpu_worker_pool" / "core" / "pool.py"
+    module = copy_of_the_package / "gpu_worker_pool" / "core" / "decider" / "step.py"
     module.write_text(f"{module.read_text(encoding='utf-8')}\n\n{call}\n", encoding="utf-8")
 
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "gpu_worker_pool/core"]
     result = subprocess.run(command, cwd=copy_of_the_package, capture_output=True, text=True, check=False)
 
     assert result.returncode != 0
-    assert "pool.py" in result.stdout
+    assert "step.py" in result.stdout
 
 
 def test_importing_the_package_brings_in_no_server() -> None:
