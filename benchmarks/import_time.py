@@ -23,7 +23,7 @@ FIRST_USE = "... and be ready for the first call"
 READY = """
 import asyncio
 from gpu_worker_pool import GPUWorkerPoolClient
-from gpu_worker_pool.client.endpoints.transport import Transport
+from gpu_worker_pool.wire.transport import Transport
 async def open_and_close():
     transport = Transport()
     await transport.open()

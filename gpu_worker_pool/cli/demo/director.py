@@ -12,9 +12,9 @@ from typing import Any, Final
 from rich.console import Console
 
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.client.endpoints.transport import CallFailed, Transport
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 from .check import Line, Outage, Turn, survival, turns_of
 from .folder import DemoFolder, demo_folder

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.client.endpoints.transport import CallFailed, Reply, Transport
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
-from gpu_worker_pool.client.endpoints.transport import Reply
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.wire.transport import Reply
 
 from .lease_book import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
 

@@ -15,8 +15,7 @@ from gpu_worker_pool.core.endpoints.breaker import BreakerStats, CircuitBreaker
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
-
-from .transport import CallFailed, Reply, Transport
+from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
 RETRY = Backoff(first_s=0.1, max_s=2.0)
 FAILURES_TO_OPEN = 3

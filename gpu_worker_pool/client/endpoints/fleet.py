@@ -17,10 +17,10 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.wire.transport import Transport
 
 from .endpoint import Endpoint, EndpointLimits
 from .gpu_view import Change, GpuView, PoolView, parse_pool, parse_sizes, parse_summary
-from .transport import Transport
 
 if TYPE_CHECKING:
     from gpu_worker_pool.client.backends.own_leases import OwnLeases

@@ -1,4 +1,4 @@
-"""One connection pool for all endpoints, and one way to call them: bounded in time and size, no redirects, JSON only."""
+"""One way to call a server: bounded in time and size, no redirects, JSON only. Client, commands, doctor and peers use it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from gpu_worker_pool.host.clock import boot_time
 
 if TYPE_CHECKING:
     import aiohttp
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-# How many connections stay open for the next call; those that wait for a GPU are not among them.
-KEPT_CONNECTIONS = 256
+MAX_BYTES = 16 * 1024 * 1024
 
 
 class CallFailed(Exception):  # noqa: N818 - what happened to a call
@@ -29,13 +28,25 @@ class CallFailed(Exception):  # noqa: N818 - what happened to a call
 
 
 @dataclass(frozen=True, slots=True)
+class RawReply:
+    """What a server answered, as it came. `date` is its clock as it says it."""
+
+    status: int
+    body: bytes
+    date: str | None
+    sent_at: float
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
-    """What an endpoint answered. `sent_at` is when the call was sent, on the clock that leases run on."""
+    """What a server answered. `sent_at` is when the call was sent, on the clock that leases run on."""
 
     status: int
     data: Any
     sent_at: float
     took_s: float
+    date: str | None = None
 
     @property
     def detail(self) -> str:
@@ -45,15 +56,18 @@ class Reply:
 
 
 class Transport:
-    """Calls endpoints over HTTP. aiohttp is loaded when it is opened, so that importing the client costs little."""
+    """Calls servers over HTTP. aiohttp is loaded when it is opened, so that importing the client costs little."""
 
-    def __init__(self, *, ca_file: str | None = None) -> None:
+    def __init__(self, *, ca_file: str | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._ca_file = ca_file
+        self._max_bytes = max_bytes
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
         """Get ready; a CA file that cannot be used is an error here, not at the first call."""
         import aiohttp  # noqa: PLC0415 - it takes longer to load than everything else together
+
+        from .resolver import PatientResolver  # noqa: PLC0415 - it loads aiohttp, too
 
         tls: ssl.SSLContext | bool = True
         if self._ca_file:
@@ -61,9 +75,13 @@ class Transport:
                 tls = ssl.create_default_context(cafile=self._ca_file)
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(f"GPU_POOL_CA_FILE={self._ca_file!r} cannot be used: {error}") from error
-        connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=30)
+        # No cookies, no proxy of the environment, no compression: two megabytes may hold gigabytes.
         self._session = aiohttp.ClientSession(
-            connector=connector, headers={"User-Agent": "gpu-worker-pool"}, cookie_jar=aiohttp.DummyCookieJar()
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=30, resolver=PatientResolver()),
+            headers={"User-Agent": "gpu-worker-pool", "Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
         )
 
     async def close(self) -> None:
@@ -71,6 +89,15 @@ class Transport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def call(
         self,
@@ -82,6 +109,19 @@ class Transport:
         timeout_s: float,
     ) -> Reply:
         """Make one call; CallFailed where there is no answer that can be read."""
+        raw = await self.fetch(method, url, body=body, token=token, timeout_s=timeout_s)
+        return Reply(raw.status, _parse(raw.body, raw.status), raw.sent_at, raw.took_s, raw.date)
+
+    async def fetch(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        token: str | None = None,
+        timeout_s: float,
+    ) -> RawReply:
+        """Make one call and leave the answer as it is; CallFailed where there is none."""
         import aiohttp  # noqa: PLC0415 - loaded by now
 
         if self._session is None:
@@ -94,10 +134,9 @@ class Transport:
                 async with self._session.request(
                     method, url, data=data, headers=headers, allow_redirects=False
                 ) as response:
-                    text = await _read(response)
-                    status = response.status
+                    text = await self._read(response)
         except TimeoutError:
-            # That was long enough: whoever wants to know it again has to wait for his turn.
+            # That was long enough: a caller that wants to know it again has to wait for its turn.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
         except aiohttp.ClientSSLError as error:
             raise CallFailed(str(error)) from None
@@ -105,27 +144,27 @@ class Transport:
             raise CallFailed(f"cannot connect: {_in_words(error.os_error)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
+        status = response.status
         if 300 <= status < 400:
             raise CallFailed(f"it redirects (status {status}), which is not followed; give the address it leads to")
-        return Reply(status, _parse(text, status), sent_at, boot_time() - sent_at)
+        return RawReply(status, text, response.headers.get("Date"), sent_at, boot_time() - sent_at)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            if size > self._max_bytes:
+                response.close()
+                raise CallFailed(f"its answer is larger than {self._max_bytes // (1024 * 1024)} MiB")
+            chunks.append(chunk)
+        return b"".join(chunks)
 
 
 def _in_words(error: OSError) -> str:
     """As the system says it; where a name was not found its number is none of the system's, and the text says it."""
     number = error.errno
     return os.strerror(number) if number is not None and number > 0 else error.strerror or str(error)
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in response.content.iter_any():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            response.close()
-            raise CallFailed(f"its answer is larger than {MAX_BODY_BYTES // (1024 * 1024)} MiB")
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _parse(text: bytes, status: int) -> Any:

@@ -1,0 +1,160 @@
+"""Bodies of the lease calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+LeaseState = Literal["queued", "active", "draining", "ended"]
+EndReasonWord = Literal["released", "expired", "cancelled", "holder_died", "revoked"]
+VerdictCode = Literal[
+    "eligible",
+    "excluded",
+    "not_among",
+    "wrong_model",
+    "too_small",
+    "leased",
+    "draining",
+    "unhealthy",
+    "reading_unknown",
+    "reading_stale",
+    "over_memory",
+    "over_utilization",
+    "no_room",
+    "held",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRef:
+    """Which GPU. The index and the name are null until the GPU has been read after a restart."""
+
+    node: str | None = None
+    gpu_id: int | None = None
+    uuid: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictView:
+    """Whether a GPU may be granted, in a word (`code`) and in a sentence. The code says which further keys there are."""
+
+    code: VerdictCode
+    text: str | None = None
+    score: float | None = None
+    reason: str | None = None
+    wanted: str | None = None
+    name: str | None = None
+    limit_mb: float | None = None
+    asked_mb: float | None = None
+    lease_ids: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+    since_at: float | None = None
+    lease_id: str | None = None
+    pid: int | None = None
+    memory_mb: float | None = None
+    fault: str | None = None
+    what: str | None = None
+    age_s: float | None = None
+    memory_percent: float | None = None
+    threshold_percent: float | None = None
+    utilization_percent: float | None = None
+    committed_mb: float | None = None
+    for_lease_id: str | None = None
+    for_holder: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObstacleView(VerdictView):
+    """What stands between one GPU and a waiting request."""
+
+    node: str | None = None
+    gpu_id: int | None = None
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishesView:
+    """What was asked for. `among` are the only GPUs that will do; null: any."""
+
+    gpus: int = 1
+    memory_mb: float | None = None
+    model: str | None = None
+    memory_threshold_percent: float | None = None
+    utilization_threshold_percent: float | None = None
+    among: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """A lease, from asking to the end. `env` is for the environment of a process that uses it; position 1 is next."""
+
+    id: str
+    state: LeaseState
+    reason: str | None = None
+    position: int | None = None
+    gpus: tuple[GpuRef, ...] = ()
+    fence: int | None = None
+    owner: str | None = None
+    worker_id: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    priority: int = 0
+    memory_mb: float | None = None
+    requested_at: str | None = None
+    granted_at: str | None = None
+    ttl_s: float | None = None
+    expires_in_s: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    wishes: WishesView = WishesView()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    is_local: bool = False
+    ended_at: str | None = None
+    end_reason: EndReasonWord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingLeaseView(LeaseView):
+    """A queued lease that was asked for by its id: with what stands between it and each GPU."""
+
+    obstacles: tuple[ObstacleView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainingLeaseView(LeaseView):
+    """A lease that ended while its processes still hold memory on some of its GPUs."""
+
+    draining_gpus: tuple[GpuRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseList:
+    """All live leases."""
+
+    node: str
+    leases: tuple[LeaseView | DrainingLeaseView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """A lease that has its full TTL again."""
+
+    id: str
+    expires_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRenewed:
+    """A lease that is over; the reason says how, or `unknown`."""
+
+    id: str
+    reason: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewAnswer:
+    """What became of each id."""
+
+    renewed: tuple[Renewed, ...] = ()
+    lost: tuple[NotRenewed, ...] = ()

@@ -1,0 +1,78 @@
+"""Bodies that only the page asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .leases import GpuRef
+from .pool import PoolView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentEvent:
+    """Something that happened lately. `label` is the lease's label `command`."""
+
+    at: str | None
+    kind: Literal["queued", "granted", "ended", "drained", "out_of_service", "in_service"]
+    lease_id: str | None
+    owner: str | None
+    worker_id: str | None
+    label: str | None
+    gpus: tuple[GpuRef, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageExtras:
+    """What the page shows beside the pool."""
+
+    now: str | None
+    started_at: str | None
+    measured_at: float
+    reading_age_s: float | None
+    stale_after_s: float
+    refresh_interval_s: float
+    max_history: int
+    happened: tuple[RecentEvent, ...]
+    has_peers: bool
+    has_tokens: bool
+    title: str
+    docs: str | None
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PagePool:
+    pool: PoolView
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageView(PageExtras, _PagePool):
+    """The pool, and what the page shows beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """The past readings of one GPU; null where it was not read."""
+
+    memory_percent: tuple[float | None, ...]
+    utilization_percent: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastView:
+    """Past readings by GPU UUID; a number for each of the times in `measured_at`."""
+
+    max_history: int
+    measured_at: tuple[float, ...]
+    gpus: Mapping[str, Lines]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeView:
+    """Whose the token is that was sent."""
+
+    name: str | None
+    is_admin: bool

@@ -1,0 +1,113 @@
+"""Bodies that show a node at a glance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .leases import DrainingLeaseView, LeaseView, VerdictView
+
+GpuState = Literal["free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "held"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolProcess:
+    """A process on a GPU, and whose it is. `is_outside` is null where it is not known whether it belongs to a lease."""
+
+    pid: int
+    name: str | None = None
+    used_mb: float | None = None
+    lease_ids: tuple[str, ...] = ()
+    is_outside: bool | None = None
+    is_ignored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolGpu:
+    """A GPU with its state in a word, and why."""
+
+    node: str | None = None
+    gpu_id: int | None = None
+    uuid: str
+    name: str | None = None
+    state: GpuState = "unknown"
+    reason: str | None = None
+    verdict: VerdictView | None = None
+    leases: tuple[str, ...] = ()
+    is_out_of_service: bool = False
+    memory_total_mb: float | None = None
+    memory_used_mb: float | None = None
+    memory_committed_mb: float | None = None
+    memory_outside_mb: float | None = None
+    utilization_percent: float | None = None
+    temperature_c: float | None = None
+    power_draw_w: float | None = None
+    processes: tuple[PoolProcess, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingGpu:
+    """A GPU that is out of service, and not there."""
+
+    node: str
+    uuid: str
+    state: Literal["unknown"] = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdsView:
+    """A GPU at or over one of these is not granted."""
+
+    memory_percent: float | None = None
+    utilization_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolView:
+    """The node at a glance. `server_id` tells one server from another until it restarts, `machine` one machine."""
+
+    node: str | None = None
+    gpus: tuple[PoolGpu, ...]
+    thresholds: ThresholdsView = ThresholdsView()
+    workers_per_gpu: int | None = None
+    queue_length: int | None = None
+    server_id: str | None = None
+    machine: str | None = None
+    ignored_processes: tuple[str, ...] = ()
+    can_grant: bool = True
+    trouble: str | None = None
+    now: str | None = None
+    timestamp: str | None = None
+    source: str | None = None
+    leases: tuple[LeaseView | DrainingLeaseView, ...] = ()
+    queue: tuple[LeaseView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IgnoredProcesses:
+    """Processes of these names do not count as use from outside the pool."""
+
+    ignored_processes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerView:
+    """Another server. `is_up` is null until it has been asked; `error` is why it is not up.
+
+    `age_s` is how long ago it answered last; null: never yet. `pool` is what its `/pool` said then, with at most 200 of
+    its queue; null where that is more than a minute ago.
+    """
+
+    url: str
+    node: str | None
+    is_up: bool | None
+    error: str | None
+    age_s: float | None
+    pool: PoolView | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersView:
+    """The other servers that this one is told of, in the order of the setting; without itself."""
+
+    peers: tuple[PeerView, ...]

@@ -1,0 +1,151 @@
+"""Reads what another server sends, tolerantly: what is missing or of another kind is None, never 0.
+
+A body is read by its type. A field that cannot be read becomes its default, or None where the type allows that; where it
+allows neither, there is no such body, and a list is read without it. Unknown keys are passed over. So an older, a newer or
+a foreign server can be used for all that it does say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+# No measurement is so large, and nothing counts so far.
+MOST = 1e15
+MOST_WHOLE = 2**63
+_UNREADABLE: Any = object()
+
+Clean = Callable[[str], str]
+_Read = Callable[[Any, Clean], Any]
+
+
+def read(kind: type[T], data: object, *, clean: Clean = str) -> T | None:
+    """The body of this kind in what JSON held; None where it is none. Every text goes through `clean`."""
+    hashable: Any = kind
+    found = _reader(hashable)(data, clean)
+    return None if found is _UNREADABLE else found
+
+
+def read_number(value: object) -> float | None:
+    """A JSON number that something may have measured."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not abs(value) < MOST:
+        return None
+    return float(value)
+
+
+def read_whole(value: object) -> int | None:
+    """A JSON number that something may have counted."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return int(value) if abs(value) < MOST_WHOLE and int(value) == value else None
+
+
+def read_time(text: str | None) -> float | None:
+    """A time in ISO 8601 as wall-clock seconds; None where it is none, or cannot be shown in every time zone."""
+    try:
+        at = datetime.fromisoformat(text or "")
+        wall_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return wall_s if 0 <= wall_s < 2**36 else None
+
+
+@lru_cache(maxsize=128)
+def _reader(kind: Any) -> _Read:
+    """What reads a value of this type; it answers _UNREADABLE where the value is of another."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _body(kind)
+    if origin in {UnionType, Union}:
+        return _first_of(inner)
+    if origin is Literal:
+        return lambda value, _: value if isinstance(value, str) and value in inner else _UNREADABLE
+    if origin is tuple:
+        return _list(_reader(inner[0]))
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(_reader(inner[1]))
+    return _PLAIN[kind]
+
+
+def _or_unreadable(read_one: Callable[[object], Any]) -> _Read:
+    def read_it(value: Any, _: Clean) -> Any:
+        found = read_one(value)
+        return _UNREADABLE if found is None else found
+
+    return read_it
+
+
+_PLAIN: dict[Any, _Read] = {
+    str: lambda value, clean: clean(value) if isinstance(value, str) else _UNREADABLE,
+    bool: lambda value, _: value if isinstance(value, bool) else _UNREADABLE,
+    int: _or_unreadable(read_whole),
+    float: _or_unreadable(read_number),
+    NoneType: lambda value, _: None if value is None else _UNREADABLE,
+}
+
+
+def _first_of(kinds: tuple[Any, ...]) -> _Read:
+    # Of several bodies the last is tried first: it says more than the one it extends.
+    readers = [_reader(kind) for kind in reversed(kinds)]
+
+    def read_first(value: Any, clean: Clean) -> Any:
+        return next((found for one in readers if (found := one(value, clean)) is not _UNREADABLE), _UNREADABLE)
+
+    return read_first
+
+
+def _list(read_item: _Read) -> _Read:
+    def read_list(value: Any, clean: Clean) -> Any:
+        if not isinstance(value, list | tuple):
+            return _UNREADABLE
+        found = (read_item(item, clean) for item in value)
+        return tuple(item for item in found if item is not _UNREADABLE)
+
+    return read_list
+
+
+def _mapping(read_value: _Read) -> _Read:
+    def read_mapping(value: Any, clean: Clean) -> Any:
+        if not isinstance(value, dict):
+            return _UNREADABLE
+        found = {clean(key): read_value(item, clean) for key, item in value.items()}
+        return {key: item for key, item in found.items() if item is not _UNREADABLE}
+
+    return read_mapping
+
+
+def _body(kind: Any) -> _Read:
+    hints = get_type_hints(kind)
+    plan = []
+    for item in fields(kind):
+        default = (
+            item.default_factory if item.default_factory is not MISSING else _constant(item.default, hints[item.name])
+        )
+        plan.append((item.name, _reader(hints[item.name]), default))
+
+    def read_body(value: Any, clean: Clean) -> Any:
+        if not isinstance(value, dict):
+            return _UNREADABLE
+        found = {}
+        for name, read_field, default in plan:
+            item = read_field(value.get(name), clean)
+            if item is _UNREADABLE:
+                item = default()
+                if item is _UNREADABLE:
+                    return _UNREADABLE
+            found[name] = item
+        return kind(**found)
+
+    return read_body
+
+
+def _constant(default: Any, hint: Any) -> Callable[[], Any]:
+    if default is MISSING:
+        default = None if NoneType in get_args(hint) else _UNREADABLE
+    return lambda: default

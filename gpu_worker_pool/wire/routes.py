@@ -1,0 +1,278 @@
+"""The route table: every call that there is. Router, home page, OpenAPI document and their tests are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import accounting, forms, leases, page, pool, service, statistics
+from .bounds import DEFAULT_HOURS, FEWEST_HOURS, FEWEST_PACE_S, MAX_QUEUE, MAX_WAIT_S, MOST_HOURS, MOST_PACE_S, Range
+
+Method = Literal["GET", "PUT", "POST", "DELETE"]
+JSON = "application/json"
+EVENTS = "text/event-stream; charset=utf-8"
+PAGE_HOURS = ("1", "6", "24", "168")
+# What every writing call may be refused with, before it is carried out.
+WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the query. `unit` is what a number counts, `choices` are the only texts that will do."""
+
+    name: str
+    note: str
+    default: float | str | None = None
+    range: Range | None = None
+    unit: str | None = None
+    is_whole: bool = False
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of a resource. `answer` is the type of its body; None where that is no JSON.
+
+    `caller` says who may make the call: `anyone`, a `writer` (on the server's machine, or with a token) or an `admin`.
+    A `polled` route is answered from bytes that are there already, before anything else is looked at.
+    """
+
+    method: Method
+    name: str
+    summary: str
+    answer: Any
+    problems: tuple[int, ...] = ()
+    form: type | None = None
+    query: tuple[Parameter, ...] = ()
+    caller: Literal["anyone", "writer", "admin"] = "anyone"
+    statuses: tuple[tuple[int, str], ...] = ((200, "Successful Response"),)
+    media_type: str = JSON
+    is_form_optional: bool = False
+    is_polled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A path, and what can be done there. `help` is what the home page says of it; None where it is not listed.
+
+    A parameter in the path takes everything up to what follows it, slashes included. `tag` groups the calls in the
+    document; those of the page have its headers. `cors` says when a page of any origin may read the answer to a GET:
+    `always`, or only where a browser says that it `asks`; the data of the page itself `never`.
+    """
+
+    path: str
+    help: str | None
+    routes: tuple[Route, ...]
+    tag: Literal["", "leases", "admin", "page"] = ""
+    cors: Literal["always", "asks", "never"] = "always"
+
+
+WAIT_S = Parameter("wait_s", "Hold the answer back while it is queued.", 0.0, Range(0, MAX_WAIT_S), "seconds")
+DEVICES = Parameter("devices", "How `env` names the GPUs.", "index", choices=("index", "uuid"))
+QUEUE = Parameter("queue", "Show at most so many of those who wait.", None, Range(0, MAX_QUEUE), is_whole=True)
+SINCE = Parameter(
+    "since",
+    "From when on: ISO 8601 (UTC unless it says otherwise) or seconds since 1970. A day before the end.",
+)
+UNTIL = Parameter("until", "To before when, likewise. Now.")
+HOURS = Parameter("hours", "How far back from now.", DEFAULT_HOURS, Range(FEWEST_HOURS, MOST_HOURS), "hours")
+HOURS_OF_PAGE = Parameter("hours", "How far back from now.", "6", choices=PAGE_HOURS)
+PACE_S = Parameter(
+    "pace_s",
+    "Only that something happened (`changed`), and at most once in so many seconds.",
+    None,
+    Range(FEWEST_PACE_S, MOST_PACE_S),
+    "seconds",
+)
+
+ASKED = ((200, "It was there already"), (201, "Granted"), (202, "Queued, after up to wait_s"))
+ANY_LEASE = leases.LeaseView | leases.WaitingLeaseView | leases.DrainingLeaseView
+ANY_GPU = pool.PoolGpu | pool.MissingGpu
+
+
+def _get(name: str, summary: str, answer: Any, problems: tuple[int, ...] = (), **options: Any) -> Route:
+    return Route("GET", name, summary, answer, problems, **options)
+
+
+def _write(method: Method, name: str, summary: str, answer: Any, *problems: int, **options: Any) -> Route:
+    return Route(method, name, summary, answer, (*WRITING, *problems), **{"caller": "writer", **options})
+
+
+def _admin(method: Method, name: str, summary: str, answer: Any, *problems: int, **options: Any) -> Route:
+    return _write(method, name, summary, answer, *problems, caller="admin", **options)
+
+
+def _statistics(path: str, help_text: str, *routes: Route) -> Resource:
+    return Resource(path, help_text, routes, cors="asks")
+
+
+def _for_page(path: str, help_text: str | None, *routes: Route) -> Resource:
+    return Resource(path, help_text, routes, tag="page", cors="never")
+
+
+TABLE: tuple[Resource, ...] = (
+    _statistics(
+        "/",
+        "This help message",
+        _get(
+            "home",
+            "What there is",
+            service.Home,
+            statuses=((200, "Successful Response"), (307, "To the page, for a browser")),
+        ),
+    ),
+    _for_page("/ui", "The page: see the pool in a browser", _get("page", "The page", None, media_type="text/html")),
+    Resource(
+        "/gpu/stats",
+        "Get detailed GPU statistics",
+        (_get("gpu_stats", "All GPUs in detail", statistics.GpuStatistics, is_polled=True),),
+    ),
+    Resource(
+        "/gpu/count",
+        "Get number of installed GPUs",
+        (_get("gpu_count", "How many GPUs", statistics.GpuCount, is_polled=True),),
+    ),
+    Resource(
+        "/gpu/summary",
+        "Get summary of GPU usage",
+        (_get("gpu_summary", "All GPUs in short", statistics.GpuSummary, is_polled=True),),
+    ),
+    _statistics("/health", "Health check endpoint", _get("health", "Whether all is well", service.Health)),
+    _statistics("/config", "Get server configuration", _get("config", "The settings in force", service.Configuration)),
+    _statistics(
+        "/gpu/history",
+        "Get the last readings of each GPU",
+        _get("gpu_history", "The last readings of each GPU", statistics.GpuHistory),
+    ),
+    _statistics(
+        "/metrics", "Metrics for Prometheus", _get("metrics", "Metrics for Prometheus", None, media_type="text/plain")
+    ),
+    Resource(
+        "/leases", "Get all live leases", (_get("list_leases", "All live leases", leases.LeaseList),), tag="leases"
+    ),
+    Resource(
+        "/leases/{lease_id}",
+        "PUT: ask for a GPU; GET: the lease as it is; DELETE: give it back",
+        (
+            _write(
+                "PUT",
+                "request_lease",
+                "Ask for GPUs, or ask again",
+                ANY_LEASE,
+                409,
+                429,
+                form=forms.LeaseForm,
+                query=(DEVICES,),
+                statuses=ASKED,
+            ),
+            _get("show_lease", "The lease as it is", ANY_LEASE, (404, 422, 503), query=(WAIT_S, DEVICES)),
+            _write("DELETE", "release_lease", "Give back, or leave the queue", ANY_LEASE, 404),
+        ),
+        tag="leases",
+    ),
+    Resource(
+        "/leases/renew",
+        "POST: a sign of life for leases",
+        (_write("POST", "renew_leases", "A sign of life for leases", leases.RenewAnswer, form=forms.RenewForm),),
+        tag="leases",
+    ),
+    Resource(
+        "/pool",
+        "Get the node at a glance: GPUs, leases, queue",
+        (_get("show_pool", "The node at a glance", pool.PoolView, (422,), query=(QUEUE,)),),
+        tag="leases",
+    ),
+    Resource(
+        "/usage",
+        "Get GPU-hours by owner; ?since=...&until=...",
+        (_get("usage", "GPU-hours by owner", accounting.UsageView, (422, 503), query=(SINCE, UNTIL)),),
+        tag="leases",
+    ),
+    Resource(
+        "/timeline",
+        "Get who held which GPU over the last hours; ?hours=6",
+        (_get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),),
+        tag="leases",
+    ),
+    Resource(
+        "/peers",
+        "Get the pools of the other servers that this one is told of",
+        (_get("peers", "The pools of other servers", pool.PeersView, (422,)),),
+        tag="leases",
+    ),
+    Resource(
+        "/events",
+        "Follow what happens, as Server-Sent Events",
+        (
+            _get(
+                "events",
+                "What happens, as Server-Sent Events",
+                None,
+                (422, 503),
+                query=(PACE_S,),
+                media_type="text/event-stream",
+            ),
+        ),
+        tag="leases",
+    ),
+    Resource(
+        "/admin/leases/{lease_id}/revoke",
+        "POST: take a lease away (admin)",
+        (_admin("POST", "revoke_lease", "Take a lease away", ANY_LEASE, 404),),
+        tag="admin",
+    ),
+    Resource(
+        "/admin/gpus/{gpu}/drain",
+        "POST: take a GPU out of service (admin)",
+        (
+            _admin(
+                "POST",
+                "drain_gpu",
+                "Take a GPU out of service",
+                ANY_GPU,
+                404,
+                form=forms.DrainForm,
+                is_form_optional=True,
+            ),
+        ),
+        tag="admin",
+    ),
+    Resource(
+        "/admin/gpus/{gpu}/undrain",
+        "POST: put a GPU back into service (admin)",
+        (_admin("POST", "undrain_gpu", "Put it back", ANY_GPU, 404),),
+        tag="admin",
+    ),
+    Resource(
+        "/admin/ignored-processes/{name}",
+        "PUT, DELETE: leave processes of a name out of the reckoning (admin)",
+        (
+            _admin("PUT", "ignore_process", "Leave processes of this name out", pool.IgnoredProcesses),
+            _admin("DELETE", "count_process", "Count processes of this name again", pool.IgnoredProcesses),
+        ),
+        tag="admin",
+    ),
+    _statistics("/livez", "Whether the server is alive", _get("livez", "Whether the server is alive", service.Alive)),
+    _statistics(
+        "/readyz",
+        "Whether the server has something to show",
+        _get("readyz", "Whether the server has something to show", service.Alive, (503,)),
+    ),
+    _for_page("/ui/data/me", None, _get("page_me", "Whose the token is", page.MeView, (401, 403, 422))),
+    _for_page("/ui/data/pool", None, _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
+    _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
+    _for_page("/ui/data/usage", None, _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
+    _for_page("/ui/data/peers", None, _get("page_peers", "Other servers, for the page", pool.PeersView, (422, 503))),
+    _for_page(
+        "/ui/data/timeline",
+        None,
+        _get(
+            "page_timeline",
+            "Who held which GPU, for the page",
+            accounting.TimelineView,
+            (422, 503),
+            query=(HOURS_OF_PAGE,),
+        ),
+    ),
+    _for_page("/ui/{file}", None, _get("page_file", "A file of the page", None, (404,), media_type="*/*")),
+)

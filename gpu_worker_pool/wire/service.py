@@ -1,0 +1,103 @@
+"""Bodies that are about the server itself, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An error (RFC 9457). `detail` says what is wrong and what to do."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """What there is."""
+
+    message: str | None = None
+    version: str | None = None
+    endpoints: Mapping[str, str]
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Whether all is well; `degraded` comes with a reason."""
+
+    status: Literal["healthy", "degraded"]
+    nvidia_smi_available: bool
+    timestamp: str
+    reason: str | None
+    source: str
+    gpu_count: int
+    reading_age_s: float
+    can_grant: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """The answer to a probe, where it is yes."""
+
+    status: Literal["alive", "ready"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPart:
+    """How the server was started."""
+
+    host: str
+    port: int
+    reload: bool
+    log_level: str
+    access_log: bool
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiPart:
+    """How the API was set up."""
+
+    title: str
+    version: str
+    docs_url: str
+    redoc_url: str
+    enable_cors: bool
+    api_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoringPart:
+    """How the GPUs are sampled."""
+
+    refresh_interval: float
+    max_history: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilteringPart:
+    """Which GPUs are shown."""
+
+    cuda_visible_devices: str | None
+    visible_gpu_ids: tuple[int, ...]
+    filtering_active: bool
+    total_system_gpus: int
+    visible_gpu_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """The settings in force. There is no secret among them."""
+
+    server: ServerPart
+    api: ApiPart
+    monitoring: MonitoringPart
+    gpu_filtering: FilteringPart

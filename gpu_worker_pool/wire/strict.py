@@ -1,0 +1,242 @@
+"""Reads what a caller sends, to the letter: no unknown fields, no numbers in quotes, no true for 1, nothing infinite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import islice
+from math import isfinite
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from gpu_worker_pool.core.model.gpu_names import as_gpu_names
+
+from .bounds import MAX_IDS, MAX_LABELS, MAX_TEXT, Printable, Range, is_label_key, is_lease_id, is_printable
+
+MAX_FAULTS = 5
+FormT = TypeVar("FormT")
+
+
+class FormError(ValueError):
+    """What was sent cannot be used: 400 where it could not be read, 422 where it was read and makes no sense."""
+
+    def __init__(self, detail: str, status: int = 422) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+def parse_form(kind: type[FormT], body: bytes) -> FormT:
+    """The form in a body, an empty one being `{}`; FormError, with a sentence for each of the first faults, otherwise."""
+    data = _read_object(body) if body else {}
+    hashable: Any = kind
+    known = _fields(hashable)
+    faults = [
+        _unknown_fault(known, name) for name in islice((name for name in data if name not in known), MAX_FAULTS + 1)
+    ]
+    values: dict[str, Any] = {}
+    for name, field in known.items():
+        if name in data:
+            values[name] = field.read(name, data[name], faults)
+        elif field.is_required:
+            faults.append(f"{name} is missing; send it")
+    if faults:
+        raise _error(faults)
+    return kind(**values)
+
+
+def check_lease_id(text: str) -> str:
+    """The id itself; FormError if it is none."""
+    if not is_lease_id(text):
+        raise FormError(f"{_show(text)} is no lease id; 1 to 128 letters, digits, or any of . _ ~ - are possible.")
+    return text
+
+
+# --- fields --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    check: Callable[[str, Any], Any]
+    is_nullable: bool
+    is_required: bool
+
+    def read(self, name: str, value: Any, faults: list[str]) -> Any:
+        if value is None and self.is_nullable:
+            return None
+        try:
+            return self.check(name, value)
+        except _Faults as found:
+            faults += found.args[0]
+            return None
+
+
+class _Faults(Exception):  # noqa: N818 - several of them
+    pass
+
+
+@lru_cache(maxsize=16)
+def _fields(kind: type) -> dict[str, _Field]:
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for item in fields(kind):
+        hint = hints[item.name]
+        bounds = getattr(hint, "__metadata__", ())
+        bare = getattr(hint, "__origin__", hint) if bounds else hint
+        is_nullable = type(None) in get_args(bare)
+        is_required = item.default is MISSING and item.default_factory is MISSING
+        found[item.name] = _Field(_CHECKS.get(item.name) or _check_of(bare, bounds), is_nullable, is_required)
+    return found
+
+
+def _check_of(bare: Any, bounds: tuple[Any, ...]) -> Callable[[str, Any], Any]:
+    words = (bare, *get_args(bare))
+    printable = next((bound for bound in bounds if isinstance(bound, Printable)), None)
+    if printable is not None:
+        return lambda name, value: _text(name, value, printable.longest)
+    limits = next(bound for bound in bounds if isinstance(bound, Range))
+    return lambda name, value: _number(name, value, limits, is_whole=int in words)
+
+
+def _number(name: str, value: Any, limits: Range, *, is_whole: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float) or not isfinite(value):
+        raise _fault(name, f"{_show(value)} is not a {'whole' if is_whole else 'finite'} number; {_possible(limits)}")
+    if not limits.low <= value <= limits.high:
+        raise _fault(name, f"{_show(value)} is out of range; {_possible(limits)}")
+    return value if is_whole else float(value)
+
+
+def _possible(limits: Range) -> str:
+    return f"{limits} are possible"
+
+
+def _text(name: str, value: Any, longest: int) -> str:
+    if not isinstance(value, str):
+        raise _fault(name, f"{_show(value)} is not a text")
+    if len(value) > longest:
+        raise _fault(name, f"{len(value)} characters are too many; at most {longest} are possible")
+    if not is_printable(value):
+        raise _fault(name, f"{_show(value)} has characters that cannot be printed; leave them out")
+    return value
+
+
+def _model(name: str, value: Any) -> str:
+    text = _text(name, value, 128)
+    if not text.strip():
+        raise _fault(name, "it is blank; leave it out to take any model")
+    return text
+
+
+def _among(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise _fault(name, f"{_show(value)} is not a list")
+    try:
+        return as_gpu_names(value)
+    except ValueError as error:
+        raise _fault(name, f"it {str(error).removeprefix('among ')}") from None
+
+
+def _labels(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _fault(name, f"{_show(value)} is not an object")
+    if len(value) > MAX_LABELS:
+        raise _fault(name, f"{len(value)} are too many; at most {MAX_LABELS} are possible")
+    for key, text in value.items():
+        if not is_label_key(key):
+            raise _fault(name, f"the key {_show(key)} is not usable; 1 to 64 of A-Z a-z 0-9 . _ / - are possible")
+        if not isinstance(text, str) or len(text) > MAX_TEXT or not is_printable(text):
+            raise _fault(name, f"{key} is {_show(text)}; at most {MAX_TEXT} printable characters are possible")
+    return value
+
+
+def _ids(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise _fault(name, f"{_show(value)} is not a list")
+    if not 1 <= len(value) <= MAX_IDS:
+        raise _fault(name, f"1 to {MAX_IDS} are possible")
+    faults = []
+    for number, item in enumerate(value):
+        if not isinstance(item, str):
+            faults.append(f"{name}.{number}: {_show(item)} is not a text")
+        elif not is_lease_id(item):
+            try:
+                check_lease_id(item)
+            except FormError as error:
+                faults.append(f"{name}.{number}: {error}")
+    if faults:
+        raise _Faults(faults[: MAX_FAULTS + 1])
+    return tuple(value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {"model": _model, "among": _among, "labels": _labels, "ids": _ids}
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        for name, _ in pairs:
+            if found.pop(name, pairs) is pairs:  # taken out already, so it was there before
+                raise FormError(f"{_show(name)} is there twice; send each field once.")
+    return found
+
+
+def _whole(digits: str) -> int | float:
+    # Beyond every range here, and Python reads no number of thousands of digits: a float, if need be infinite, will do.
+    return int(digits) if len(digits) <= 30 else float(digits)
+
+
+# Python's own reader shows every pair, so that a name that comes twice is seen at next to no cost. It lets NaN and
+# Infinity pass; then the field they stand in is named, as no field takes them.
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_whole)
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    try:
+        data = _DECODER.decode(body.decode())
+    except UnicodeDecodeError as error:
+        raise FormError(f"The body is not UTF-8, from byte {error.start + 1} on; send JSON in UTF-8.", 400) from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise FormError(f"The body is not JSON ({where}): {error.msg}.", 400) from None
+    except RecursionError:
+        raise FormError("The body is nested too deeply; send one object of plain fields.") from None
+    if not isinstance(data, dict):
+        raise FormError(f"The body is {_show(data)}; send an object of fields.")
+    return data
+
+
+# --- faults in words -----------------------------------------------------------------------------------------------
+
+
+def _fault(name: str, text: str) -> _Faults:
+    return _Faults([f"{name}: {text}"])
+
+
+def _error(faults: list[str]) -> FormError:
+    said = [fault if fault[-1] in ".?" else f"{fault}." for fault in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        said.append("And more.")
+    return FormError(" ".join(said))
+
+
+def _unknown_fault(known: dict[str, _Field], name: str) -> str:
+    # Not for texts of any length: comparing is slow.
+    close = get_close_matches(name, known, n=2) if len(name) <= 64 else []
+    hint = f"did you mean {' or '.join(close)}?" if close else f"possible are {', '.join(known)}"
+    return f"{_show(name).strip(chr(34))}: there is no such field; {hint}"
+
+
+def _show(value: object) -> str:
+    """What was sent, short, in ASCII, and without going into it: it may be large, or deep."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= 40 else f"{value[:40]}...")
+    return json.dumps(value)
