@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .acquire.acquisition import Won
     from .acquire.heartbeat import Held
     from .acquire.lost import Lost
-    from .backends.lease_book import Answer, LeaseBook
+    from .backends.lease_book import LeaseAnswer, LeaseBook
     from .endpoints.fleet import Fleet
     from .reports import Reports
 
@@ -355,7 +355,7 @@ class GPUWorkerPoolClient:
         if won.book.needs_heartbeat():
             won.member.heartbeat.add(held, won.safe_since)
         for gpu in won.grant.gpus:
-            won.member.note_taken(gpu.uuid, worker_id)
+            won.member.note_taken(gpu.key.uuid, worker_id)
         self._tally.granted += 1
         self._tally.by_endpoint[won.member.id] = self._tally.by_endpoint.get(won.member.id, 0) + 1
         self._tell(ClientEvent("assigned", worker_id, won.lease_id, won.member.id, assignment.gpu_id))
@@ -381,7 +381,7 @@ class GPUWorkerPoolClient:
             assignment.gpu_ids = tuple(gpu.index for gpu in won.grant.gpus)
         assignment.lease_id = won.lease_id
         assignment.fence = won.grant.fence
-        assignment.uuids = tuple(gpu.uuid for gpu in won.grant.gpus)
+        assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
         assignment.env = dict(won.grant.env)
         assignment.lost = lost
         return assignment
@@ -406,10 +406,10 @@ class GPUWorkerPoolClient:
         kept.won.member.heartbeat.drop(kept.won.lease_id)
         kept.held.lost.settle()
         for gpu in kept.won.grant.gpus:
-            kept.won.member.note_given_back(gpu.uuid, kept.assignment.worker_id)
+            kept.won.member.note_given_back(gpu.key.uuid, kept.assignment.worker_id)
 
     def _leave(
-        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None = None
+        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None = None
     ) -> asyncio.Task[None]:
         """Give a lease back in the background; the client waits for it before it ends."""
         from .acquire.release import give_back  # noqa: PLC0415 - see above
@@ -425,7 +425,7 @@ class GPUWorkerPoolClient:
             return
         member, assignment = kept.won.member, kept.assignment
         for gpu in kept.won.grant.gpus:
-            member.note_given_back(gpu.uuid, assignment.worker_id)
+            member.note_given_back(gpu.key.uuid, assignment.worker_id)
         self._tell(ClientEvent("lost", assignment.worker_id, lease_id, member.id, assignment.gpu_id, reason))
         if self._on_lost is not None:
             try:

@@ -9,7 +9,7 @@ from gpu_worker_pool.models import EndpointInfo, MultiEndpointPoolStatus, PoolSt
 
 from .acquire.tally import Tally
 from .endpoints.fleet import Fleet, Member
-from .endpoints.gpu_view import GpuView
+from .endpoints.seen_pool import SeenGpu
 
 
 class Reports:
@@ -184,7 +184,7 @@ class Reports:
             "error": member.endpoint.last_error,
         }
 
-    def _gpu(self, member: Member, gpu: GpuView) -> dict[str, Any]:
+    def _gpu(self, member: Member, gpu: SeenGpu) -> dict[str, Any]:
         return {
             "gpu_id": f"{member.id}:{gpu.index}" if self._config.is_multi else gpu.index,
             "endpoint_id": member.id,

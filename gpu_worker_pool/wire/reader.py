@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -32,18 +31,28 @@ def read(kind: type[T], data: object, *, clean: Clean = str) -> T | None:
     return None if found is _UNREADABLE else found
 
 
+def has_all(body: object, data: object, *names: str) -> bool:
+    """Whether a body has every item of these lists: none was left out because it could not be read."""
+    found = [data.get(name) if isinstance(data, dict) else None for name in names]
+    return all(
+        isinstance(items, list) and len(items) == len(getattr(body, name))
+        for name, items in zip(names, found, strict=True)
+    )
+
+
 def read_number(value: object) -> float | None:
     """A JSON number that something may have measured."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not abs(value) < MOST:
+    # Compared before it is made a float: a whole number of a thousand digits becomes none.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
         return None
     return float(value)
 
 
 def read_whole(value: object) -> int | None:
     """A JSON number that something may have counted."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_WHOLE:
         return None
-    return int(value) if abs(value) < MOST_WHOLE and int(value) == value else None
+    return int(value) if int(value) == value else None
 
 
 def read_time(text: str | None) -> float | None:

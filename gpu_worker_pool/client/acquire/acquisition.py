@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from gpu_worker_pool.client.backends.lease_book import Answer, Granted, LeaseBook, Over, Queued, Refused
+from gpu_worker_pool.client.backends.lease_book import Denied, Granted, LeaseAnswer, LeaseBook, Over, Queued
 from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
@@ -39,7 +39,7 @@ NEW_PER_TTL = 12
 
 
 # Gives a lease back in the background, once what is still under way for it has come to its end.
-Leave = Callable[[LeaseBook, str, "asyncio.Task[Answer] | None"], "asyncio.Task[None]"]
+Leave = Callable[[LeaseBook, str, "asyncio.Task[LeaseAnswer] | None"], "asyncio.Task[None]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Acquisition:
         # Told once for each queue that it stands in: the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()
-        self._tasks: dict[asyncio.Task[Answer], tuple[Member, LeaseBook]] = {}
+        self._tasks: dict[asyncio.Task[LeaseAnswer], tuple[Member, LeaseBook]] = {}
         self._asked: dict[str, tuple[Member, LeaseBook]] = {}
         self._granted_at: set[str] = set()
         # The same id everywhere, but where it has ended and another one must take its place.
@@ -125,11 +125,11 @@ class Acquisition:
             if won is not None:
                 return won
 
-    def _start(self, member: Member, answer: Coroutine[Any, Any, Answer]) -> None:
+    def _start(self, member: Member, answer: Coroutine[Any, Any, LeaseAnswer]) -> None:
         task = asyncio.ensure_future(answer)
         self._tasks[task] = (member, member.book)
 
-    async def _ask(self, member: Member) -> Answer:
+    async def _ask(self, member: Member) -> LeaseAnswer:
         book = member.book
         self._asked[member.id] = (member, book)
         return await book.ask(self._id_at(member), self._request)
@@ -171,7 +171,7 @@ class Acquisition:
             raise RequestRefusedError(self._refused)
         return won
 
-    async def _take_in(self, task: asyncio.Task[Answer], member: Member, book: LeaseBook) -> Won | None:
+    async def _take_in(self, task: asyncio.Task[LeaseAnswer], member: Member, book: LeaseBook) -> Won | None:
         self._waiting_at.pop(member.id, None)
         try:
             answer = task.result()
@@ -188,7 +188,7 @@ class Acquisition:
                 if place not in self._told:
                     self._told.add(place)
                     self._on_queued(*place, answer.reason)
-            case Refused():
+            case Denied():
                 self._refused[member.id] = answer.reason
             case Over():
                 self._begin_anew(member, answer.reason)

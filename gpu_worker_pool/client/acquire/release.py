@@ -7,7 +7,7 @@ import itertools
 import logging
 import random
 
-from gpu_worker_pool.client.backends.lease_book import Answer, LeaseBook
+from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
 from gpu_worker_pool.client.endpoints.endpoint import RETRY
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
@@ -17,7 +17,7 @@ logger = logging.getLogger("gpu_worker_pool.client")
 KEEP_TRYING_S = 120.0
 
 
-async def give_back(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None) -> None:
+async def give_back(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
     """Give it back, once the call that is still under way for it has come to its end, however it ends."""
     if under_way is not None:
         try:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -24,7 +24,7 @@ from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.writer import InlineWriter
 
 from .claims import OF_THIS_PROCESS, Claim
-from .lease_book import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
+from .lease_book import Denied, Granted, LeaseAnswer, Over, Queued, Renewal
 
 SHORTEST_HISTORY = 200
 # How often a lease is renewed that nobody but this process can lose.
@@ -110,16 +110,16 @@ class OwnLeases:
         """They end with this process."""
         return False
 
-    async def ask(self, lease_id: str, request: Request) -> Answer:
+    async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again."""
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
             if isinstance(event, ev.LeaseRefused):
-                return Refused(event.why)
+                return Denied(event.why)
             if isinstance(event, ev.QueueFull):
-                return Refused(f"{event.limit} requests wait already")
+                return Denied(f"{event.limit} requests wait already")
         return self._answer(lease_id)
 
-    async def wait(self, lease_id: str, wait_s: float) -> Answer:
+    async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
         """Wait until it is no longer queued, or the time is over."""
         await self._driver.wait_while_queued(lease_id, wait_s)
         return self._answer(lease_id)
@@ -132,7 +132,7 @@ class OwnLeases:
         """Give back; the next one is woken at once."""
         await self._driver.do(cmd.Release(lease_id))
 
-    def _answer(self, lease_id: str) -> Answer:
+    def _answer(self, lease_id: str) -> LeaseAnswer:
         lease = self.state.find(lease_id)
         match lease:
             case ActiveLease():
@@ -145,10 +145,10 @@ class OwnLeases:
                 return Queued(position, f"position {position} among the workers of this process")
         return Over("another client of this process was quicker")
 
-    def _gpu(self, key: GpuKey) -> LeasedGpu:
+    def _gpu(self, key: GpuKey) -> Gpu:
         reading = self.state.slots[key].reading
-        assert reading is not None  # noqa: S101 - what was granted has been looked at
-        return LeasedGpu(reading.gpu.index, key.uuid, reading.gpu.name)
+        assert reading is not None  # noqa: S101 - a GPU that was granted has been read
+        return reading.gpu
 
     async def _keep_alive(self) -> None:
         while True:

@@ -20,7 +20,7 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.wire.transport import Transport
 
 from .endpoint import Endpoint, EndpointLimits
-from .gpu_view import Change, GpuView, PoolView, parse_pool, parse_sizes, parse_summary
+from .seen_pool import Change, SeenGpu, SeenPool, parse_pool, parse_sizes, parse_summary
 
 if TYPE_CHECKING:
     from gpu_worker_pool.client.backends.own_leases import OwnLeases
@@ -42,7 +42,7 @@ class Member:
     endpoint: Endpoint
     server_leases: ServerLeases
     heartbeat: Heartbeat
-    view: PoolView = field(default_factory=PoolView)
+    view: SeenPool = field(default_factory=SeenPool)
     own_leases: OwnLeases | None = None
     sizes_mb: dict[int, float] | None = None
     # What this process was granted and gave back since the view was taken, and when.
@@ -62,7 +62,7 @@ class Member:
             return self.own_leases
         return self.server_leases
 
-    def gpus(self) -> PoolView:
+    def gpus(self) -> SeenPool:
         """Its GPUs, with this process's own changes at once."""
         if self.endpoint.kind == "statistics" and self.own_leases is not None:
             return _own_view(self.own_leases, self.view)
@@ -77,7 +77,7 @@ class Member:
         self.taken.pop((uuid, worker_id), None)
         self.given_back[uuid, worker_id] = boot_time()
 
-    def show(self, view: PoolView) -> None:
+    def show(self, view: SeenPool) -> None:
         """What it shows now; own changes from before that are in it."""
         self.view = view
         self.taken = {change: at for change, at in self.taken.items() if at >= view.seen_at}
@@ -286,10 +286,10 @@ class Fleet:
             )
             _WARNED.add(member.endpoint.url.url)
         member.own_leases.observe(readings)
-        member.view = PoolView(seen_at=boot_time())
+        member.view = SeenPool(seen_at=boot_time())
 
 
-def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
+def _own_view(own: OwnLeases, view: SeenPool) -> SeenPool:
     state = own.state
     gpus = []
     for slot in sorted(state.slots.values(), key=lambda slot: slot.reading.gpu.index if slot.reading else -1):
@@ -298,7 +298,7 @@ def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
             continue
         holders = [state.leases[lease_id].request.holder for lease_id in slot.occupants]
         gpus.append(
-            GpuView(
+            SeenGpu(
                 reading.gpu.index,
                 slot.key.uuid,
                 reading.gpu.name,
@@ -309,4 +309,4 @@ def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
             )
         )
     queued = tuple(state.queue)
-    return PoolView(tuple(gpus), queued, len(queued), view.seen_at)
+    return SeenPool(tuple(gpus), queued, len(queued), view.seen_at)
