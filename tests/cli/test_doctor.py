@@ -18,11 +18,14 @@ from gpu_worker_pool.cli.doctor.client import EndpointFacts
 from gpu_worker_pool.cli.doctor.command import endpoint_findings
 from gpu_worker_pool.cli.doctor.finding import Check, Finding
 from gpu_worker_pool.cli.doctor.gpus import Driver, Probed
+from gpu_worker_pool.cli.pools.report import NOTHING
 from gpu_worker_pool.cli.pools.servers import Answer, Servers
 from gpu_worker_pool.cli.serve.port_holder import PortHolder
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.server.http.access import Tokens
 from gpu_worker_pool.urls import parse_endpoint
+from gpu_worker_pool.wire.pool import PoolView
+from gpu_worker_pool.wire.reader import read
 from tests.cli.commands import Done, gpu_pool
 from tests.client.foreign_servers import (
     Behaviour,
@@ -244,13 +247,21 @@ def test_simulated_gpus_that_hide_real_ones_are_a_warning() -> None:
 # --- as a client ---------------------------------------------------------------------------------------------------
 
 FREE_GPU = {"gpu_id": 0, "memory_total_mb": 1000, "memory_outside_mb": 10, "leases": [], "processes": []}
-POOL: dict[str, Any] = {
-    "gpus": [FREE_GPU],
-    "thresholds": {"memory_percent": 80.0, "utilization_percent": 90.0},
-    "can_grant": True,
-    "source": "nvml",
-}
-FACTS = EndpointFacts("box", parse_endpoint("http://box:8000"), has_token=False, took_s=0.01, pool=POOL)
+
+
+def pool(**other: Any) -> PoolView:
+    data = {
+        "gpus": [FREE_GPU],
+        "thresholds": {"memory_percent": 80.0, "utilization_percent": 90.0},
+        "can_grant": True,
+        "source": "nvml",
+    }
+    found = read(PoolView, {**data, **other})
+    assert found is not None
+    return found
+
+
+FACTS = EndpointFacts("box", parse_endpoint("http://box:8000"), has_token=False, took_s=0.01, pool=pool())
 
 
 @pytest.mark.parametrize(
@@ -297,11 +308,11 @@ def test_which_variable_decides(environ: dict[str, str], given: list[str] | None
     [
         (FACTS, "ok", "1 GPU (nvml)"),
         (replace(FACTS, same_as="other"), "warning", "it is the same server as other"),
-        (replace(FACTS, pool=None, stats=POOL), "warning", "statistics only"),
-        (replace(FACTS, pool={**POOL, "can_grant": False, "trouble": "disk full"}), "problem", "disk full"),
-        (replace(FACTS, pool={**POOL, "gpus": []}), "warning", "no GPU"),
+        (replace(FACTS, has_leases=False), "warning", "statistics only"),
+        (replace(FACTS, pool=pool(can_grant=False, trouble="disk full")), "problem", "disk full"),
+        (replace(FACTS, pool=pool(gpus=[])), "warning", "no GPU"),
         (replace(FACTS, took_s=2.0), "warning", "slow"),
-        (replace(FACTS, pool=None, error="refused"), "problem", "refused"),
+        (replace(FACTS, pool=NOTHING, error="refused"), "problem", "refused"),
     ],
 )
 def test_what_an_endpoint_is_good_for(facts: EndpointFacts, status: str, words: str) -> None:
@@ -312,12 +323,12 @@ def test_what_an_endpoint_is_good_for(facts: EndpointFacts, status: str, words: 
 
 
 def test_a_server_with_two_addresses_is_found_out() -> None:
-    first = replace(FACTS, pool={**POOL, "server_id": "x"})
-    stranger = replace(FACTS, id="stranger", pool={**POOL, "server_id": "y"})
+    first = replace(FACTS, pool=pool(server_id="x"))
+    stranger = replace(FACTS, id="stranger", pool=pool(server_id="y"))
     older = [
         replace(FACTS, id="old"),
         replace(FACTS, id="older"),
-        replace(FACTS, id="down", pool=None, error="refused"),
+        replace(FACTS, id="down", pool=NOTHING, error="refused"),
     ]
 
     found = client.mark_same([first, stranger, replace(first, id="again"), *older])
@@ -358,7 +369,7 @@ def test_certificates_that_cannot_be_used_are_told_with_what_to_do(monkeypatch: 
 
 
 def test_the_default_endpoint_need_not_be_there() -> None:
-    finding = client.judge_reachable(replace(FACTS, pool=None, error="refused"), is_wanted=False)
+    finding = client.judge_reachable(replace(FACTS, pool=NOTHING, error="refused"), is_wanted=False)
 
     assert finding.status == "warning"
     assert "gpu-pool serve" in str(finding.advice)
@@ -412,7 +423,7 @@ def test_a_clock_that_is_off_is_a_warning(off_s: float, status: str) -> None:
 
 
 def test_thresholds_that_can_never_be_met() -> None:
-    never = replace(FACTS, pool={**POOL, "thresholds": {"memory_percent": 0.0, "utilization_percent": 0.0}})
+    never = replace(FACTS, pool=pool(thresholds={"memory_percent": 0.0, "utilization_percent": 0.0}))
 
     assert client.judge_thresholds(FACTS, None, None) == []
     assert [finding.status for finding in client.judge_thresholds(never, None, None)] == ["problem", "problem"]
@@ -427,15 +438,13 @@ def test_a_gpu_that_somebody_outside_keeps_over_the_threshold_is_told_with_his_n
     leased = {**busy, "leases": ["somebody"]}
     unknown = {**busy, "memory_outside_mb": None}
 
-    (finding,) = client.judge_thresholds(
-        replace(FACTS, pool={**POOL, "gpus": [FREE_GPU, busy, leased, unknown]}), None, None
-    )
+    (finding,) = client.judge_thresholds(replace(FACTS, pool=pool(gpus=[FREE_GPU, busy, leased, unknown])), None, None)
 
     assert finding.status == "warning"
     assert "GPU 3 of box" in finding.message
     assert "Xorg (pid 17, 850 MiB), an unknown program (pid 18)" in finding.message
     assert "/admin/ignored-processes/Xorg" in str(finding.advice)
-    assert client.judge_thresholds(replace(FACTS, pool={**POOL, "gpus": [busy]}), 90.0, None) == []
+    assert client.judge_thresholds(replace(FACTS, pool=pool(gpus=[busy])), 90.0, None) == []
 
 
 # --- what a terminal would obey ------------------------------------------------------------------------------------
@@ -443,8 +452,7 @@ def test_a_gpu_that_somebody_outside_keeps_over_the_threshold_is_told_with_his_n
 
 def test_what_comes_from_outside_is_made_plain() -> None:
     evil = "a\x1b[31m\x07\x9b\u202eb\nc"
-    pool = {**POOL, "source": evil, "can_grant": False, "trouble": evil}
-    facts = replace(FACTS, pool=pool, version=evil)
+    facts = replace(FACTS, pool=pool(source=evil, can_grant=False, trouble=evil), version=evil)
 
     (judged,) = Check("x", lambda: client.judge_reachable(facts, is_wanted=True)).run()
     (advised,) = Check("x", lambda: Finding("x", "problem", "m", evil)).run()

@@ -235,9 +235,11 @@ def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
         "0 of 2 free with so much room under the memory threshold (80 %); 7900MB would fit now"
     )
     assert Wanted(memory_mb=7900).standing_in(report) == "2 of 2 free"
-    uneven = replace(report, gpus=(report.gpus[0], replace(report.gpus[1], memory_committed_mb=3000.0)))
+    first, second = report.gpus
+    fuller = replace(second, view=replace(second.view, memory_committed_mb=3000.0))
+    uneven = replace(report, gpus=(first, fuller))
     assert Wanted(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
-    unknown = replace(report, gpus=(replace(report.gpus[0], memory_committed_mb=None),))
+    unknown = replace(report, gpus=(replace(first, view=replace(first.view, memory_committed_mb=None)),))
     assert "would fit" not in Wanted(memory_mb=1).standing_in(unknown)
     assert "not free within 1.5s: 1 GPU with 7950 MB each (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
 

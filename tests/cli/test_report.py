@@ -234,6 +234,7 @@ def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> Answer:
         "is_complete": True,
         "owners": list(owners),
         "others": None,
+        "total": dict.fromkeys(COLUMNS, 0),
         "server_id": f"id of {endpoint}",
         "source": "nvml",
         **more,

@@ -136,7 +136,7 @@ async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
         (report,) = await ask_pools(servers)
     text = _shown(report)
     assert "statistics only, no leases" in text
-    assert [gpu.state for gpu in report.gpus] == ["free", "busy", "unknown"]
+    assert [gpu.view.state for gpu in report.gpus] == ["free", "busy", "unknown"]
     assert "memory at 97 %, threshold 80 %" in text
     assert "its utilization is unknown" in text
     assert report.as_json()["has_leases"] is False
@@ -156,7 +156,14 @@ def test_a_server_that_cannot_grant_says_so_in_red() -> None:
 
 def test_nothing_that_a_terminal_obeys_comes_through() -> None:
     evil = "\x1b]0;owned\x07\x9b31m\r\n\u202e[bold]"
-    lease = {"id": "a", "owner": evil, "worker_id": evil, "labels": {"command": evil}, "gpus": [{"gpu_id": 0}]}
+    lease = {
+        "id": "a",
+        "state": "active",
+        "owner": evil,
+        "worker_id": evil,
+        "labels": {"command": evil},
+        "gpus": [{"uuid": evil}],
+    }
     gpu = {"gpu_id": 0, "name": evil, "state": evil, "reason": evil, "leases": ["a"]}
     report = _read({"gpus": [gpu], "leases": [lease], "queue": [{**lease, "reason": evil}], "source": evil})
     text = _shown(report)

@@ -34,8 +34,8 @@ def drain(
     if json:
         print_json("drain", found.as_json())
         return
-    runs_on = f"; {', '.join(found.lease_ids)} on it runs on" if found.lease_ids else ""
-    out().print(f"GPU {found.gpu.id}: {found.reason or found.state}{runs_on}", markup=False)
+    runs_on = f"; {', '.join(found.view.leases)} on it runs on" if found.view.leases else ""
+    out().print(f"GPU {found.id}: {found.view.reason or found.view.state}{runs_on}", markup=False)
 
 
 def undrain(gpu: Gpu, endpoint: Endpoints = None, *, json: Json = False) -> None:
@@ -44,7 +44,7 @@ def undrain(gpu: Gpu, endpoint: Endpoints = None, *, json: Json = False) -> None
     if json:
         print_json("undrain", found.as_json())
         return
-    out().print(f"GPU {found.gpu.id} is in service; it is {found.state.replace('_', ' ')} now", markup=False)
+    out().print(f"GPU {found.id} is in service; it is {found.view.state.replace('_', ' ')} now", markup=False)
 
 
 async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[str, Any]) -> GpuReport:
@@ -57,21 +57,13 @@ async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[st
         if not answer.is_ok:
             raise failure_of(answer, gpu, action)
         found = read_gpu(servers, answer)
-        if not is_gpu(answer.data):
+        if found is None:
             raise Failure(
                 f"whether GPU {gpu} is {action}ed is not known: the answer of {answer.url} shows no GPU; "
                 "`gpu-pool status` shows how it is",
                 FAILED,
             )
         return found
-
-
-def is_gpu(data: object) -> bool:
-    """Whether an answer shows a GPU."""
-    if not isinstance(data, dict) or not isinstance(data.get("state"), str):
-        return False
-    index = data.get("gpu_id")
-    return isinstance(data.get("uuid"), str) or (isinstance(index, int) and not isinstance(index, bool))
 
 
 def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 
 
-class LeaseState(StrEnum):
+class LiveState(StrEnum):
     """The states of a lease that is not over."""
 
     ACTIVE = "active"
@@ -38,7 +38,7 @@ def leases(
     *,
     mine: Annotated[bool, typer.Option("--mine", help="Only those of the user who asks.")] = False,
     state: Annotated[
-        list[LeaseState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
+        list[LiveState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -51,7 +51,7 @@ def leases(
     found = [
         lease
         for lease in distinct_leases(reports)
-        if (not state or lease.state in state) and (not mine or lease.owner == owner)
+        if (not state or lease.view.state in state) and (not mine or lease.view.owner == owner)
     ]
     if json:
         down = [{"endpoint": item.endpoint, "error": item.error} for item in reports if not item.is_up]
@@ -91,17 +91,17 @@ def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str
         *headings, "EXPIRES", "PRIORITY", "COMMAND", whole=("ID", "STATE", "SINCE", "EXPIRES", "PRIORITY")
     )
     for lease in found:
-        place = [Text(lease.endpoint)] if with_endpoint else []
+        view, place = lease.view, [Text(lease.endpoint)] if with_endpoint else []
         table.add_row(
             Text(ids[lease.id]),
-            Text(lease.state),
+            Text(view.state),
             *place,
-            Text(lease.owner or "-"),
-            Text(lease.worker_id or "-"),
-            Text(", ".join(gpu.id for gpu in lease.gpus) or f"waits for {lease.wants}"),
+            Text(view.owner or "-"),
+            Text(view.worker_id or "-"),
+            Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),
             show_since(lease.since_at, now),
-            "-" if lease.expires_in_s is None else f"in {show_duration(lease.expires_in_s)}",
-            str(lease.priority),
+            "-" if view.expires_in_s is None else f"in {show_duration(view.expires_in_s)}",
+            str(view.priority),
             Text(cut(console, lease.command or "-")),
         )
     return table

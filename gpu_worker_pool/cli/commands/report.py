@@ -25,8 +25,8 @@ from gpu_worker_pool.cli.pools.servers import Answer, Servers
 from gpu_worker_pool.cli.pools.usage import (
     COLUMNS,
     ServerUsage,
-    Usage,
     UsageReport,
+    amounts,
     mark_same,
     no_report,
     read_usage,
@@ -34,6 +34,7 @@ from gpu_worker_pool.cli.pools.usage import (
 )
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import iso_time, parse_duration_s, show_duration
+from gpu_worker_pool.wire.accounting import UsageTotal
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0
 # A server with a million leases to add up takes a while. Who sets a limit himself has that one.
@@ -151,12 +152,12 @@ def _warn(found: UsageReport) -> None:
             complain(f"{server.endpoint} ({server.url}) is missing in these sums: {server.error}")
         elif server.same_as is not None:
             complain(f"{server.endpoint} is the same server as {server.same_as}; it is counted once")
-        elif not server.is_complete:
+        elif server.view is not None and not server.view.is_complete:
             complain(
-                f"{server.endpoint} knows only leases that ended after {server.complete_since}; of those before, some "
+                f"{server.endpoint} knows only leases that ended after {server.view.complete_since}; of those before, some "
                 "are missing in these sums"
             )
-        if server.is_counted and server.source == "simulated":
+        if server.counted is not None and server.source == "simulated":
             complain(f"the GPUs of {server.endpoint} are simulated")
     total = found.total()
     if total.unknown_leases or total.unknown_waits:
@@ -166,7 +167,7 @@ def _warn(found: UsageReport) -> None:
         )
 
 
-def _rows(found: UsageReport) -> Iterator[tuple[str, Usage]]:
+def _rows(found: UsageReport) -> Iterator[tuple[str, UsageTotal]]:
     for owner, usage in found.by_owner():
         yield owner or "", usage
     others = found.others()
@@ -179,8 +180,8 @@ def _print_csv(found: UsageReport) -> None:
     writer.writerow(("owner", *COLUMNS))
     for owner, usage in _rows(found):
         # Not as 4e-06, which not every program takes for a number.
-        amounts = usage.as_json().values()
-        writer.writerow((owner, *(f"{item:.6f}" if isinstance(item, float) else item for item in amounts)))
+        cells = amounts(usage).values()
+        writer.writerow((owner, *(f"{item:.6f}" if isinstance(item, float) else item for item in cells)))
     sys.stdout.flush()
 
 
@@ -192,9 +193,9 @@ def _print_json(found: UsageReport, since_at: float, until_at: float | None) -> 
             "since": iso_time(since_at),
             "until": None if until_at is None else iso_time(until_at),
             "is_complete": found.is_complete,
-            "owners": [{"owner": owner, **usage.as_json()} for owner, usage in found.by_owner()],
-            "others": None if others is None else {"owners": others[0], **others[1].as_json()},
-            "total": found.total().as_json(),
+            "owners": [{"owner": owner, **amounts(usage)} for owner, usage in found.by_owner()],
+            "others": None if others is None else {"owners": others[0], **amounts(others[1])},
+            "total": amounts(found.total()),
             "endpoints": [server.as_json() for server in found.servers],
         },
     )
@@ -212,7 +213,7 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
     print_table(console, _table(rows, total))
 
 
-def _table(rows: list[tuple[str, Usage]], total: Usage) -> Table:
+def _table(rows: list[tuple[str, UsageTotal]], total: UsageTotal) -> Table:
     is_shared, has_unknown = total.shared_gpu_hours > 0, total.unknown_leases > 0
     headings = ["GPU-HOURS", *(["SHARED"] if is_shared else []), "LEASES", "RUNNING", "LONGEST", "WAITED"]
     headings += ["UNKNOWN"] if has_unknown else []
@@ -220,7 +221,7 @@ def _table(rows: list[tuple[str, Usage]], total: Usage) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
 
-    def add(name: str, usage: Usage, style: str | None = None) -> None:
+    def add(name: str, usage: UsageTotal, style: str | None = None) -> None:
         table.add_row(
             Text(name),
             _show_hours(usage.gpu_hours),

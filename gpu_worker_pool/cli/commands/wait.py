@@ -17,7 +17,7 @@ from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
 from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, Memory, Model, Timeout
 from gpu_worker_pool.cli.output import complain, err, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuName, GpuReport, PoolReport, as_answers, show_gpus
+from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuReport, PoolReport, as_answers, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.request import Wishes, matches_model
@@ -35,11 +35,11 @@ class Wanted:
     memory_mb: float | None = None
     model: str | None = None
 
-    def free_in(self, report: PoolReport) -> tuple[GpuName, ...] | None:
+    def free_in(self, report: PoolReport) -> tuple[GpuReport, ...] | None:
         """As many as are wanted, all at this endpoint; None where there are not so many."""
-        if not report.is_up or not report.can_grant:
+        if not report.is_up or not report.view.can_grant:
             return None
-        free = [gpu.gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
+        free = [gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
         return tuple(free[: self.gpus]) if len(free) >= self.gpus else None
 
     def could_come(self, report: PoolReport) -> bool:
@@ -50,14 +50,14 @@ class Wanted:
         """How many of those that would do are free now; where memory is what is missing, how much of it there is."""
         if not report.is_up:
             return "down"
-        if not report.can_grant:
-            return f"grants nothing now: {report.trouble or 'it does not say why'}"
+        if not report.view.can_grant:
+            return f"grants nothing now: {report.view.trouble or 'it does not say why'}"
         fitting = [gpu for gpu in report.gpus if self._fits(gpu)]
         standing = f"{sum(self._is_free(gpu, report) for gpu in fitting)} of {len(fitting)} free"
-        open_ = [gpu for gpu in fitting if gpu.state in {FREE, SHARED}]
+        open_ = [gpu for gpu in fitting if gpu.view.state in {FREE, SHARED}]
         if self.memory_mb is None or len(open_) < self.gpus or self.free_in(report) is not None:
             return standing
-        rooms = sorted((_room_mb(gpu, gpu.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
+        rooms = sorted((_room_mb(gpu, gpu.view.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
         # So much as many GPUs as are wanted have, each.
         fits = f"; {int(rooms[self.gpus - 1])}MB would fit now" if rooms[self.gpus - 1] >= 1 else ""
         return f"{standing} with so much room under {_threshold(report)}{fits}"
@@ -71,13 +71,13 @@ class Wanted:
         return str(Wishes(gpus=self.gpus, memory_mb=self.memory_mb, model=self.model))
 
     def _fits(self, gpu: GpuReport) -> bool:
-        return self.model is None or (gpu.gpu.name is not None and matches_model(self.model, gpu.gpu.name))
+        return self.model is None or (gpu.view.name is not None and matches_model(self.model, gpu.view.name))
 
     def _is_free(self, gpu: GpuReport, report: PoolReport) -> bool:
         if self.memory_mb is None:
-            return gpu.state == FREE
+            return gpu.view.state == FREE
         # Who says how much he needs can also have what others have left of a GPU they share.
-        return gpu.state in {FREE, SHARED} and self._has_room(gpu, gpu.memory_committed_mb, report)
+        return gpu.view.state in {FREE, SHARED} and self._has_room(gpu, gpu.view.memory_committed_mb, report)
 
     def _has_room(self, gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> bool:
         if self.memory_mb is None:
@@ -88,14 +88,15 @@ class Wanted:
 
 def _room_mb(gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> float | None:
     """What is left of a GPU's memory below the threshold; None where that is not known."""
-    if gpu.memory_total_mb is None or committed_mb is None:
+    total_mb, percent = gpu.view.memory_total_mb, report.view.thresholds.memory_percent
+    if total_mb is None or committed_mb is None:
         return None
-    threshold_percent = 100.0 if report.memory_threshold_percent is None else report.memory_threshold_percent
-    return gpu.memory_total_mb * threshold_percent / 100 - committed_mb
+    threshold_percent = 100.0 if percent is None else percent
+    return total_mb * threshold_percent / 100 - committed_mb
 
 
 def _threshold(report: PoolReport) -> str:
-    percent = report.memory_threshold_percent
+    percent = report.view.thresholds.memory_percent
     return "the memory threshold" if percent is None else f"the memory threshold ({percent:g} %)"
 
 
@@ -104,7 +105,7 @@ class _Found:
     """What is free, and where."""
 
     endpoint: str
-    gpus: tuple[GpuName, ...]
+    gpus: tuple[GpuReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +155,14 @@ def wait(
     waited_s = time.monotonic() - began
     is_free = isinstance(found, _Found)
     if json:
-        free = [gpu.as_json() for gpu in found.gpus] if isinstance(found, _Found) else []
+        free = [gpu.naming.as_json(gpu.view) for gpu in found.gpus] if isinstance(found, _Found) else []
         where = found.endpoint if isinstance(found, _Found) else None
         print_json("wait", {"is_free": is_free, "endpoint": where, "gpus": free, "waited_s": round(waited_s, 3)})
     if not isinstance(found, _Found):
         complain(found.in_words(wanted, timeout or 0.0))
         return TIMED_OUT
     if not json:
-        out().print(f"free at {found.endpoint}: {show_gpus(found.gpus)}", markup=False)
+        out().print(f"free at {found.endpoint}: {show_gpus([gpu.id for gpu in found.gpus])}", markup=False)
     return 0
 
 

@@ -35,7 +35,7 @@ def complete_lease_id(ctx: typer.Context, incomplete: str) -> list[tuple[str, st
     except Exception:  # noqa: BLE001 - in the middle of a line that somebody types, nothing may be said
         return []
     given: Any = ctx.params.get("ids") or ()
-    ids = {lease.id: f"{lease.state}, {lease.holder}" for lease in leases if lease.id not in given}
+    ids = {lease.id: f"{lease.view.state}, {lease.holder}" for lease in leases if lease.id not in given}
     # A shell may evaluate what it is given, and the texts are other people's.
     return [
         (id_, _UNSAFE.sub("?", help_))

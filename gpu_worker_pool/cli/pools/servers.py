@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
+from gpu_worker_pool.urls import split_endpoints
+from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Answer:
     status: int | None = None
     data: Any = None
     error: str | None = None
+    took_s: float = 0.0
+    date: str | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -32,7 +35,7 @@ class Answer:
 
 def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
     """The client's parameters for what was given as --endpoint; several make it a client of many."""
-    urls = [url.strip() for text in endpoints or () for url in text.split(",") if url.strip()]
+    urls = split_endpoints(list(endpoints or ()))
     if endpoints and not urls:
         raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", USAGE)
     if not urls:
@@ -72,7 +75,7 @@ class Servers:
         """One call to one endpoint. Never raises for what the server does or does not do: see the answer's error."""
         url = self.config.endpoints[endpoint].url
         try:
-            reply: Reply = await self._transport.call(
+            reply = await self._transport.call(
                 method,
                 f"{url}{path}",
                 body=body,
@@ -81,9 +84,8 @@ class Servers:
             )
         except CallFailed as failed:
             return Answer(endpoint, url, error=str(failed))
-        if reply.status >= 400:
-            return Answer(endpoint, url, reply.status, reply.data, reply.detail)
-        return Answer(endpoint, url, reply.status, reply.data)
+        error = reply.detail if reply.status >= 400 else None
+        return Answer(endpoint, url, reply.status, reply.data, error, reply.took_s, reply.date)
 
     async def ask_all(self, path: str) -> list[Answer]:
         """A GET to every endpoint, in the order they were given."""

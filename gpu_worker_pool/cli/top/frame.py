@@ -9,6 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport
 from gpu_worker_pool.cli.units import iso_time
+from gpu_worker_pool.wire.same_server import same_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,8 @@ class Frame:
 
 def without_twins(servers: Sequence[ServerState]) -> tuple[ServerState, ...]:
     """The same, those marked that are the same server under another address."""
-    first: dict[str, str] = {}
-    marked = []
-    for server in servers:
-        server_id = server.report.server_id if server.report else None
-        twin = server.endpoint if server_id is None else first.setdefault(server_id, server.endpoint)
-        marked.append(server if twin == server.endpoint else replace(server, gpus=(), same_as=twin))
-    return tuple(marked)
+    twins = same_as((server.endpoint, server.report.view.server_id if server.report else None) for server in servers)
+    return tuple(
+        replace(server, gpus=(), same_as=twins[server.endpoint]) if server.endpoint in twins else server
+        for server in servers
+    )

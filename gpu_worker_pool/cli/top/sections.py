@@ -93,8 +93,8 @@ def gpu_section(frame: Frame, width: int) -> Section:
     rows = []
     for server, row in found:
         theirs = leases[server.endpoint]
-        holders = [theirs[lease_id] for lease_id in row.report.lease_ids if lease_id in theirs]
-        threshold_percent = server.report.memory_threshold_percent if server.report else None
+        holders = [theirs[lease_id] for lease_id in row.report.view.leases if lease_id in theirs]
+        threshold_percent = server.report.view.thresholds.memory_percent if server.report else None
         rows.append(_gpu_cells(row, holders, threshold_percent, columns, frame.at.timestamp()))
     return _section("GPUs", columns, rows, [row.is_stale for _, row in found], width)
 
@@ -171,14 +171,14 @@ def _gpu_cells(
     columns: Sequence[Column],
     now: float,
 ) -> list[Cell]:
-    gpu = row.report
-    is_over = gpu.memory_percent is not None and gpu.memory_percent >= (threshold_percent or 100.0)
+    gpu, memory_percent = row.report.view, row.report.memory_percent
+    is_over = memory_percent is not None and memory_percent >= (threshold_percent or 100.0)
     memory_style = "red" if is_over else "cyan"
     return [
-        Text(gpu.gpu.id, "bold"),
-        Text(_short_name(gpu.gpu.name)),
+        Text(row.report.id, "bold"),
+        Text(_short_name(gpu.name)),
         Text(_state(row), STATE_STYLES.get(gpu.state, "")),
-        lambda width: bar(gpu.memory_percent, width, style=memory_style, mark_percent=threshold_percent),
+        lambda width: bar(memory_percent, width, style=memory_style, mark_percent=threshold_percent),
         _stepped(_memory_texts(row), columns[_MEMORY]),
         lambda width: bar(gpu.utilization_percent, width, style="green"),
         Text(_percent(gpu.utilization_percent)),
@@ -191,14 +191,14 @@ def _gpu_cells(
 
 def _state(row: GpuRow) -> str:
     """In words; what it is now is not known where its server does not answer."""
-    word = row.report.state.replace("_", " ")
+    word = row.report.view.state.replace("_", " ")
     return f"was {word}" if row.is_stale else word
 
 
 def _memory_texts(row: GpuRow) -> tuple[str, str]:
     """Long and short."""
     short = _percent(row.report.memory_percent)
-    used_mb, total_mb = row.report.memory_used_mb, row.report.memory_total_mb
+    used_mb, total_mb = row.report.view.memory_used_mb, row.report.view.memory_total_mb
     return (short if used_mb is None or total_mb is None else f"{used_mb / 1024:.1f}/{total_mb / 1024:.0f}G"), short
 
 
@@ -218,7 +218,7 @@ def _heat(temperature_c: float | None) -> str:
 
 
 def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
-    gpu = row.report
+    gpu = row.report.view
     if gpu.state not in _SAID_BY_HOLDERS:
         return Text(gpu.reason or "the server does not say why", "italic")
     text = Text()
@@ -229,10 +229,10 @@ def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
 
 
 def _lease_cells(server: ServerState, lease: LeaseReport, now: float) -> list[Cell]:
-    ids = [gpu.id for gpu in lease.gpus]
-    left_s = None if lease.expires_in_s is None else lease.expires_in_s - (server.age_s or 0.0)
-    where = " ".join(part for part in (lease.host, f"pid {lease.pid}" if lease.pid is not None else None) if part)
-    runs = lease.command if lease.state == "active" else f"{lease.state}: {lease.reason or UNKNOWN}"
+    view, ids = lease.view, lease.gpu_ids
+    left_s = None if view.expires_in_s is None else view.expires_in_s - (server.age_s or 0.0)
+    where = " ".join(part for part in (view.host, f"pid {view.pid}" if view.pid is not None else None) if part)
+    runs = lease.command if view.state == "active" else f"{view.state}: {view.reason or UNKNOWN}"
     return [
         Text(lease.holder, "bold"),
         Text(",".join([*ids[:1], *(gpu.rpartition(":")[2] for gpu in ids[1:])]) or UNKNOWN),
@@ -245,11 +245,11 @@ def _lease_cells(server: ServerState, lease: LeaseReport, now: float) -> list[Ce
 
 
 def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
-    position = UNKNOWN if lease.position is None else str(lease.position)
+    position = UNKNOWN if lease.view.position is None else str(lease.view.position)
     return [
         Text(f"{position} " if is_one else f"{lease.endpoint} {position} ").append(lease.holder, "bold"),
         Text(show_since(lease.requested_at, now)),
-        Text(str(lease.priority) if lease.priority else ""),
+        Text(str(lease.view.priority) if lease.view.priority else ""),
         Text(lease.wants),
         Text(lease.why or "the server does not say why"),
     ]

@@ -150,7 +150,7 @@ def _totals(frame: Frame) -> Text:
     if all(server.report is None for server in frame.servers):
         return Text(f"GPUs {UNKNOWN}   queue {UNKNOWN}", "bold")
     rows = [row for server in frame.distinct for row in server.gpus]
-    counts = Counter(_COUNTED_AS.get(row.report.state, row.report.state) for row in rows if not row.is_stale)
+    counts = Counter(_COUNTED_AS.get(row.report.view.state, row.report.view.state) for row in rows if not row.is_stale)
     text = Text().append(f"{_number(len(rows), 'GPU')}: ", "bold")
     for word in [*_ALWAYS_COUNTED, *sorted(counts.keys() - set(_ALWAYS_COUNTED))]:
         style = STATE_STYLES.get(word, "") if counts[word] else "dim"
@@ -195,16 +195,16 @@ def _server_line(server: ServerState, *, is_only: bool) -> Text:
 
 
 def _about(server: ServerState, report: PoolReport, *, is_only: bool) -> Text:
-    text = Text(f"  {report.node}" if report.node else "")
+    text = Text(f"  {report.view.node}" if report.view.node else "")
     if not is_only:
         text.append(f"  {_number(len(server.gpus), 'GPU')}, {report.free} free, queue {report.queue_length}")
-    source = "simulated GPUs" if report.is_simulated else f"GPUs seen by {report.source or UNKNOWN}"
+    source = "simulated GPUs" if report.is_simulated else f"GPUs seen by {report.view.source or UNKNOWN}"
     text.append(f"  {source}", "magenta" if report.is_simulated else "")
     if not report.has_leases:
         return text.append("  statistics only, no leases", "yellow")
-    if not report.can_grant:
-        return text.append(f"  grants nothing: {report.trouble or 'it does not say why'}", "bold red")
-    threshold_percent = report.memory_threshold_percent
+    if not report.view.can_grant:
+        return text.append(f"  grants nothing: {report.view.trouble or 'it does not say why'}", "bold red")
+    threshold_percent = report.view.thresholds.memory_percent
     mark = f"memory threshold {UNKNOWN if threshold_percent is None else f'{threshold_percent:g} %'}"
     return text.append(f"  {MARK} {mark}", "dim")
 
