@@ -287,7 +287,7 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
         page=f"{addresses[0]}/ui",
         gpus=GpusShown.of([r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, error),
         state=str(journal),
-        trouble=app.authority.trouble,
+        trouble=app.pool.trouble,
         writing=Writing(
             "broken" if tokens.is_broken else "none" if tokens.is_unset else "set",
             tuple(sorted(tokens.names)),
