@@ -9,62 +9,17 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from .recorded_openapi import check_still_described, describe
+from .recorded_scenes import CALLS, ELSEWHERE, HTML, a_book, ask_around, play_draining, play_end, play_http, walk
 from .recorder import IS_RECORDING, RECORDINGS, Book, Connection, Scene, Server, Stream, as_json, make_request
 
-ELSEWHERE = "Origin: http://elsewhere.example"
-HTML = "Accept: text/html,application/xhtml+xml,*/*;q=0.8"
 TOKENS = {"GPU_POOL_TOKENS": "admin:secret-of-admin,ada:secret-of-ada,bob:secret-of-bob"}
 ADMIN, ADA, BOB = (f"Authorization: Bearer secret-of-{name}" for name in ("admin", "ada", "bob"))
-FORMS = json.loads((Path(__file__).parent / "recorded_forms.json").read_text(encoding="utf-8"))
-
-READ = (
-    "/", "/gpu/stats", "/gpu/count", "/gpu/summary", "/gpu/history", "/health", "/config", "/metrics", "/livez", "/readyz",
-    "/leases", "/pool", "/usage", "/timeline", "/peers", "/docs", "/redoc",
-)  # fmt: skip
-PAGE_DATA = ("/ui/data/history", "/ui/data/usage", "/ui/data/timeline", "/ui/data/peers", "/ui/data/me")
-FILES = ("/ui", "/ui/page.js", "/ui/page.css", "/ui/icon.svg", "/docs-assets/swagger-ui.css", "/openapi.json")
-WRITE = (
-    "/leases/none", "/admin/leases/none/revoke", "/admin/gpus/0/drain", "/admin/gpus/0/undrain",
-    "/admin/ignored-processes/Xorg",
-)  # fmt: skip
-NOWHERE = (
-    "/nowhere", "/admin", "/admin/", "/admin/gpus", "/admin/gpus/drain", "/admin/gpus//drain", "/admin/leases/revoke",
-    "/admin/leases//revoke", "/admin/ignored-processes", "/admin/ignored-processes/", "/admin/other/0/drain", "/leases/",
-    "/leases/a/b", "/leases/a%2Fb", "/leases/..", "/leases/%2E", "/leases/%C3%A4", "/ui/nothing.js", "/ui/index.html",
-    "/ui/data", "/ui/data/", "/ui/data/none", "/ui/%2E%2E/app.py", "/ui//page.js", "//pool", "/Pool", "/gpu", "/docs-assets",
-    "/docs-assets/", "/docs-assets/none.js", "/docs-assets/..%2F__init__.py", "/n%C3%B6where", "/" + "long" * 60,
-)  # fmt: skip
-QUERIES = (
-    "/gpu/stats?x=1", "/?x=1", "/health?x=1", "/leases?x=1", "/po%6Fl", "/pool?x=1", "/pool?queue=", "/pool?queue=0",
-    "/pool?queue=-1", "/pool?queue=1.5", "/pool?queue=1234567890", "/pool?queue=%C2%B2", "/pool?queue=1&queue=x",
-    "/usage?x=1", "/usage?since=2026-13-01", "/usage?since=", "/usage?until=never", "/usage?since=-1",
-    "/usage?since=99999999999999", "/usage?since=nan", "/usage?since=2001-01-01&until=2000-01-01T00:00:00Z",
-    "/usage?since=2000-01-01&until=2000-01-02T00:00:00+01:00", "/usage?since=10&until=20.5", "/usage?since=1&since=2",
-    "/usage?" + "&".join(f"x{number}=1" for number in range(21)),
-    "/timeline?x=1", "/timeline?hours=", "/timeline?hours=0.09", "/timeline?hours=169", "/timeline?hours=nan",
-    "/timeline?hours=two", "/timeline?hours=1&hours=2", "/timeline?hours=0.1", "/timeline?hours=168", "/peers?x=1",
-    "/events?pace_s=", "/events?pace_s=0.09", "/events?pace_s=61", "/events?pace_s=nan", "/events?pace_s=soon",
-    "/ui?x=1", "/ui/data/pool?x=1", "/ui/data/history?x=1", "/ui/data/usage?since=1", "/ui/data/peers?x=1",
-    "/ui/data/me?x=1", "/ui/data/timeline?hours=2", "/ui/data/timeline?hours=6.0", "/ui/data/timeline?x=1",
-    "/ui/data/timeline?hours=168", "/leases/none?wait_s=1&wait_s=2", "/leases/none?wait_s=", "/leases/none?wait_s=-1",
-    "/leases/none?wait_s=301", "/leases/none?wait_s=inf", "/leases/none?wait_s=nan", "/leases/none?wait_s=soon",
-    "/leases/none?devices=name", "/leases/none?other=" + "x" * 50, "/leases/none?wait_s=300&devices=uuid",
-)  # fmt: skip
-
-
-@contextmanager
-def a_book(name: str, settings: dict[str, str] | None = None) -> Iterator[tuple[Book, Server]]:
-    """A server, and the recordings of what it answers."""
-    book = Book(name)
-    with Server(settings) as server:
-        yield book, server
-    book.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,28 +30,10 @@ def slow_body() -> Iterator[tuple[Server, Connection]]:
         yield server, connection
 
 
-def walk(scene: Scene, path: str, wrong: tuple[str, ...] = ("POST", "PUT", "DELETE", "PATCH")) -> None:
-    """All that can be done with an address that is there to be read."""
-    body = scene.ask(f"GET {path}")
-    scene.ask(f"GET {path}", b"", ELSEWHERE, like=body)
-    scene.ask(f"HEAD {path}")
-    ask_around(scene, path, wrong)
-
-
-def ask_around(scene: Scene, path: str, wrong: tuple[str, ...]) -> None:
-    """What a browser asks beforehand, methods that are not possible, and a slash too many."""
-    scene.ask(f"OPTIONS {path}")
-    for method in ("GET", "PUT"):
-        scene.ask(f"OPTIONS {path}", b"", ELSEWHERE, f"Access-Control-Request-Method: {method}")
-    for method in wrong:
-        scene.ask(f"{method} {path}")
-    (scene.file if path in FILES else scene.ask)(f"GET {path}/")
-
-
 def test_what_a_plain_server_answers() -> None:
     with a_book("plain") as (book, server):
         scene = book.scene("reading", server)
-        for path in READ:
+        for path in CALLS["read"]:
             walk(scene, path)
         scene.ask("GET /", b"", HTML)
         scene.ask("HEAD /", b"", HTML)
@@ -105,7 +42,7 @@ def test_what_a_plain_server_answers() -> None:
             "OPTIONS /pool", b"", ELSEWHERE, "Access-Control-Request-Method: GET", "Access-Control-Request-Headers: x-a"
         )
         page = book.scene("page", server)
-        for path in FILES:
+        for path in CALLS["files"]:
             page.file(f"GET {path}")
             page.file(f"GET {path}", ELSEWHERE)
             page.file(f"HEAD {path}")
@@ -113,7 +50,7 @@ def test_what_a_plain_server_answers() -> None:
         page.ask("GET /ui/page.js", b"", "If-None-Match: *")
         page.file("GET /ui/page.js", 'If-None-Match: "other", W/"others"')
         walk(page, "/ui/")
-        for path in PAGE_DATA:
+        for path in CALLS["page_data"]:
             walk(page, path)
         page.ask("GET /ui/data/pool")
         page.file("GET /ui/data/pool", "Accept-Encoding: gzip")
@@ -123,7 +60,7 @@ def test_what_a_plain_server_answers() -> None:
         page.ask("GET /ui/data/me", b"", ADA)
         page.ask("GET /ui/data/me", b"", "Authorization: Basic eA==")
         around = book.scene("around", server)
-        for path in WRITE:
+        for path in CALLS["write"]:
             around.ask(f"GET {path}")
             around.ask(f"GET {path}", b"", ELSEWHERE)
             around.ask(f"HEAD {path}")
@@ -134,52 +71,23 @@ def test_what_a_plain_server_answers() -> None:
         around.ask("HEAD /events?pace_s=x")
         ask_around(around, "/events", ("POST", "PUT", "DELETE", "PATCH"))
         nowhere = book.scene("nowhere", server)
-        for path in NOWHERE:
+        for path in CALLS["nowhere"]:
             for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS") if "%" not in path else ("GET", "PUT"):
                 nowhere.ask(f"{method} {path}")
             nowhere.ask(f"GET {path}", b"", ELSEWHERE)
         queries = book.scene("queries", server)
-        for path in QUERIES:
+        for path in CALLS["queries"]:
             queries.ask(f"GET {path}")
         play_http(book.scene("http", server))
-
-
-def play_http(scene: Scene) -> None:
-    """What is not as HTTP should be, or not as it is mostly written."""
-    host = b"Host: 127.0.0.1:8000\r\n"
-    scene.send(b"GET /livez HTTP/1.0\r\n\r\n")
-    scene.send(b"GET /livez HTTP/1.1\r\n\r\n")
-    scene.send(b"GET /livez HTTP/1.1\r\n" + host + b"Connection: close\r\n\r\n")
-    scene.send(b"GET /pool HTTP/1.1\r\n" + host + b"Connection: close\r\n\r\n")
-    scene.send(b"GET http://other.example/livez HTTP/1.1\r\n" + host + b"\r\n")
-    scene.send(b"OPTIONS * HTTP/1.1\r\n" + host + b"\r\n")
-    scene.send(b"GET /livez HTTP/1.1\r\n" + host + b"Upgrade: websocket\r\nConnection: upgrade\r\n\r\n")
-    scene.send(b"GET /livez#part HTTP/1.1\r\n" + host + b"\r\n")
-    scene.send(b"PROPFIND /pool HTTP/1.1\r\n" + host + b"\r\n")
-    scene.send(b"get /pool HTTP/1.1\r\n" + host + b"\r\n")
-    scene.send(b"no request at all\r\n\r\n")
-    scene.send(b"GET /livez HTTP/1.1\r\n" + host + b"X: " + b"x" * 70_000)
-    expecting = ("Expect: 100-continue", "Content-Length: 2")
-    with Connection(scene.server) as connection:
-        head = make_request("POST /leases/renew", b"", expecting)
-        connection.socket.sendall(head)
-        scene.receive(connection, head)
-        connection.socket.sendall(b"{}")
-        scene.receive(connection, b"{}")
-    with Connection(scene.server) as connection:
-        both = [make_request("GET /livez", b"", ()), make_request("GET /gpu/count", b"", ())]
-        connection.socket.sendall(b"".join(both))
-        for request in both:
-            scene.receive(connection, request)
 
 
 def test_what_is_said_of_bad_forms() -> None:
     with a_book("forms") as (book, server):
         lease = book.scene("lease", server)
-        for field, values in FORMS["lease"].items():
+        for field, values in CALLS["lease"].items():
             for value in values:
                 lease.ask("PUT /leases/x", f'{{"{field}":{value}}}')
-        for body in FORMS["bodies"]:
+        for body in CALLS["bodies"]:
             lease.ask("PUT /leases/x", body)
         lease.ask("PUT /leases/x", json.dumps({f"x{number}": number for number in range(7)}))
         lease.ask("PUT /leases/x", json.dumps({"labels": {f"x{number}": "" for number in range(33)}}))
@@ -189,12 +97,12 @@ def test_what_is_said_of_bad_forms() -> None:
         lease.ask("PUT /leases/x", '{"owner":"ada"}'.encode("utf-16"))
         lease.ask("PUT /leases/x", "\ufeff{}")
         other = book.scene("other", server)
-        for body in FORMS["renew"]:
+        for body in CALLS["renew"]:
             other.ask("POST /leases/renew", body)
         other.ask("POST /leases/renew", json.dumps({"ids": [f"x{number}" for number in range(1001)]}))
-        for body in FORMS["drain"]:
+        for body in CALLS["drain"]:
             other.ask("POST /admin/gpus/0/drain", body)
-        for path in FORMS["targets"]:
+        for path in CALLS["targets"]:
             other.ask(path)
         bodies = book.scene("bodies", server)
         for call in (
@@ -219,6 +127,7 @@ def test_what_is_said_of_bad_forms() -> None:
         bodies.ask("PUT /leases/x", b'{"gpus":0}', "Content-Encoding: identity", "Content-Type: text/plain")
         # None of them was taken.
         bodies.ask("GET /leases")
+        play_draining(book, server)
 
 
 def test_a_lease_from_asking_to_its_end() -> None:
@@ -229,21 +138,21 @@ def test_a_lease_from_asking_to_its_end() -> None:
         stream.until(b"connected")
         paced = stack.enter_context(Stream(server, "/events?pace_s=60"))
         paced.until(b"connected")
-        for body in FORMS["granted"]:
+        for body in CALLS["granted"]:
             scene.ask(f"PUT /leases/{json.loads(body)['worker_id']}", body)
         paced.until(b"event: changed")
         local = json.dumps(
-            {"among": ["3"], "worker_id": "local", "host": socket.gethostname(), "pid": os.getpid()},
+            {"among": ["3"], "owner": "carl", "worker_id": "local", "host": socket.gethostname(), "pid": os.getpid()},
             separators=(",", ":"),
         )
         scene.ask("PUT /leases/local?devices=uuid", local)
         scene.ask("PUT /leases/gone", json.dumps({"host": socket.gethostname(), "pid": 2**23}, separators=(",", ":")))
         scene.note("all GPUs are taken")
-        for body in FORMS["queued"]:
+        for body in CALLS["queued"]:
             scene.ask(f"PUT /leases/{json.loads(body)['worker_id']}", body)
         scene.ask("PUT /leases/one", '{"among":[3]}')
-        scene.ask("PUT /leases/one", FORMS["granted"][0])
-        for call in FORMS["looks"]:
+        scene.ask("PUT /leases/one", CALLS["granted"][0])
+        for call in CALLS["looks"]:
             scene.ask(call)
         scene.ask("POST /leases/renew", '{"ids":["one","waits","never","one"]}')
         scene.note("they are given back, and who waits gets them")
@@ -269,42 +178,12 @@ def test_a_lease_from_asking_to_its_end() -> None:
         scene.stream(stream)
 
 
-def play_end(scene: Scene, stream: Stream) -> None:
-    """The leases end, one after the other; after each its GPU has been looked at again."""
-    scene.ask("DELETE /leases/one")
-    scene.ask("GET /leases/waits?wait_s=20")
-    stream.until(b'"id":"waits","state":"active"')
-    scene.ask("DELETE /leases/one")
-    scene.ask("GET /leases/one")
-    scene.ask("PUT /leases/one", FORMS["granted"][0])
-    scene.ask("POST /leases/renew", '{"ids":["one","waits"]}')
-    scene.ask("DELETE /leases/asks")
-    scene.ask("GET /leases/asks?devices=uuid")
-    scene.ask("POST /admin/leases/waits/revoke")
-    stream.until(b"event: gpu_drained")
-    scene.ask("POST /admin/leases/waits/revoke")
-    scene.ask("POST /leases/renew", '{"ids":["waits"]}')
-    scene.ask("POST /admin/gpus/0/drain", '{"reason":"bad fan"}')
-    scene.ask("POST /admin/gpus/1/drain")
-    scene.ask("POST /admin/gpus/GPU-566665aa-90f9-59af-ba37-c5686db9212f/undrain")
-    scene.ask("PUT /admin/ignored-processes/Xorg")
-    scene.ask("PUT /admin/ignored-processes/a%2Fb%20c")
-    scene.ask("DELETE /admin/ignored-processes/Xorg")
-    scene.ask("DELETE /admin/ignored-processes/Xorg")
-    for call in FORMS["looks"]:
-        scene.ask(call)
-    scene.ask("GET /ui/data/pool")
-    scene.ask("POST /admin/gpus/0/undrain", "{}")
-    scene.ask("DELETE /leases/shared-1")
-    stream.until(b"event: gpu_drained")
-
-
 def test_who_may_do_what() -> None:
     with a_book("access") as (book, server):
         scene = book.scene("without-tokens", server)
-        for headers in FORMS["strangers"]:
+        for headers in CALLS["strangers"]:
             scene.ask("PUT /leases/a", b"{", *headers)
-        for headers in FORMS["strangers"][:6]:
+        for headers in CALLS["strangers"][:6]:
             for call in (
                 "DELETE /leases/a",
                 "POST /leases/renew",
@@ -312,11 +191,11 @@ def test_who_may_do_what() -> None:
                 "PUT /admin/ignored-processes/x",
             ):
                 scene.ask(call, b"", *headers)
-        for headers in FORMS["friends"]:
+        for headers in CALLS["friends"]:
             scene.ask("PUT /leases/a", b"{", *headers)
     with a_book("tokens", TOKENS) as (book, server):
         scene = book.scene("answers", server)
-        for call, headers, body in FORMS["tokens"]:
+        for call, headers, body in CALLS["tokens"]:
             known = {"ada": [ADA], "bob": [BOB], "admin": [ADMIN], "": []}
             scene.ask(call, body, *known.get(headers, [headers]))
     with a_book("broken-tokens", {"GPU_POOL_TOKENS": "nonsense"}) as (book, server):
@@ -338,7 +217,7 @@ def test_what_a_server_answers_below_a_prefix() -> None:
     }  # fmt: skip
     with a_book("prefix", settings) as (book, server):
         scene = book.scene("answers", server)
-        for path in (*READ, "/reference/try", "/reference/read", "/ui/", "/ui/data/pool"):
+        for path in (*CALLS["read"], "/reference/try", "/reference/read", "/ui/", "/ui/data/pool"):
             body = scene.ask(f"GET /gpu-pool/v1{path}")
             scene.ask(f"GET /gpu-pool/v1{path}", b"", ELSEWHERE, like=body) if path != "/ui/data/pool" else None
             scene.ask(f"POST /gpu-pool/v1{path}")
@@ -352,7 +231,7 @@ def test_what_a_server_answers_below_a_prefix() -> None:
         scene.file("GET /gpu-pool/v1/openapi.json")
         scene.file("GET /gpu-pool/v1/ui")
         scene.file("GET /gpu-pool/v1/docs-assets/favicon.png")
-        for call in FORMS["prefixed"]:
+        for call in CALLS["prefixed"]:
             scene.ask(call, b'{"among":[0]}' if call.startswith("PUT /gpu-pool/v1/leases") else b"")
 
 
@@ -360,7 +239,7 @@ def test_what_a_closed_server_answers() -> None:
     settings = {"ENABLE_CORS": "false", "DOCS_URL": "", "REDOC_URL": "", "CUDA_VISIBLE_DEVICES": "1,3"}
     with a_book("closed", settings) as (book, server):
         scene = book.scene("answers", server)
-        for path in READ:
+        for path in CALLS["read"]:
             body = scene.ask(f"GET {path}")
             scene.ask(f"GET {path}", b"", ELSEWHERE, like=body)
             scene.ask(f"OPTIONS {path}", b"", ELSEWHERE, "Access-Control-Request-Method: GET")
@@ -406,8 +285,41 @@ def test_limits() -> None:
         streams.ask("GET /events", b"", ELSEWHERE)
 
 
+def test_many_ask_for_usage_at_once() -> None:
+    with a_book("crowd") as (book, server):
+        request = make_request("GET /usage", b"", ())
+        for _ in range(20):
+            scene = book.scene("usage", server)
+            with ExitStack() as stack:
+                crowd = [stack.enter_context(Connection(server)) for _ in range(100)]
+                for connection in crowd:
+                    connection.socket.sendall(request)
+                for connection in crowd:
+                    scene.text = ""
+                    scene.receive(connection, request)
+                    if "HTTP/1.1 503" in scene.text:
+                        return
+
+
+def test_gpus_that_nobody_has_looked_at_yet(tmp_path: Path) -> None:
+    """The driver hangs: a program in its place waits for somebody to write into a pipe, and no library is there."""
+    pipe, program = tmp_path / "pipe", tmp_path / "nvidia-smi"
+    os.mkfifo(pipe)
+    program.write_text(f"#!/bin/sh\nread line < {pipe}\n", encoding="utf-8")
+    program.chmod(0o700)
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
+    settings = {"SIMULATED_GPUS": "", "PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+    try:
+        with a_book("unseen", settings) as (book, server):
+            scene = book.scene("answers", server)
+            for call, body in CALLS["unseen"]:
+                scene.ask(call, body)
+    finally:
+        os.close(os.open(pipe, os.O_RDWR))  # lets go of the program that waits
+
+
 def test_a_journal_in_trouble() -> None:
-    calls = FORMS["in_trouble"]
+    calls = CALLS["in_trouble"]
     with Server() as server:
         state = server.state
         book = Book("unopened")
