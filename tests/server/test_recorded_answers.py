@@ -267,8 +267,8 @@ def test_limits() -> None:
         scene.ask("PUT /leases/all", '{"gpus":4}')
         for lease_id, owner in (("q1", "ada"), ("q2", "ada"), ("q3", "ada"), ("q4", "bob"), ("q5", "eve")):
             scene.ask(f"PUT /leases/{lease_id}", json.dumps({"owner": owner}))
-        scene.ask("DELETE /leases/q4")
-        scene.ask("DELETE /leases/q2")
+        for lease_id in ("q4", "q2", "q1"):
+            scene.ask(f"DELETE /leases/{lease_id}")
         for lease_id in ("n1", "n2", "n3"):
             scene.ask(f"PUT /leases/{lease_id}", "{}")
         scene.ask("DELETE /leases/n2")
@@ -277,8 +277,8 @@ def test_limits() -> None:
         quiet = Scene(server)
         while b"gpupool_waiting_connections 1.0" not in quiet.file("GET /metrics"):
             pass
-        scene.ask("GET /leases/q1?wait_s=10")
-        scene.ask("PUT /leases/q1", '{"owner":"ada","wait_s":10}')
+        scene.ask("GET /leases/n1?wait_s=10")
+        scene.ask("PUT /leases/n1", '{"wait_s":10}')
         streams = book.scene("streams", server)
         for _ in range(256):
             stack.enter_context(Stream(server, "/events?pace_s=60")).until(b"connected")
