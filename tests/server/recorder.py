@@ -41,6 +41,7 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.env = {
+            **{name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH") if name in os.environ},
             "PATH": str(self.home),  # no nvidia-smi there, whatever this machine has
             "PYTHONPATH": str(ROOT),
             "HOST": "127.0.0.1",

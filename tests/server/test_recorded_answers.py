@@ -308,7 +308,8 @@ def test_gpus_that_nobody_has_looked_at_yet(tmp_path: Path) -> None:
     program.write_text(f"#!/bin/sh\nread line < {pipe}\n", encoding="utf-8")
     program.chmod(0o700)
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
-    settings = {"SIMULATED_GPUS": "", "PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+    libraries = ":".join(filter(None, (str(tmp_path), os.environ.get("LD_LIBRARY_PATH"))))
+    settings = {"SIMULATED_GPUS": "", "PATH": str(tmp_path), "LD_LIBRARY_PATH": libraries}
     try:
         with a_book("unseen", settings) as (book, server):
             scene = book.scene("answers", server)
