@@ -296,7 +296,9 @@ class Scene:
         assert "\r" not in text
         for pattern, name in _HEADERS:
             text = pattern.sub(name, text)
-        return self.shown(text)
+        # The order of fields with different names means nothing (RFC 9110, 5.3).
+        status, *fields = self.shown(text).rstrip("\n").split("\n")
+        return "\n".join([status, *sorted(fields)]) + "\n\n"
 
     def _put(self, request: bytes, head: str, body: str) -> None:
         asked, _, sent = request.partition(b"\r\n\r\n")

@@ -61,9 +61,13 @@ class Router:
             return
         places = self._places.find(path)
         call = Call(scope, receive, self._tokens)
+        way = None if places else self._way_below_prefix(path, call)
+        if way is not None and method in READING:
+            await _write(way, (), send)
+            return
         resource = places[0].resource if places else None
-        if self._cors is not None and "origin" in call.headers and (resource is None or resource.cors != "never"):
-            if method == "OPTIONS" and "access-control-request-method" in call.headers:
+        if self._cors is not None and (resource is None or resource.cors != "never"):
+            if method == "OPTIONS" and {"origin", "access-control-request-method"} <= call.headers.keys():
                 await self._cors.preflight_response(RequestHeaders(scope=scope))(scope, receive, send)
                 return
             if resource is None or resource.cors == "asks":
@@ -84,22 +88,22 @@ class Router:
                 return await handler(call)
         path = call.scope["path"]
         if not places:
-            return self._elsewhere(method, path, call)
+            shorter = path.rstrip("/")
+            if shorter != path and any(not place.resource.tag for place in self._places.find(shorter)):
+                return redirect(str(URL(scope={**call.scope, "path": shorter})))
+            raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists what there is.")
         allowed = ", ".join(dict.fromkeys(known for place in reversed(places) for known in place.handlers))
         is_page = places[0].resource.tag == "page"
         detail = f"{method} is not possible at {path[:200]}; use {allowed}."
         raise Refused(405, detail, {"Allow": "GET, HEAD" if is_page else allowed})
 
-    def _elsewhere(self, method: str, path: str, call: Call) -> Response:
-        """Where to go from an address that is only on the way to ours; Refused where it is not."""
-        prefix = self._prefix
-        if method == "GET" and prefix and path == prefix:  # told relatively: a proxy may know us by another address
-            return redirect(f"{prefix.rpartition('/')[2]}/", (b"vary", b"Accept"))
-        if method == "GET" and prefix and path == "/" and wants_page(call.headers.get("accept")):
-            return redirect(f"{prefix.lstrip('/')}/ui", (b"vary", b"Accept"))
-        if path.endswith("/") and any(not place.resource.tag for place in self._places.find(path[:-1])):
-            return redirect(str(URL(scope={**call.scope, "path": path[:-1]})))
-        raise Refused(404, f"There is nothing at {path[:200]}; {prefix}/ lists what there is.")
+    def _way_below_prefix(self, path: str, call: Call) -> Response | None:
+        """Where to go from an address that is only on the way to ours. Told relatively: a proxy may know us by others."""
+        prefix, vary = self._prefix, (b"vary", b"Accept")
+        if prefix and path == prefix:
+            return redirect(f"{prefix.rpartition('/')[2]}/", vary)
+        is_for_page = prefix and path == "/" and wants_page(call.headers.get("accept"))
+        return redirect(f"{prefix.lstrip('/')}/ui", vary) if is_for_page else None
 
     def _added(self, resource: Resource | None, method: str) -> Headers:
         if resource is None:
