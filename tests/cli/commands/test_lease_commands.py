@@ -13,8 +13,8 @@ from gpu_worker_pool.cli.commands.leases import short_ids
 from gpu_worker_pool.cli.commands.wait import TimeOver, Wanted
 from gpu_worker_pool.cli.pools.reading import read_pool
 from gpu_worker_pool.cli.pools.servers import Answer
-from tests.cli.commands import gpu_pool, start_gpu_pool
 from tests.cli.in_process import called
+from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,

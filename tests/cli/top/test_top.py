@@ -25,8 +25,8 @@ from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState, without_tw
 from gpu_worker_pool.cli.top.keys import DOWN, PAGE_UP, TAB, keys_in
 from gpu_worker_pool.cli.top.sparkline import bar, sparkline
 from gpu_worker_pool.cli.top.view import LEASES, QUEUE, Picture, Scroll, draw, draw_all
-from tests.cli.commands import GPU_POOL, environment, gpu_pool
 from tests.cli.in_process import called
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.cli.terminal import Terminal
 from tests.client.foreign_servers import ForeignServer, Seen, answering
 from tests.server.leasing import OFTEN, queue, release_all, take

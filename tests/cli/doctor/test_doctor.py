@@ -23,7 +23,7 @@ from gpu_worker_pool.cli.serve.port_holder import PortHolder
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.server.http.access import Tokens
 from gpu_worker_pool.urls import parse_endpoint
-from tests.cli.commands import Done, gpu_pool
+from tests.cli.own_process import Done, gpu_pool
 from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,

@@ -18,8 +18,8 @@ from gpu_worker_pool.cli.commands.report import report as report_command
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.pools.servers import Answer
 from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
-from tests.cli.commands import Done, gpu_pool
 from tests.cli.in_process import called
+from tests.cli.own_process import Done, gpu_pool
 from tests.client.foreign_servers import Behaviour, ForeignServer, not_found, saying, statistics
 from tests.server.past_leases import past, server_with_past
 from tests.server.running import RunningServer, free_port

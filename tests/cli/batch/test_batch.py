@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpu_worker_pool.cli.batch.jobs import Batch, Job, Outcome, State, read_jobs
 from gpu_worker_pool.cli.batch.state import StateFile
 from gpu_worker_pool.cli.failure import Failure
-from tests.cli.commands import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
+from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server.leasing import OFTEN, eventually, wait_until_free
 from tests.server.running import RunningServer

@@ -1,6 +1,7 @@
 """Random requests to the lease and admin calls, after the server's own description.
 
-The other calls are in test_openapi.py; a stream has no end to check, so that /events is left to test_events.py.
+The other calls are in tests/server/test_openapi.py; a stream has no end to check, so that /events is left to
+tests/server/streams/test_events.py.
 """
 
 from __future__ import annotations

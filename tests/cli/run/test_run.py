@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
+from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server.leasing import OFTEN, eventually, put, queue, take, wait_until_free
 from tests.server.running import RunningServer

@@ -1,4 +1,4 @@
-"""Who may ask for, renew and give back leases, over real sockets. The rules by themselves are in test_access.py."""
+"""Who may ask for, renew and give back leases, over real sockets. The rules by themselves are in tests/server/http/test_access.py."""
 
 from __future__ import annotations
 

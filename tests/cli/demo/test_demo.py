@@ -32,7 +32,7 @@ from gpu_worker_pool.cli.demo.view import picture
 from gpu_worker_pool.cli.run.guard import descendants
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu
 from gpu_worker_pool.server.settings import ServerSettings
-from tests.cli.commands import GPU_POOL, MOST_S, environment, start_gpu_pool
+from tests.cli.own_process import GPU_POOL, MOST_S, environment, start_gpu_pool
 from tests.cli.terminal import Terminal
 
 # Short, but on a machine that is busy with other tests it may take its time.

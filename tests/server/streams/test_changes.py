@@ -1,4 +1,4 @@
-"""GET /events?pace_s=...: that something happened, in this process; over a connection see test_page.py."""
+"""GET /events?pace_s=...: that something happened, in this process; over a connection see ui/test_page.py."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from tests.server.leasing import (
     take,
 )
 from tests.server.running import RunningServer, free_port
-from tests.server.test_events import Stream
+from tests.server.streams.test_events import Stream
 
 
 def content(server: RunningServer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

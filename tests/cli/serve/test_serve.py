@@ -18,7 +18,7 @@ from gpu_worker_pool.cli.serve.announcement import Announcement, GpusShown, Writ
 from gpu_worker_pool.cli.serve.command import FLAGS, usable_journal
 from gpu_worker_pool.cli.serve.flags import settings_of
 from gpu_worker_pool.host.addresses import urls
-from tests.cli.commands import gpu_pool, start_gpu_pool
+from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.server.running import ROOT, ask_over
 
 SECRET = "a-long-secret"  # noqa: S105 - of nothing

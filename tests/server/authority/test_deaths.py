@@ -20,8 +20,8 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.limits import ENOUGH, is_scarce, raise_limit
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.server.authority.deaths import MOST_AT_ONCE, MOST_IDLE, DeathWatch, open_pidfd
+from tests.server.running import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 GENEROUS_S = 60.0
 CAT = shutil.which("cat") or "/bin/cat"
 

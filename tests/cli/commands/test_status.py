@@ -12,8 +12,8 @@ from gpu_worker_pool.cli.commands.status import show
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import Answer, Servers
-from tests.cli.commands import GPU_POOL, environment, gpu_pool
 from tests.cli.in_process import called
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.cli.terminal import Terminal
 from tests.client.statistics_server import StatisticsServer
 from tests.server.leasing import queue, take
