@@ -22,7 +22,7 @@ LONGEST = (
     "tests/page/test_accessible.py",
     "tests/page/test_live.py",
     "tests/page/test_many.py",
-    "tests/test_benchmarks.py",
+    "tests/benchmarks/test_report.py",
     "tests/client/acquire/test_cleanup.py",
     "tests/server/authority/test_lease_restart.py",
     "tests/cli/demo/test_demo.py",
