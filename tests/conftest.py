@@ -15,7 +15,8 @@ settings.load_profile("patient")
 LONGEST = (
     "tests/e2e/test_nemesis.py",
     "tests/e2e/test_failpoints.py",
-    "tests/client/endpoints/test_failover.py",
+    "tests/client/endpoints/failover/test_failover.py",
+    "tests/client/endpoints/failover/test_waiting.py",
     "tests/cli/run/test_run.py",
     "tests/test_documents.py",
     "tests/page/test_odd_ways.py",
@@ -23,15 +24,15 @@ LONGEST = (
     "tests/page/test_live.py",
     "tests/page/test_many.py",
     "tests/benchmarks/test_report.py",
-    "tests/client/acquire/test_cleanup.py",
+    "tests/client/acquire/cleanup/test_cleanup.py",
     "tests/server/authority/test_lease_restart.py",
     "tests/cli/demo/test_demo.py",
     "tests/server/test_real_probes.py",
-    "tests/gpus/test_nvidia_smi.py",
+    "tests/gpus/nvidia_smi/test_nvidia_smi_faults.py",
     "tests/test_examples.py",
     "tests/client/endpoints/test_distribution.py",
     "tests/client/backends/test_own_leases.py",
-    "tests/server/authority/test_deaths.py",
+    "tests/server/authority/deaths/test_deaths.py",
     "tests/core/test_box_simulation.py",
 )
 

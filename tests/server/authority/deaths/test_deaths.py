@@ -3,86 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import resource
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.host.limits import ENOUGH, is_scarce, raise_limit
-from gpu_worker_pool.host.processes import ProcessTable
-from gpu_worker_pool.server.authority.deaths import MOST_AT_ONCE, MOST_IDLE, DeathWatch, open_pidfd
-from tests.server.running import ROOT
-
-GENEROUS_S = 60.0
-CAT = shutil.which("cat") or "/bin/cat"
+from gpu_worker_pool.server.authority.deaths import MOST_IDLE, DeathWatch, open_pidfd
+from tests.server.authority.deaths.processes import Child, Reports, Start, not_implemented
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
-
-
-def not_implemented(pid: int) -> int:
-    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-
-class Child:
-    """A process of ours that ends by itself when its input is closed."""
-
-    def __init__(self) -> None:
-        self.popen = subprocess.Popen([CAT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        self.id = ProcessId(self.popen.pid, ProcessTable().started(self.popen.pid))
-
-    def kill(self) -> None:
-        """Dead when this returns, but a zombie: it is not reaped."""
-        os.kill(self.id.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, self.id.pid, os.WEXITED | os.WNOWAIT)
-
-    def end(self) -> None:
-        """Gone without a trace when this returns."""
-        self.popen.communicate(timeout=GENEROUS_S)
-
-
-class Reports:
-    """The leases that were reported, and a way to wait for them."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.leases: list[str] = []
-        self._loop = loop
-        self._came = asyncio.Event()
-
-    def __call__(self, lease_id: str) -> None:
-        assert asyncio.get_running_loop() is self._loop
-        self.leases.append(lease_id)
-        self._came.set()
-
-    def until(self, count: int) -> list[str]:
-        async def wait() -> None:
-            async with asyncio.timeout(GENEROUS_S):
-                while len(self.leases) < count:
-                    self._came.clear()
-                    await self._came.wait()
-
-        self._loop.run_until_complete(wait())
-        return self.leases
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
-    loop: asyncio.AbstractEventLoop = request.param()
-    yield loop
-    loop.close()
-
-
-@pytest.fixture
-def reports(loop: asyncio.AbstractEventLoop) -> Reports:
-    return Reports(loop)
 
 
 @pytest.fixture(params=[open_pidfd, not_implemented], ids=["pidfd", "polled"])
@@ -92,25 +24,8 @@ def watch(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop, repor
     watch.close()
 
 
-@pytest.fixture
-def child() -> Iterator[Callable[[], Child]]:
-    children: list[Child] = []
-
-    def start() -> Child:
-        children.append(Child())
-        return children[-1]
-
-    yield start
-    for one in children:
-        one.popen.kill()
-        one.end()
-
-
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-Start = Callable[[], Child]
 
 
 class TestDeath:
@@ -427,154 +342,3 @@ class TestClose:
 
         # The child's input is one more, and the loop has given back its own.
         assert open_descriptors() <= before
-
-
-class TestWithoutPidfd:
-    def test_the_timer_runs_only_while_there_is_something_to_poll(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        watch = DeathWatch(reports, loop, open_pidfd=not_implemented)
-        process, other = child(), child()
-
-        def has_timer() -> bool:
-            return watch._timer is not None
-
-        assert not has_timer()
-        watch.watch(process.id, "a")
-        assert has_timer()
-        process.kill()
-        reports.until(1)
-        assert not has_timer()
-        watch.watch(other.id, "b")
-        assert has_timer()
-        watch.forget("b")
-        assert not has_timer()
-
-    def test_a_kernel_that_has_none_is_asked_once_for_each_process(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        asked: list[int] = []
-
-        def refuse(pid: int) -> int:
-            asked.append(pid)
-            return not_implemented(pid)
-
-        watch = DeathWatch(reports, loop, open_pidfd=refuse)
-        living, other = child(), child()
-        watch.watch(living.id, "living")
-        watch.watch(other.id, "other")
-        other.kill()
-        reports.until(1)
-
-        assert asked == [living.id.pid, other.id.pid]
-        watch.close()
-
-    def test_more_than_are_looked_at_in_one_go_are_all_seen(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        watch = DeathWatch(reports, loop, open_pidfd=not_implemented)
-        # One process with many start times: all but the last are of the past.
-        process = child()
-        started = process.id.started or 0.0
-        many = 3 * MOST_AT_ONCE + 1
-        for number in range(many):
-            watch.watch(ProcessId(process.id.pid, started - number), f"{number}")
-
-        assert sorted(reports.until(many - 1), key=int) == [str(number) for number in range(1, many)]
-        process.kill()
-        assert reports.until(many)[-1] == "0"
-
-    def test_a_shortage_of_descriptors_ends_and_then_the_kernel_tells(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        shortage = [errno.EMFILE, errno.ENFILE]
-        has_opened = asyncio.Event()
-
-        def open_later(pid: int) -> int:
-            if shortage:
-                raise OSError(shortage.pop(), "short")
-            has_opened.set()
-            return open_pidfd(pid)
-
-        watch = DeathWatch(reports, loop, open_pidfd=open_later)
-        process = child()
-        watch.watch(process.id, "a")
-        assert repr(watch) == "<DeathWatch 1 processes (1 polled), 1 leases>"
-
-        loop.run_until_complete(asyncio.wait_for(has_opened.wait(), GENEROUS_S))
-        assert repr(watch) == "<DeathWatch 1 processes (0 polled), 1 leases>"
-        process.kill()
-        assert reports.until(1) == ["a"]
-        watch.close()
-
-    @pytest.mark.parametrize("module", ["asyncio", "uvloop"])
-    def test_few_descriptors_are_shared_with_connections_and_every_death_is_seen(self, module: str) -> None:
-        answer = subprocess.run(
-            [sys.executable, "-c", WITH_FEW_DESCRIPTORS, module],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=GENEROUS_S,
-        )
-
-        assert answer.stdout.split() == ["polled", "connected", "all", "60"], answer.stderr
-
-
-# Its 60 processes do not fit into the 40 descriptors it may have.
-WITH_FEW_DESCRIPTORS = """
-import asyncio, os, resource, signal, socket, subprocess, sys, uvloop
-from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.server.authority.deaths import DeathWatch
-loop = {"asyncio": asyncio, "uvloop": uvloop}[sys.argv[1]].new_event_loop()
-children = [subprocess.Popen(["sleep", "60"]) for _ in range(60)]
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-done, reported = asyncio.Event(), []
-def report(lease_id):
-    reported.append(lease_id)
-    if len(reported) == len(children):
-        done.set()
-watch = DeathWatch(report, loop)
-for child in children:
-    watch.watch(ProcessId(child.pid), str(child.pid))
-if len(watch._polled) not in (0, len(children)):
-    print("polled")
-with socket.socket(), socket.socket():
-    print("connected")
-for child in children:
-    os.kill(child.pid, signal.SIGKILL)
-loop.run_until_complete(asyncio.wait_for(done.wait(), 30))
-if sorted(reported) == sorted(str(child.pid) for child in children):
-    print("all", len(reported))
-for child in children:
-    child.wait()
-watch.close()
-loop.close()
-"""
-
-
-class TestDescriptors:
-    def test_the_limit_is_raised_as_far_as_it_goes(self) -> None:
-        program = (
-            "import resource; from gpu_worker_pool.host.limits import raise_limit\n"
-            "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
-            "print(raise_limit(), raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
-        )
-        answer = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=GENEROUS_S
-        )
-
-        assert answer.stdout.split() == ["300", "300", "300", "300"]
-
-    def test_the_last_quarter_is_scarce(self) -> None:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-        assert not is_scarce(10)
-        assert is_scarce(limit - 1)
-
-    def test_it_says_what_is_in_force(self) -> None:
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        try:
-            assert raise_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= max(ENOUGH, before[0])
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
