@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import select
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from benchmarks.report.measure import BENCHMARKS, ROOT, NotMeasuredError, read, 
 from benchmarks.report.writing import DATA, DOCUMENT
 from benchmarks.shared.fit import exponent
 from benchmarks.shared.results import duration, ecdf, show, to_json
+from tests.processes import has_ended
 
 # These have tests of their own.
 RUN_HERE = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in {"contenders", "replay"}]
@@ -153,18 +152,6 @@ def test_the_document_is_what_its_data_make_it() -> None:
 # --- its parts -------------------------------------------------------------------------------------------------------
 
 
-def has_ended(pid: int) -> bool:
-    """Now or soon: what was killed may still be on its way out."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([process], [], [], 10.0)[0])
-    finally:
-        os.close(process)
-
-
 def test_a_benchmark_that_takes_too_long_is_stopped_with_all_it_started(tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text(
@@ -180,7 +167,7 @@ def test_a_benchmark_that_takes_too_long_is_stopped_with_all_it_started(tmp_path
         run([sys.executable, str(script)], 1.0)
 
     assert (tmp_path / "told").exists()
-    assert has_ended(int((tmp_path / "pid").read_text(encoding="ascii")))
+    assert has_ended(int((tmp_path / "pid").read_text(encoding="ascii")), within_s=10.0)
 
 
 def test_a_benchmark_that_fails_says_so_in_its_last_line(tmp_path: Path) -> None:

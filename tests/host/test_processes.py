@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from gpu_worker_pool.core.model.gpu import GpuProcess, ProcessId
 from gpu_worker_pool.host.processes import MOST_ANCESTORS, ProcessTable
+from tests.processes import child_process
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc on this system")
 
@@ -40,11 +40,7 @@ def proc(tmp_path: Path) -> FakeProc:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A real process below this one, that ends when its input is closed."""
-    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        process.stdout.readline()
+    with child_process() as process:
         yield process
 
 

@@ -10,8 +10,9 @@ from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
 from gpu_worker_pool.host.processes import ProcessTable
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi
-from tests.gpus.nvidia_smi.rows import PATIENCE_S, ROW_A, A, B, C, ended
+from tests.gpus.nvidia_smi.rows import PATIENCE_S, ROW_A, A, B, C
 from tests.gpus.probe_contract import ProbeContract
+from tests.processes import has_ended
 
 ROW_B = f"1, {B}, NVIDIA GeForce RTX 3080, 10240, 4096, 20, 50, 130.00, 320.00\n"
 NAMES = ("memory_total_mb", "memory_used_mb", "utilization_percent", "temperature_c", "power_draw_w", "power_limit_w")
@@ -320,4 +321,4 @@ def test_a_list_of_processes_that_hangs_is_stopped_and_all_else_is_read(smi: Fak
     look = NvidiaSmiProbe("box", timeout_s=2.0).look(1.0)
     assert look.error is None
     assert [(reading.memory_used_mb, reading.processes) for reading in look.readings] == [(2048, None)]
-    assert ended(smi.runs()[-1]["pid"])
+    assert has_ended(smi.runs()[-1]["pid"])

@@ -12,7 +12,8 @@ import pytest
 from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
 from gpu_worker_pool.gpus.probe import ProbeUnavailable
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi
-from tests.gpus.nvidia_smi.rows import PATIENCE_S, ROW_A, ended
+from tests.gpus.nvidia_smi.rows import PATIENCE_S, ROW_A
+from tests.processes import has_ended
 
 # --- no answer -----------------------------------------------------------------------------------------------------
 
@@ -72,7 +73,7 @@ def test_one_that_hangs_is_killed_with_all_it_started(smi: FakeNvidiaSmi, hangs:
     (run,) = smi.runs()
     with pytest.raises(ProcessLookupError):  # not even a zombie: it was waited for
         os.kill(run["pid"], 0)
-    assert child is None or ended(run["child_pid"])
+    assert child is None or has_ended(run["child_pid"])
 
 
 def test_a_child_that_escapes_with_the_pipe_does_not_hold_up_the_look(smi: FakeNvidiaSmi) -> None:
@@ -99,7 +100,7 @@ def test_one_that_cannot_be_killed_is_not_run_again_until_it_is_gone(smi: FakeNv
         assert len(smi.runs()) == 1
     finally:
         os.kill(run["child_pid"], signal.SIGKILL)
-    assert ended(run["child_pid"])
+    assert has_ended(run["child_pid"])
     os.waitid(os.P_PID, run["pid"], os.WEXITED | os.WNOWAIT)
     assert [reading.memory_used_mb for reading in probe.look(3.0).readings] == [2048]
 
@@ -109,7 +110,7 @@ def test_one_that_prints_without_end_is_stopped(smi: FakeNvidiaSmi, exit_code: i
     smi.say({"print_endlessly": True, "exit_code": exit_code})
     look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
     assert (look.readings, look.error) == ((), "nvidia-smi printed more than 1024 KiB and was stopped")
-    assert ended(smi.runs()[0]["pid"])
+    assert has_ended(smi.runs()[0]["pid"])
 
 
 def test_no_descriptor_is_left_open(smi: FakeNvidiaSmi) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +15,12 @@ from tests.gpus.nvml.looks import UUIDS, VALUES, Start, three_idle_gpus, unknown
 from tests.gpus.nvml_driver import NvmlProbeInChild
 from tests.gpus.probe_contract import ProbeContract
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu
+from tests.processes import child_process
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A real process below this one."""
-    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        process.stdout.readline()
+    with child_process() as process:
         yield process
 
 

@@ -40,11 +40,6 @@ def shared_journal(shared_path: Path) -> Iterator[SqliteJournal]:
         yield journal
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
-
-
 def ended_lease(lease_id: str, lease: LeaseTimes) -> EndedLease:
     wishes = Wishes(memory_mb=1000.0 if lease.is_shared else None)
     return EndedLease(

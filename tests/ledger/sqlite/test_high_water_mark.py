@@ -17,11 +17,6 @@ from tests.ledger import children
 from tests.ledger.examples import note
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
-
-
 def killed_with_a_log(path: Path) -> None:
     """A journal as kill -9 leaves it: with what was written last in its log alone."""
     status, _ = children.run("write", path, failpoint="after_append:3")

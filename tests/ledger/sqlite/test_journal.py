@@ -29,11 +29,6 @@ class TestSqliteJournalContract(JournalContract):
         return lambda: SqliteJournal(tmp_path / "state" / "journal.sqlite", durability=request.param)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.event_stream import Stream
 from tests.server.leasing import (
     LongPoll,
     a_process,
@@ -32,7 +33,6 @@ from tests.server.leasing import (
     take,
 )
 from tests.server.running import RunningServer, free_port
-from tests.server.streams.test_events import Stream
 
 
 def content(server: RunningServer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

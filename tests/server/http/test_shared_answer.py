@@ -11,6 +11,7 @@ import pytest
 
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.shared_answer import SMALL_BYTES, Body, SharedAnswer
+from tests.server.settling import settled
 
 PACE_S = 2.0
 
@@ -70,12 +71,6 @@ class Bench:
             if until <= self.now and not future.done():
                 future.set_result(None)
         await settled()
-
-
-async def settled() -> None:
-    """All that can go on without the clock has."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_who_asks_before_it_is_begun_shares_it_and_who_asks_later_waits_for_the_next() -> None:

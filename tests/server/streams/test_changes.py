@@ -16,6 +16,7 @@ from gpu_worker_pool.server.authority.authority import Authority
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.streams.changes import STILL_HERE, ChangeStream
 from gpu_worker_pool.server.streams.listener import Listener
+from tests.server.settling import settled
 
 NEVER_S = 1000.0
 A_CHANGE = ev.LeaseQueued(1.0, "a", Request(), 1, 1.0)
@@ -43,11 +44,6 @@ class Page:
         assert opening.startswith(b"retry: 1000\n")
         assert opening.endswith(b": connected\n\n")
         return opening.partition(b"id: ")[2].partition(b"\n")[0]
-
-
-async def settled() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def changed(event: bytes) -> str:
