@@ -55,7 +55,7 @@ format: $(READY) ## Format the code and fix what can be fixed
 
 # QUICK=1: only see that everything runs. OPENB=DIR: where the public trace is that is replayed.
 bench: $(READY) ## Measure everything in 15 minutes and write docs/BENCHMARKS.md (QUICK=1: a fast look)
-	$(BIN)/python benchmarks/report.py $(if $(QUICK),--quick) $(if $(OPENB),--openb '$(OPENB)')
+	$(BIN)/python -m benchmarks.report $(if $(QUICK),--quick) $(if $(OPENB),--openb '$(OPENB)')
 
 pictures: $(READY) ## Make the pictures in docs/images anew, from a real server with simulated GPUs
 	$(BIN)/python scripts/picture

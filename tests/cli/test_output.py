@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.commands import GPU_POOL, environment, gpu_pool
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.server.leasing import take
 from tests.server.running import RunningServer
 

@@ -21,7 +21,7 @@ from gpu_worker_pool.cli.run.asking import command_env
 from gpu_worker_pool.cli.serve.command import FLAGS
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES
-from tests.cli.test_demo import CLEAN, turn
+from tests.cli.demo.test_demo import CLEAN, turn
 from tests.documents.blocks import ROOT, Block, blocks_of, documents
 from tests.documents.schemas import unlike
 from tests.documents.test_facts import code_in, document, rows, section

@@ -1,0 +1,19 @@
+"""Made-up facts of an endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_worker_pool.cli.doctor.client import EndpointFacts
+from gpu_worker_pool.urls import parse_endpoint
+
+TOKEN = "a-long-secret"  # noqa: S105 - of nothing
+
+FREE_GPU = {"gpu_id": 0, "memory_total_mb": 1000, "memory_outside_mb": 10, "leases": [], "processes": []}
+POOL: dict[str, Any] = {
+    "gpus": [FREE_GPU],
+    "thresholds": {"memory_percent": 80.0, "utilization_percent": 90.0},
+    "can_grant": True,
+    "source": "nvml",
+}
+FACTS = EndpointFacts("box", parse_endpoint("http://box:8000"), has_token=False, took_s=0.01, pool=POOL)
