@@ -64,7 +64,8 @@ def batch(
     Exit codes: 0 all are done, 1 some failed, 2 something was typed wrong or FILE cannot be read, 125 gpu-pool failed,
     128+N signal N broke it off.
     """
-    from gpu_worker_pool.cli.run.asking import Wanted, label  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.labels import label_text  # noqa: PLC0415
 
     from .jobs import Batch, read_jobs  # noqa: PLC0415 - the same
     from .runner import BatchPlan  # noqa: PLC0415
@@ -76,16 +77,16 @@ def batch(
     name = "gpu-pool-batch" if file == "-" else file
     state_path = state or (None if file == "-" else Path(f"{file}.state"))
     folder = logs or Path(f"{name}.logs")
-    wanted = Wanted(
+    request = GpuRequest(
         gpus=gpus,
         memory_mb=memory,
         model=model,
         priority=priority,
         timeout_s=timeout,
-        labels={"command": label(f"batch {Path(name).name}")},
+        labels={"command": label_text(f"batch {Path(name).name}")},
     )
     work = Batch(jobs, retries=retries, keeps_going=keep_going)
-    plan = BatchPlan(work, wanted, folder, grace, parallel, is_remote=remote)
+    plan = BatchPlan(work, request, folder, grace, parallel, is_remote=remote)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,7 +119,7 @@ def _read(file: str) -> str:
 
 async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | None) -> int:
     from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415
-    from gpu_worker_pool.cli.run.asking import find_sources  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.sources import find_sources  # noqa: PLC0415 - loads the client
 
     from .runner import BatchRunner  # noqa: PLC0415 - the same
     from .view import BatchDisplay  # noqa: PLC0415

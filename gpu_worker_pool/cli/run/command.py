@@ -49,18 +49,20 @@ def run(
     Exit codes are those of timeout(1): the command's own, 128+N where signal N ended it, 124 where --timeout passed
     while waiting, 125 where gpu-pool failed or the lease was lost, 126 and 127 where the command cannot be run or found.
     """
-    from .asking import Wanted, label, short_name  # noqa: PLC0415 - loads the client
-    from .runner import Plan, Runner  # noqa: PLC0415 - the same
+    from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
+    from .labels import command_label, label_text  # noqa: PLC0415
+    from .reporter import RunReporter  # noqa: PLC0415
+    from .runner import Runner, RunPlan  # noqa: PLC0415
 
     if not command[0]:
         raise Failure("there is no command to run; write it after --, as in: gpu-pool run -- python train.py", USAGE)
-    wanted = Wanted(
+    request = GpuRequest(
         gpus=gpus,
         memory_mb=memory,
         model=model,
         priority=priority,
         timeout_s=timeout,
-        labels={"command": label(name) if name else short_name(command)},
+        labels={"command": label_text(name) if name else command_label(command)},
     )
-    plan = Plan(tuple(command), wanted, on_lost, grace, is_remote=remote, is_quiet=quiet, is_json=json)
-    return asyncio.run(Runner(plan, endpoint).run())
+    plan = RunPlan(tuple(command), request, on_lost, grace, is_remote=remote)
+    return asyncio.run(Runner(plan, endpoint, RunReporter(is_json=json, is_quiet=quiet)).run())
