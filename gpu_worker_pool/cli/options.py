@@ -1,4 +1,4 @@
-"""Options that many commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Remote = Annotated[
 
 
 class OnLost(StrEnum):
-    """What becomes of a command when its lease is lost."""
+    """What to do with a command when its lease is lost."""
 
     STOP = "stop"
     FINISH = "finish"

@@ -1,4 +1,4 @@
-"""`gpu-pool batch`: many commands, each on GPUs of its own, as they come free."""
+"""`gpu-pool batch`: its options, and its summary."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def batch(
     try:
         _report(work, folder, state_path, code, is_json=json)
     except BrokenPipeError:
-        stop_printing()  # it went as it went
+        stop_printing()  # the batch itself is over, and its exit code stands
     return code
 
 
@@ -131,7 +131,7 @@ async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | N
     async with Servers(endpoints) as servers:
         sources = await find_sources(servers, os.environ, is_remote=plan.is_remote)
     display = BatchDisplay(work, err())
-    runner = BatchRunner(plan, sources, kept, display.note)
+    runner = BatchRunner(plan, sources, kept, display.attempt_ended)
     display.running = runner.running
     display.start()
     try:

@@ -1,4 +1,4 @@
-"""Runs the jobs of a batch: each on GPUs of its own, as they come free."""
+"""Runs the jobs of a batch, each on a lease of its own."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from .jobs import Batch, Job, Outcome
 from .state import StateFile
 
 SHELL = "/bin/sh"
-# How many that share GPUs are let ask at once, for each GPU: what does not fit waits in the queue.
+# Jobs that share GPUs: how many request at once for each GPU. Those that do not fit wait in the queue.
 SHARERS_PER_GPU = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A job that has its GPUs."""
+    """An attempt at a job that has its GPUs."""
 
     job: Job
     attempt: int
@@ -46,7 +46,7 @@ class Started:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What is to be done, and how."""
+    """The jobs, the GPUs that each needs, and how to run them. `parallel`: how many at once; None: as the GPUs allow."""
 
     batch: Batch
     request: GpuRequest
@@ -57,7 +57,7 @@ class BatchPlan:
 
 
 class BatchRunner:
-    """One batch. `running` is what runs at present, by key; `on_end` is called when an attempt at a job is over."""
+    """Runs one batch. `running` has the attempts that run now, by key; `on_end` is called when one has ended."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class BatchRunner:
         self._signals: asyncio.Queue[Received] = asyncio.Queue()
         self._attempts: dict[asyncio.Task[Outcome | None], Job] = {}
         self._guarded: set[GuardedCommand] = set()
-        self._trouble: Exception | None = None
+        self._error: Exception | None = None
         self.running: dict[str, Started] = {}
         self.interrupted_by: int | None = None
 
     @property
     def parallel(self) -> int:
-        """How many jobs are asked for at once: as many as there are GPUs for, so that all of those can be used."""
+        """How many jobs request GPUs or run at once; by default enough to use every GPU."""
         if self._plan.parallel is not None:
             return self._plan.parallel
         request = self._plan.request
@@ -89,7 +89,7 @@ class BatchRunner:
         return max(self._sources.gpu_count * per_gpu // request.gpus, 1)
 
     async def run(self) -> None:
-        """Until all are done, or failed, or one failed and we do not keep going. Raises what made it impossible."""
+        """Run until each job is done or failed, or the batch stops. Raises the first error that is not a job's."""
         SignalThread(self._signals.put_nowait).start()
         signalled = asyncio.create_task(self._signals.get())
         async with self._sources.client() as client:
@@ -100,11 +100,11 @@ class BatchRunner:
                         self._interrupt(signalled.result())
                         signalled = asyncio.create_task(self._signals.get())
                     for task in [task for task in self._attempts if task.done()]:
-                        self._take_in(task, self._attempts.pop(task))
+                        self._settle(task, self._attempts.pop(task))
             finally:
                 await cancel_and_wait(signalled, *self._attempts)
-        if self._trouble is not None:
-            raise self._trouble
+        if self._error is not None:
+            raise self._error
 
     def _start_some(self, client: GPUWorkerPoolClient) -> bool:
         has_started = False
@@ -114,7 +114,7 @@ class BatchRunner:
         return has_started
 
     def _interrupt(self, received: Received) -> None:
-        """The first time: leave the queue and ask what runs to end. Again: do not wait for it."""
+        """The first time, cancel what waits and ask what runs to end. The second time, kill it."""
         if received.number not in ENDING:
             for guarded in self._guarded:
                 guarded.send_signal(received.number)
@@ -128,15 +128,15 @@ class BatchRunner:
         for guarded in self._guarded:
             guarded.end(grace_s)
 
-    def _take_in(self, task: asyncio.Task[Outcome | None], job: Job) -> None:
+    def _settle(self, task: asyncio.Task[Outcome | None], job: Job) -> None:
         started = self.running.pop(job.key, None)
         if task.cancelled():
             self._batch.interrupted(job)
             return
         error = task.exception()
         if error is not None:
-            # What cannot be had at all is nobody's job's fault: nothing more is started, what runs is let finish.
-            self._trouble = self._trouble or (error if isinstance(error, Exception) else None)
+            # The pool failed, and not the job: no more jobs are started, and those that run may finish.
+            self._error = self._error or (error if isinstance(error, Exception) else None)
             self._batch.is_stopping = True
             self._batch.interrupted(job)
             return

@@ -1,4 +1,4 @@
-"""`gpu-pool run`: a command that has its GPUs for as long as it runs."""
+"""`gpu-pool run`: its options."""
 
 from __future__ import annotations
 

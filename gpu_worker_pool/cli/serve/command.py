@@ -1,4 +1,4 @@
-"""`gpu-pool serve`: the server, told by flags what it is otherwise told by the environment."""
+"""`gpu-pool serve`: its flags, each of which is a setting of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 import gpu_worker_pool
 from gpu_worker_pool.cli.failure import FAILED, Failure
 from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import out, print_json, stop_printing
 from gpu_worker_pool.cli.pools.side_by_side import show_beside
 from gpu_worker_pool.cli.units import parse_duration_s
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The settings that have a flag, and how it is typed.
+# The settings that have a flag, with the flag.
 FLAGS = {
     "host": "--host",
     "port": "--port",
@@ -193,13 +193,13 @@ def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
             f"{error.name} is not installed, which the server needs: pip install 'gpu-worker-pool[server]'"
         ) from None
     configure_logging(settings)
-    _warn_of_what_is_left_out(settings)
+    _warn_of_ignored_settings(settings)
     listener = _listen(settings)
     try:
         journal = usable_journal(settings)
         app = create_app(settings)
         try:
-            return run(app, listener, lambda: _tell(app, listener, journal, as_json=as_json))
+            return run(app, listener, lambda: _announce(app, listener, journal, as_json=as_json))
         except SystemExit as ended:
             why = app.why_not_started or "its log says why"
             raise Failure(f"the server cannot start: {why}", FAILED) from ended
@@ -207,7 +207,7 @@ def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
         listener.close()
 
 
-def _warn_of_what_is_left_out(settings: ServerSettings) -> None:
+def _warn_of_ignored_settings(settings: ServerSettings) -> None:
     if settings.workers > 1:
         logger.warning("WORKERS=%d: one process is the authority over the GPUs; starting one", settings.workers)
     if settings.reload:
@@ -229,8 +229,9 @@ def _listen(settings: ServerSettings) -> socket.socket:
 
 
 def usable_journal(settings: ServerSettings) -> Path:
-    """Where the leases are written; Failure where this user cannot write there. A server that runs as a service starts
-    all the same, and shows its statistics; here somebody is there to mend it.
+    """The path of the journal; Failure where this user cannot write there.
+
+    A server that runs as a service starts all the same and serves statistics. Here a person is present who can fix it.
     """
     from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
     from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
@@ -242,17 +243,17 @@ def usable_journal(settings: ServerSettings) -> Path:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise Failure(_no_state(path.parent, error.strerror or str(error))) from None
+        raise Failure(_unusable_state(path.parent, error.strerror or str(error))) from None
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise Failure(_no_state(path.parent, "this user may not write there"))
+        raise Failure(_unusable_state(path.parent, "this user may not write there"))
     return path
 
 
-def _no_state(folder: Path, reason: str) -> str:
+def _unusable_state(folder: Path, reason: str) -> str:
     return f"the leases cannot be kept in {folder}: {reason}; set --state-dir to a folder of your own"
 
 
-def _tell(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool) -> None:
+def _announce(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool) -> None:
     announcement = announcement_of(app, *listener.getsockname()[:2], journal=journal)
     try:
         if as_json:
@@ -260,17 +261,17 @@ def _tell(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool
             return
         console = out()
         console.print(Text(f"GPU Worker Pool {announcement.version} is ready.", style="bold green"))
-        for word, text in announcement.lines():
-            style = "bold red" if word == "TROUBLE" else "bold"
-            show_beside(console, Text(f"  {word:<12}", style=style), Text(text))
+        for heading, text in announcement.lines():
+            style = "bold red" if heading == "TROUBLE" else "bold"
+            show_beside(console, Text(f"  {heading:<12}", style=style), Text(text))
         sys.stdout.flush()
     except (OSError, SystemExit):
-        # Nobody reads it any more, for which rich would end the program. It is no reason to stop serving.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader is gone, for which rich would end the program. The server goes on.
+        stop_printing()
 
 
 def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Announcement:
-    """What there is to say about an application that listens there."""
+    """The announcement of an application that listens at this address."""
     settings, sampler = app.settings, app.statistics.sampler
     prefix, snapshot = settings.api_prefix, sampler.snapshot
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
