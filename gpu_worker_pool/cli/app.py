@@ -68,7 +68,7 @@ def _as_unwritable() -> Iterator[None]:
 app = typer.Typer(
     name="gpu-pool",
     cls=_Commands,
-    help="Hand out GPUs so that nobody collides.",
+    help="Lease GPUs to jobs, so that no two of them collide.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -76,7 +76,7 @@ app = typer.Typer(
 )
 
 
-# What typer raises for invalid arguments. Newer versions bring their own click, so the class is found by a subclass of it.
+# What typer raises for invalid arguments. Newer versions bring their own click, so a subclass leads to the class.
 _UsageError: Any = typer.BadParameter.mro()[2]
 
 
@@ -94,7 +94,7 @@ app.command(rich_help_panel="Run")(batch)
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -142,11 +142,11 @@ def main(arguments: Sequence[str]) -> int:
             return SIGNAL_BASE + signal.SIGPIPE
         if cause.errno == errno.EIO:
             return SIGNAL_BASE + signal.SIGHUP  # the terminal is gone
-        complain(f"cannot go on: {cause}")
+        complain(f"cannot continue: {cause}")
         return FAILED
     return result if isinstance(result, int) else 0
 
 
 def _failure_code(arguments: Sequence[str], code: int) -> int:
-    """The exit code of a failure of gpu-pool. `run` never ends with 2 for it, which may be its command's own exit code."""
+    """The exit code of a failure of gpu-pool. For `run` it is never 2, which may be its command's own."""
     return FAILED if code == USAGE and arguments[:1] == ["run"] else code

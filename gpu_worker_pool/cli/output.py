@@ -1,4 +1,4 @@
-"""The output of commands. Results go to standard output, everything else to standard error; colours only on a terminal."""
+"""The output of commands: results to standard output, everything else to standard error; colours only on a terminal."""
 
 from __future__ import annotations
 

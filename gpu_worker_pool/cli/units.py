@@ -21,7 +21,9 @@ def parse_memory_mb(text: str | float) -> float:
     found = _MEMORY.fullmatch(str(text))
     amount = float(found[1]) * _TO_MB[found[2][:1].upper()] if found else 0.0
     if not isfinite(amount) or amount < 1:
-        raise typer.BadParameter(f"{text!r} is no amount of memory of 1 MB or more; write 12GB, 800MB or 12000 (in MB)")
+        raise typer.BadParameter(
+            f"{text!r} is not an amount of memory of 1 MB or more; write 12GB, 800MB or 12000 (in MB)"
+        )
     return amount
 
 
@@ -29,10 +31,10 @@ def parse_duration_s(text: str | float) -> float:
     """Read `90`, `90s`, `15m`, `1h`, `1h30m`, `2d`; a number alone is in seconds."""
     found = _DURATION.fullmatch(str(text))
     if found is None or not any(found.groups()):
-        raise typer.BadParameter(f"{text!r} is no length of time; write 90s, 15m, 1h30m, 2d or 90 (in seconds)")
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)")
     seconds = sum(float(number) * unit for number, unit in zip(found.groups(), _SECONDS, strict=True) if number)
     if not 0 <= seconds <= 1e9:
-        raise typer.BadParameter(f"{text!r} is too long; a billion seconds is the most")
+        raise typer.BadParameter(f"{text!r} is too long; it must be at most a billion seconds")
     return seconds
 
 

@@ -28,7 +28,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one attempt at a job. `exit_code` is None where the job did not run to its end; `why` has the reason."""
+    """The result of an attempt at a job. `exit_code` is None where it did not run to its end; `why` has the reason."""
 
     exit_code: int | None
     why: str | None = None

@@ -46,7 +46,7 @@ class Started:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The jobs, the GPUs that each needs, and how to run them. `parallel`: how many at once; None: as the GPUs allow."""
+    """The jobs, the GPUs each needs, and how to run them. `parallel`: how many at once; None: as the GPUs allow."""
 
     batch: Batch
     request: GpuRequest
@@ -230,6 +230,6 @@ def _open_log(folder: Path, started: Started) -> int:
         os.write(descriptor, f"# {when} attempt {started.attempt} on GPU {gpus}: {started.job.command}\n".encode())
     except OSError as error:
         raise Failure(
-            f"the log {path} cannot be written: {error.strerror}; mend that, or name another --logs"
+            f"the log {path} cannot be written: {error.strerror}; fix that, or name another folder with --logs"
         ) from None
     return descriptor

@@ -24,7 +24,7 @@ HEADER = json.dumps({"schema": "gpu-pool/batch-state/1"})
 
 
 class StateFile:
-    """A state file that is open and locked. Failure where another batch has it open, or where it is another kind of file."""
+    """A state file, open and locked. Failure where another batch has it open, or where it is another kind of file."""
 
     def __init__(self, path: Path, *, is_fresh: bool) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class StateFile:
             ) from None
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             os.close(self._descriptor)
-            raise Failure(f"{self._path} is no file that could be kept; name another with --state")
+            raise Failure(f"{self._path} is not a regular file; name another with --state")
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -101,11 +101,13 @@ class StateFile:
             records = [json.loads(line) for line in lines]
             first = lines[0] if lines else torn
             if not (first == HEADER or (not lines and HEADER.startswith(first))):
-                raise ValueError("its first line is another one")  # noqa: TRY301
+                raise ValueError("its first line is not that of a state file")  # noqa: TRY301
             if not all(isinstance(record.get("job"), str) for record in records[1:]):
-                raise ValueError("there is a line without a job")  # noqa: TRY301
+                raise ValueError("a line has no job")  # noqa: TRY301
         except (ValueError, AttributeError, OSError) as error:
-            raise Failure(f"{self._path} is no state file of a batch ({error}); name another with --state") from None
+            raise Failure(
+                f"{self._path} is not the state file of a batch ({error}); name another with --state"
+            ) from None
         if torn:
             # A crash cut it short. It is removed, so that the next record begins on a new line.
             os.ftruncate(self._descriptor, sum(len(line.encode()) + 1 for line in lines))
@@ -119,7 +121,8 @@ class StateFile:
             os.fsync(self._descriptor)
         except OSError as error:
             raise Failure(
-                f"the state file {self._path} cannot be written: {error.strerror}; mend that, then go on"
+                f"the state file {self._path} cannot be written: {error.strerror}; "
+                "fix that, then run the same command again"
             ) from None
 
 

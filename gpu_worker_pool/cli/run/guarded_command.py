@@ -20,9 +20,9 @@ from gpu_worker_pool.cli.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Fail
 from . import guard
 
 _ADVICE = {
-    errno.ENOENT: "the program that its first line names is not there",
-    errno.EACCES: "it may not be executed; chmod +x, or name the program that runs it (python …)",
-    errno.ENOEXEC: "it is no program; give it a first line such as #!/bin/sh, or name the program that runs it",
+    errno.ENOENT: "the program that its first line names does not exist; correct that line",
+    errno.EACCES: "it is not executable; use chmod +x, or name the program that runs it (python …)",
+    errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
 # How soon processes that are still there are killed again: they may have forked in between.
 _KILL_AGAIN_S = 0.01
@@ -98,7 +98,7 @@ class GuardedCommand:
         self.command_pid = answer["pid"]
 
     async def wait(self) -> int:
-        """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is not known."""
+        """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
         answer = await self._receive()
         self.was_late = answer["was_late"]
         code = os.waitstatus_to_exitcode(answer["status"])
@@ -117,7 +117,7 @@ class GuardedCommand:
         self._send({"do": "signal", "number": number})
 
     def end(self, grace_s: float) -> None:
-        """Send SIGTERM to every process of the command, and SIGKILL after `grace_s`; `wait` returns when all are gone."""
+        """Send SIGTERM to every process of the command, and SIGKILL after `grace_s`. `wait` tells the end."""
         self._send({"do": "end", "grace_s": grace_s})
 
     def close(self) -> None:
@@ -161,12 +161,12 @@ class GuardedCommand:
 
 
 def check_can_run(program: str, environ: Mapping[str, str]) -> None:
-    """Raise Failure with 126 or 127 where the program surely cannot be run: better now than after a night in the queue."""
+    """Raise Failure with 126 or 127 where the program cannot be run: better now than after a night in the queue."""
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is not None:
         return
     if "/" in program and Path(program).exists():
         raise _cannot_run(program, errno.EACCES, "")
-    raise Failure(f"{program}: no such program; check its name and the PATH", NOT_FOUND)
+    raise Failure(f"{program}: no such program; check the name and PATH", NOT_FOUND)
 
 
 def _cannot_run(program: str, number: int, why: str) -> Failure:

@@ -34,7 +34,7 @@ def safe_until(assignment: Assignment) -> float | None:
 
 @asynccontextmanager
 async def guard_updates(guarded: GuardedCommand, assignment: Assignment, ttl_s: float) -> AsyncIterator[None]:
-    """Keep the guard informed of how long the lease is safe: if this process is stopped or hangs, the guard must act."""
+    """Keep the guard informed of how long the lease is safe: the guard must act if this process is stopped."""
     updates = asyncio.create_task(_update_guard(guarded, assignment, ttl_s))
     try:
         yield

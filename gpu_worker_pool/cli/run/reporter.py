@@ -1,4 +1,4 @@
-"""The messages of `run` about what happens: sentences, or JSON lines; on standard error, as the output is the command's."""
+"""The messages of `run`, as sentences or JSON lines. They go to standard error, because the output is the command's."""
 
 from __future__ import annotations
 

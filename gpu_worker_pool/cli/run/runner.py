@@ -86,7 +86,7 @@ class Runner:
                 return await self._run_on(client, acquired, guarded, sources.ttl_s)
 
     async def _acquire(self, client: GPUWorkerPoolClient, sources: Sources, holder_pid: int) -> Assignment | int:
-        """The assignment; or the exit code where a signal came. The request is then cancelled, or the lease released."""
+        """The assignment; or the exit code where a signal came, with the request cancelled or the lease released."""
         acquiring = asyncio.create_task(acquire(client, sources, self._plan.request, holder_pid))
         signalled = asyncio.create_task(self._signals.get())
         try:

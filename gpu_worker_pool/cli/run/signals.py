@@ -1,4 +1,4 @@
-"""Signals to `gpu-pool`, with their senders: Ctrl-C in the terminal reaches the command by itself, a `kill` does not."""
+"""Signals to `gpu-pool`, with their senders: Ctrl-C in a terminal reaches the command by itself, a `kill` does not."""
 
 from __future__ import annotations
 

@@ -60,11 +60,11 @@ async def find_sources(
             urls.append(answer.url)
             gpus += _installed_gpus(pool)
         else:
-            warn(f"{answer.endpoint} is left out: its GPUs are in another machine, where this command would not run")
+            warn(f"{answer.endpoint} is left out: its GPUs are in another machine, and the command runs on this one")
     if not urls:
         raise Failure(
-            "none of the GPU servers is on this machine, and the command runs here. Run gpu-pool there; or, if the "
-            "command itself goes there (by ssh, say), tell so with --remote."
+            "no GPU server is on this machine, where the command would run. Run gpu-pool on the server's machine; or, "
+            "if the command itself goes there (by ssh, say), add --remote."
         )
     among = None if is_remote else _visible_uuids(environ, gpus, warn)
     gpu_count = len(gpus if among is None else among)
@@ -94,12 +94,12 @@ def _visible_uuids(
         warn(warning)
     if environ.get(LEASE_ID_VARIABLE):
         warn(
-            f"{VISIBLE_DEVICES_VARIABLE} was set by the gpu-pool around this one, which has those GPUs; "
-            "unset it to ask for others"
+            f"{VISIBLE_DEVICES_VARIABLE} was set by an outer gpu-pool run, which holds those GPUs; "
+            "unset it to request others"
         )
     if not chosen.is_filtering or not chosen.indices:
         raise Failure(
-            f"{VISIBLE_DEVICES_VARIABLE}={value!r} leaves no GPU of the pool to ask for; "
-            "unset it, or name some that are there"
+            f"{VISIBLE_DEVICES_VARIABLE}={value!r} names no GPU of the pool; "
+            "unset it, or name GPUs that `gpu-pool status` shows"
         )
     return tuple(sorted(gpu.uuid for gpu in gpus if gpu.index in chosen.indices))

@@ -61,7 +61,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What is announced. `docs` and `page` are URLs. `trouble` is the reason why nothing can be granted; None: it can."""
+    """What is announced. `docs` and `page` are URLs. `trouble` is the reason why nothing can be granted, if any."""
 
     version: str
     pid: int

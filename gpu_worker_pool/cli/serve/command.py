@@ -56,17 +56,18 @@ _LEASES = "Leases"
 
 def serve(
     host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0, the default, is everywhere. [HOST]")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The address to listen on; by default 0.0.0.0, all addresses. [HOST]"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="8000 by default; 0 takes one that is free. [PORT]")
+        int | None, typer.Option("--port", "-p", help="By default 8000; 0 takes a free port. [PORT]")
     ] = None,
     simulated_gpus: Annotated[
         str | None,
         typer.Option(
             metavar="SPEC",
             rich_help_panel=_GPUS,
-            help="GPUs that are not there: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]",
+            help="Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]",
         ),
     ] = None,
     visible_devices: Annotated[
@@ -81,19 +82,21 @@ def serve(
             parser=parse_duration_s,
             metavar="TIME",
             rich_help_panel=_GPUS,
-            help="How often the GPUs are looked at. [REFRESH_INTERVAL]",
+            help="How often the GPUs are read. [REFRESH_INTERVAL]",
         ),
     ] = None,
     node: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", rich_help_panel=_GPUS, help="The name of this box instead of its host name. [GPU_POOL_NODE]"
+            metavar="NAME",
+            rich_help_panel=_GPUS,
+            help="The name of this machine; by default its host name. [GPU_POOL_NODE]",
         ),
     ] = None,
     state_dir: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", rich_help_panel=_LEASES, help="Where the leases are written down. [GPU_POOL_STATE_DIR]"
+            metavar="DIR", rich_help_panel=_LEASES, help="The folder for the journal of leases. [GPU_POOL_STATE_DIR]"
         ),
     ] = None,
     tokens_file: Annotated[
@@ -101,7 +104,8 @@ def serve(
         typer.Option(
             metavar="FILE",
             rich_help_panel=_LEASES,
-            help="Who may ask from other machines: lines of name:token. [GPU_POOL_TOKENS_FILE, also GPU_POOL_TOKENS]",
+            help="Who may request GPUs from other machines: lines of name:token. "
+            "[GPU_POOL_TOKENS_FILE, also GPU_POOL_TOKENS]",
         ),
     ] = None,
     memory_threshold: Annotated[
@@ -109,7 +113,7 @@ def serve(
         typer.Option(
             metavar="PERCENT",
             rich_help_panel=_LEASES,
-            help="A GPU with so much memory used is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
+            help="A GPU with this much memory in use is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
         ),
     ] = None,
     utilization_threshold: Annotated[
@@ -117,7 +121,7 @@ def serve(
         typer.Option(
             metavar="PERCENT",
             rich_help_panel=_LEASES,
-            help="A GPU that is so busy is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
+            help="A GPU with this utilization is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
         ),
     ] = None,
     workers_per_gpu: Annotated[
@@ -125,7 +129,7 @@ def serve(
         typer.Option(
             metavar="NUMBER",
             rich_help_panel=_LEASES,
-            help="How many may have one GPU at once without saying how much memory they need. [GPU_POOL_WORKERS_PER_GPU]",
+            help="How many leases without --memory may share a GPU. [GPU_POOL_WORKERS_PER_GPU]",
         ),
     ] = None,
     drain_limit: Annotated[
@@ -142,21 +146,21 @@ def serve(
         typer.Option(
             metavar="full|normal",
             rich_help_panel=_LEASES,
-            help="full: a grant outlives a power cut; normal: a crash of the server. [GPU_POOL_DURABILITY]",
+            help="full: a grant survives a power failure; normal: a crash of the server. [GPU_POOL_DURABILITY]",
         ),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [LOG_LEVEL]")
     ] = None,
     access_log: Annotated[
-        bool | None, typer.Option("--access-log/--no-access-log", help="A line for every call. [ACCESS_LOG]")
+        bool | None, typer.Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")
     ] = None,
     json: Json = False,
 ) -> int:
-    """Start the server on this machine, and hand out its GPUs.
+    """Start the server on this machine, and grant leases on its GPUs.
 
-    What no flag says is taken from the environment, by the variable in brackets, then from a file .env.
-    The log goes to standard error. When the server is ready it says so, and where it is, on standard output.
+    Without a flag, the environment variable in brackets decides, then the file .env.
+    The log goes to standard error. When the server is ready, it prints its addresses on standard output.
     """
     typed = {
         "host": host,
@@ -190,7 +194,7 @@ def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
         if error.name is None or error.name.startswith("gpu_worker_pool"):
             raise
         raise Failure(
-            f"{error.name} is not installed, which the server needs: pip install 'gpu-worker-pool[server]'"
+            f"{error.name} is not installed, and the server needs it; run pip install 'gpu-worker-pool[server]'"
         ) from None
     configure_logging(settings)
     _warn_of_ignored_settings(settings)

@@ -15,7 +15,7 @@ from gpu_worker_pool.server.settings import ServerSettings
 
 
 class _Typed(ServerSettings):
-    """The rules of ServerSettings for typed values only. An invalid value is an error: the person who typed it is present."""
+    """The rules of ServerSettings, for typed values only. An invalid value is an error, and not replaced."""
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -35,7 +35,7 @@ class _Typed(ServerSettings):
 
 
 def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSettings:
-    """The settings of the server. `typed` has the values of the flags, by setting; `flags` has the flag of each setting.
+    """The settings of the server. `typed` has the values of flags, by setting; `flags` has the flag of each setting.
 
     Failure for an invalid flag, and for a .env that cannot be read: there may be tokens in it. An invalid value in the
     environment is logged, and the default is used.
@@ -53,7 +53,7 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSet
         return ServerSettings(**typed)
     except (UnicodeDecodeError, OSError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror or str(error)
-        raise Failure(f".env in this folder cannot be read: {reason}; mend it, or move it away", USAGE) from None
+        raise Failure(f".env in this folder cannot be read: {reason}; fix it, or move it away", USAGE) from None
 
 
 def _check_tokens(flag: str, path: Path) -> None:
