@@ -17,7 +17,7 @@ from gpu_worker_pool.cli import failure
 from gpu_worker_pool.cli.app import app
 from gpu_worker_pool.cli.demo.check import Outage
 from gpu_worker_pool.cli.demo.summary import Record, summarize
-from gpu_worker_pool.cli.run.asking import command_env
+from gpu_worker_pool.cli.run.environment import command_env
 from gpu_worker_pool.cli.serve.command import FLAGS
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES

@@ -105,7 +105,7 @@ def test_what_was_good_is_kept_and_a_line_cut_short_by_a_crash_is_left_out(tmp_p
 def test_a_file_that_is_something_else_is_left_as_it_is(tmp_path: Path, text: str, is_fresh: bool) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(Failure, match="no state file"), StateFile(path, is_fresh=is_fresh) as state:
+    with pytest.raises(Failure, match="not the state file"), StateFile(path, is_fresh=is_fresh) as state:
         state.load()
     assert path.read_text(encoding="utf-8") == text
 

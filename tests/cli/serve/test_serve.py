@@ -164,7 +164,7 @@ def test_a_settings_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, m
     (tmp_path / ".env").write_bytes(b"\xff\xfe\x00bad")
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(Failure, match=r"\.env in this folder cannot be read: it is not UTF-8; mend it") as failure:
+    with pytest.raises(Failure, match=r"\.env in this folder cannot be read: it is not UTF-8; fix it") as failure:
         settings_of({"port": 0}, FLAGS)
 
     assert failure.value.code == 2

@@ -1,4 +1,4 @@
-"""A command under guard, as `gpu-pool` sees it: see guard.py for what that means."""
+"""A command and its guard, as `gpu-pool` sees them; guard.py says what a guard does."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from gpu_worker_pool.cli.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Fail
 from . import guard
 
 _ADVICE = {
-    errno.ENOENT: "the program that its first line names is not there",
-    errno.EACCES: "it may not be executed; chmod +x, or name the program that runs it (python …)",
-    errno.ENOEXEC: "it is no program; give it a first line such as #!/bin/sh, or name the program that runs it",
+    errno.ENOENT: "the program that its first line names does not exist; correct that line",
+    errno.EACCES: "it is not executable; use chmod +x, or name the program that runs it (python …)",
+    errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
-# How often what does not go is killed again: it may have forked in between.
+# How soon processes that are still there are killed again: they may have forked in between.
 _KILL_AGAIN_S = 0.01
 
 
 class GuardDied(Exception):  # noqa: N818 - what happened
-    """Somebody killed the guard. What it guarded is dead by then."""
+    """The guard was killed. What it guarded is dead by then."""
 
 
 class GuardedCommand:
-    """Made before the GPU is asked for, because its guard is who holds the lease."""
+    """A command under guard. It is made before the GPU is requested, because the guard is the holder of the lease."""
 
-    # The guards that live; what else descends from us was left by one that was killed.
+    # The guards that live. Any other descendant of ours was left by a guard that was killed.
     _guards: ClassVar[set[int]] = set()
 
     def __init__(self) -> None:
@@ -49,18 +49,19 @@ class GuardedCommand:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # A group of its own, so that what is sent to ours does not end both of us at once.
+                # In a group of its own, so that a signal to our group does not end both of us at once.
                 process_group=0,
             )
         self._guards.add(self._guard.pid)
         self._buffer = bytearray()
+        self._safe_until: float | None = None
         self.command_pid: int | None = None
-        # Whether the guard ended it, because it was not told in time that the lease is safe.
+        # Whether the guard ended the command because no update said in time that the lease is safe.
         self.was_late = False
 
     @property
     def pid(self) -> int:
-        """The guard's: while it lives, so does something of the command."""
+        """The process id of the guard, which lives for as long as any process of the command."""
         return self._guard.pid
 
     async def start(
@@ -73,10 +74,12 @@ class GuardedCommand:
         grace_s: float,
         safe_until: float | None,
     ) -> None:
-        """Run it with these standard streams, in this process group (0: one of its own). `grace_s` is what it has between
-        SIGTERM and SIGKILL if we die, or if it leaves something behind; `safe_until` is as in `tell_safe_until`. Failure
-        with 126 or 127 where it cannot be run.
+        """Start the command with these standard streams, in this process group (0: one of its own).
+
+        `grace_s` is the time between SIGTERM and SIGKILL if this process dies, or if the command leaves processes
+        behind. `safe_until` is as in `tell_safe_until`. Failure with 126 or 127 where the command cannot be run.
         """
+        self._safe_until = safe_until
         message = guard.frame(
             {
                 "do": "start",
@@ -89,41 +92,45 @@ class GuardedCommand:
         )
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
-        answer = await self._hear()
+        answer = await self._receive()
         if answer["event"] == "failed":
             raise _cannot_run(command[0], answer["errno"], answer["why"])
         self.command_pid = answer["pid"]
 
     async def wait(self) -> int:
-        """Wait until nothing of it is left; its exit code, as a shell would tell it. GuardDied where that is not known."""
-        answer = await self._hear()
+        """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
+        answer = await self._receive()
         self.was_late = answer["was_late"]
         code = os.waitstatus_to_exitcode(answer["status"])
         return code if code >= 0 else SIGNAL_BASE - code
 
     def tell_safe_until(self, at: float) -> None:
-        """Until when the lease is safe, on the clock that leases run on: if nothing more is told, all of it is ended then."""
-        self._say({"do": "safe", "until": at})
+        """Tell the guard until when the lease is safe, on the clock of leases. It ends the command then, unless it is
+        told a later time.
+        """
+        if at != self._safe_until:
+            self._safe_until = at
+            self._send({"do": "safe", "until": at})
 
     def send_signal(self, number: int) -> None:
-        """To all of it."""
-        self._say({"do": "signal", "number": number})
+        """Send a signal to every process of the command."""
+        self._send({"do": "signal", "number": number})
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM to all of it now, SIGKILL after this long; `wait` tells when it is gone."""
-        self._say({"do": "end", "grace_s": grace_s})
+        """Send SIGTERM to every process of the command, and SIGKILL after `grace_s`. `wait` tells the end."""
+        self._send({"do": "end", "grace_s": grace_s})
 
     def close(self) -> None:
-        """Let the guard go, and what may be left of its command with it."""
+        """End the guard, and with it what may be left of the command."""
         self._line.close()
         self._guard.wait()
         self._guards.discard(self._guard.pid)
 
-    def _say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or was killed: `wait` says so
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the guard has ended, or was killed: `wait` reports it
             self._line.send(guard.frame(message))
 
-    async def _hear(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         while True:
             for message in guard.unframe(self._buffer):
@@ -134,18 +141,18 @@ class GuardedCommand:
                 data = b""
             if not data:
                 self.close()
-                await self._kill_what_it_left()
+                await self._kill_orphans()
                 raise GuardDied
             self._buffer += data
 
-    async def _kill_what_it_left(self) -> None:
-        """What the command had started is our child now that its guard is dead."""
+    async def _kill_orphans(self) -> None:
+        # What the command had started became our child when its guard died.
         while left := self._unguarded():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - that does not block
+                    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not block
             await asyncio.sleep(_KILL_AGAIN_S)
 
     def _unguarded(self) -> list[int]:
@@ -154,12 +161,12 @@ class GuardedCommand:
 
 
 def check_can_run(program: str, environ: Mapping[str, str]) -> None:
-    """Failure with 126 or 127 where it surely cannot be run: better now than after a night in the queue."""
+    """Raise Failure with 126 or 127 where the program cannot be run: better now than after a night in the queue."""
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is not None:
         return
     if "/" in program and Path(program).exists():
         raise _cannot_run(program, errno.EACCES, "")
-    raise Failure(f"{program}: no such program; check its name and the PATH", NOT_FOUND)
+    raise Failure(f"{program}: no such program; check the name and PATH", NOT_FOUND)
 
 
 def _cannot_run(program: str, number: int, why: str) -> Failure:
