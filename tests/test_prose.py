@@ -27,7 +27,7 @@ RULES: tuple[tuple[str, str], ...] = (
         "put the subject first",
     ),
     (r"reckon(?:s|ed|ing)?", "count, add up, plan with"),
-    (r"(?<!there\s)(?:is|are) no (?:number|integer|list|text|string|URL|port|path|word|date|part)", "is not a …"),
+    (r"(?<!there\s)(?:is|are) no (?!longer|more|less|other|different|reason)\w+", "is not a …"),
     (r"(?:is|are) possible", "must be …"),
     (r"anew", "again, or a new one"),
     (r"mend(?:s|ed|ing)?", "fix"),
@@ -101,7 +101,7 @@ def prose_in(path: Path) -> str:
     if path.suffix == ".py" or text.startswith("#!/usr/bin/env python"):
         return prose_in_python(text)
     # What comments begin with, so that a phrase is found across their lines.
-    return re.sub(r"(?m)^(\s*)(#+|//|--|\*)", lambda match: " " * len(match[0]), text)
+    return re.sub(r"(?m)^[ \t]*(?:#+|//|--|\*)", lambda match: " " * len(match[0]), text)
 
 
 def files_of(root: str) -> Iterator[Path]:
