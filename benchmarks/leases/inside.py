@@ -102,7 +102,7 @@ async def serve(folder: Path) -> None:
                 os.environ["GPU_POOL_DURABILITY"] = durability
                 setattr(authority, "WriterThread", makers[writer])  # noqa: B010 - it is not the type that mypy knows
                 app = create_app(ServerSettings())
-                await stack.enter_async_context(app.router.lifespan_context(app))
+                await stack.enter_async_context(app.running())
                 apps[durability, writer] = app
         print(json.dumps("ready"), flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):

@@ -112,7 +112,7 @@ class PoolApp:
             enable_cors=settings.enable_cors,
             page_headers=PAGE_HEADERS,
         )
-        self._lifespan = Starlette(lifespan=self._run)
+        self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call, or start and stop with the program that serves it."""
@@ -126,7 +126,8 @@ class PoolApp:
         return self._docs.document
 
     @asynccontextmanager
-    async def _run(self, _: Starlette) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
+        """Start, and stop at the end."""
         configure_logging_where_nobody_has(self.settings)
         raise_limit()
         self._sampler.start()

@@ -47,7 +47,7 @@ class LeaseCalls:
         caller = call.caller()
         query = call.query(DEVICES)
         form = await call.form(LeaseForm)
-        request = _to_request(form, owner_for(caller, form.owner, self._tokens))
+        request = to_request(form, owner_for(caller, form.owner, self._tokens))
         known = await pool.find(lease_id)
         if known is not None:
             self._check_may_manage(caller, known)
@@ -155,7 +155,7 @@ class LeaseCalls:
         return encode(lease_view(self._pool.state, lease, self._pool.now(), by_uuid=query["devices"] == "uuid"))
 
 
-def _to_request(form: LeaseForm, owner: str | None) -> Request:
+def to_request(form: LeaseForm, owner: str | None) -> Request:
     """For the core: with the owner that was proven or let pass."""
     return Request(
         wishes=Wishes(

@@ -83,7 +83,7 @@ def _routes(table: Iterable[Resource], prefix: str) -> Iterator[APIRoute]:
                 name=route.name,
                 summary=route.summary,
                 tags=list(TAGS[resource.tag]),
-                response_model=None if route.answer is None else _model_type(route.answer),
+                response_model=None if route.answer is None else model_type(route.answer),
                 response_class=Response if route.answer is None else JSONResponse,
                 responses=_responses(route),
             )
@@ -96,7 +96,7 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
         if route.answer is None:
             found[status]["content"] = {route.media_type: {}}
         elif status < 300:
-            found[status]["model"] = _model_type(route.answer)
+            found[status]["model"] = model_type(route.answer)
     return found | {status: {"model": _model(Problem)} for status in route.problems}
 
 
@@ -140,20 +140,20 @@ def _query_type(parameter: Parameter) -> Any:
 # --- types of the wire as pydantic has them --------------------------------------------------------------------------
 
 
-def _model_type(kind: Any) -> Any:
+def model_type(kind: Any) -> Any:
     """The type with a model in place of each body in it."""
     if is_dataclass(kind):
         hashable: Any = kind
         return _model(hashable)
     origin, inner = get_origin(kind), get_args(kind)
     if origin is tuple:
-        return list[_model_type(inner[0])]  # type: ignore[misc]
+        return list[model_type(inner[0])]  # type: ignore[misc]
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        return dict[str, _model_type(inner[1])]  # type: ignore[misc]
+        return dict[str, model_type(inner[1])]  # type: ignore[misc]
     if any(is_dataclass(item) for item in inner):
-        found = _model_type(inner[0])
+        found = model_type(inner[0])
         for item in inner[1:]:
-            found |= _model_type(item)
+            found |= model_type(item)
         return found
     return kind
 
@@ -165,7 +165,7 @@ def _model(kind: Any) -> type[BaseModel]:
     always = _ALWAYS.get(kind)
     found: dict[str, Any] = {}
     for item in fields(kind):
-        annotation = _field_type(item.name, hints[item.name]) if is_form else _model_type(hints[item.name])
+        annotation = _field_type(item.name, hints[item.name]) if is_form else model_type(hints[item.name])
         is_required = item.name in always if always else not is_form or item.default is item.default_factory is MISSING
         default = ... if is_required else None if item.default is MISSING else item.default
         found[item.name] = (annotation, Field(default_factory=dict) if item.name == "labels" and is_form else default)
@@ -190,7 +190,7 @@ def _field_type(name: str, hint: Any) -> Any:
 
 
 def _schema(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
-    schema = TypeAdapter(_model_type(kind)).json_schema(ref_template=REF, mode="serialization")
+    schema = TypeAdapter(model_type(kind)).json_schema(ref_template=REF, mode="serialization")
     for name, part in schema.pop("$defs", {}).items():
         components.setdefault(name, part)
     return schema

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Request
-from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.ledger.driver import Listener
 from gpu_worker_pool.server.calls.lease_view import gpu_ref, iso_time
 from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
@@ -27,6 +28,17 @@ _KINDS: dict[type[ev.Event], RecentKind] = {
 }
 
 
+class FollowedPool(Protocol):
+    """As much of the pool as is followed here."""
+
+    @property
+    def state(self) -> PoolState:
+        """What the pool has come to."""
+
+    def follow(self, listener: Listener) -> None:
+        """Tell the listener what happens."""
+
+
 class _Noted(NamedTuple):
     """An event, and the lease it was about as it was then; None where it is about none, or was not known any more."""
 
@@ -37,7 +49,7 @@ class _Noted(NamedTuple):
 class Happenings:
     """Keeps the last `KEPT`. Each is put down as it is, which costs next to nothing; in words it is put when asked for."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: FollowedPool) -> None:
         self._pool = pool
         self._kept: deque[_Noted] = deque(maxlen=KEPT)
         pool.follow(self.follow)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.calls.lease_answers import PeersAnswer
 from gpu_worker_pool.server.calls.peers import MOST_PEERS, parse_peers
-from gpu_worker_pool.server.peers import KEPT_S, LOOKED_AT_S, MOST_BYTES, PeerFailed, Peers, read_pool
+from gpu_worker_pool.server.peers import KEPT_S, LOOKED_AT_S, MOST_BYTES, Peers, read_pool
+from gpu_worker_pool.wire.pool import PeersView
+from gpu_worker_pool.wire.transport import CallFailed, RawReply
+from tests.server.described import assert_described
 from tests.server.leasing import assert_problem, eventually, take
 from tests.server.running import RunningServer, free_port
 from tests.server.told_server import Told, told_server
@@ -33,12 +35,17 @@ ANSWERS = {
 # The parts
 
 
+def replied(body: bytes) -> RawReply:
+    return RawReply(200, body, None, 0.0, 0.0)
+
+
 def test_of_a_queue_the_first_are_shown_and_what_is_no_pool_is_refused() -> None:
-    pool, encoded = read_pool(json.dumps({**POOL, "queue": list(range(300)), "new": {"a": None}}).encode())
-    assert json.loads(encoded) == pool == {**POOL, "queue": list(range(200)), "new": {"a": None}}
+    pool = read_pool(replied(json.dumps({**POOL, "queue": list(range(300)), "new": {"a": None}}).encode()))
+    assert json.loads(pool.body) == {**POOL, "queue": list(range(200)), "new": {"a": None}}
+    assert (pool.node, pool.server_id) == ("odd", "odd-1")
     for body in (b"", b"[]", b"null", b"{}", b'{"gpus": 4}', b'{"gpus": NaN}', b"[" * 100_000, b'{"gpus":["\\ud800"]}'):
-        with pytest.raises(PeerFailed, match="is this a GPU server"):
-            read_pool(body)
+        with pytest.raises(CallFailed, match="is this a GPU server"):
+            read_pool(replied(body))
 
 
 def test_a_url_that_is_no_good_is_left_out_and_logged_without_its_secret(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +124,7 @@ def test_each_peer_is_shown_as_it_is() -> None:
 
             def look() -> dict[str, dict[str, Any]]:
                 answer = first.json("/peers")
-                PeersAnswer.model_validate(answer, strict=True, extra="forbid")
+                assert_described(PeersView, answer)
                 return {peer["url"]: peer for peer in answer["peers"]}
 
             def all_when(is_so: Callable[[dict[str, dict[str, Any]]], bool]) -> Callable[[], dict[str, dict[str, Any]]]:

@@ -20,8 +20,9 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.journal import JournalDamaged
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.server.calls.lease_answers import TimelineAnswer
 from gpu_worker_pool.server.calls.lease_view import iso_time
+from gpu_worker_pool.wire.accounting import TimelineView
+from tests.server.described import assert_described
 from tests.server.leasing import assert_problem, put, release, take, wait_until_free
 from tests.server.past_leases import server_with_past
 from tests.server.running import RunningServer
@@ -140,7 +141,7 @@ def server(began_at: float) -> Iterator[RunningServer]:
 
 
 def by_gpu(answer: Any) -> dict[str, list[str]]:
-    TimelineAnswer.model_validate(answer, strict=True, extra="forbid")
+    assert_described(TimelineView, answer)
     return {gpu["uuid"]: [span["lease_id"] for span in gpu["spans"]] for gpu in answer["gpus"] if gpu["spans"]}
 
 

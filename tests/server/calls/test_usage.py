@@ -12,8 +12,6 @@ import pytest
 from starlette.types import Message
 
 from gpu_worker_pool.core.accounting.usage import LeaseTimes, Reckoning
-from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
@@ -154,33 +152,34 @@ def test_what_is_held_counts_until_now_and_once_however_it_goes_on(server: Runni
 async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None, simulated_gpus="2", gpu_pool_state_dir=str(tmp_path), gpu_pool_node="box")
     app = create_app(settings)
-    loop, driver = asyncio.get_running_loop(), app.authority.driver
+    loop, pool = asyncio.get_running_loop(), app.pool
 
     def release_meanwhile() -> Accounts:
         """In the thread that reads, when all that is live has been looked at."""
-        ended = asyncio.run_coroutine_threadsafe(driver.do(cmd.Release("a")), loop).result()
-        assert any(isinstance(event, ev.LeaseEnded) for event in ended)
+        asyncio.run_coroutine_threadsafe(pool.release("a"), loop).result()
+        assert isinstance(pool.state.leases["a"], DrainingLease)
         return Accounts(journal_path(settings))
 
     async def ask(open_accounts: Callable[[], Accounts]) -> dict[str, Any]:
-        calls = UsageCalls(app.authority, open_accounts, prefix="", node="box")
-        _, body = await calls.show(Call({"headers": [], "query_string": b""}, no_body, app._leases.tokens))
-        (usage,) = owners(json.loads(body)).values()
+        calls = UsageCalls(pool, open_accounts)
+        response = await calls.show(Call({"headers": [], "query_string": b""}, no_body, app.tokens))
+        assert isinstance(response.body, bytes)
+        (usage,) = owners(json.loads(response.body)).values()
         return {key: value for key, value in usage.items() if not key.endswith("hours")}
 
     with pytest.raises(Refused, match="not been opened yet") as caught:
         await ask(lambda: Accounts(journal_path(settings)))
     assert caught.value.status == 503
-    async with app.router.lifespan_context(app):
-        await driver.do(cmd.RequestLease("a", Request(holder=Holder(owner="ada"))))
+    async with app.running():
+        await pool.request("a", Request(holder=Holder(owner="ada")), is_known=False, is_loopback=False)
         assert await ask(release_meanwhile) == {"leases": 1, "running": 1}
-        assert isinstance(driver.state.leases["a"], DrainingLease)
+        assert isinstance(pool.state.leases["a"], DrainingLease)
         assert await ask(lambda: Accounts(journal_path(settings))) == {"leases": 1}
 
 
 def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None, simulated_gpus="2", gpu_pool_state_dir=str(tmp_path))
-    calls = UsageCalls(create_app(settings).authority, lambda: Accounts(tmp_path), prefix="", node="box")
+    calls = UsageCalls(create_app(settings).pool, lambda: Accounts(tmp_path))
     reckoning = Reckoning(THEN, None, THEN + 1e6)
     for number in range(MOST_OWNERS + 3):
         reckoning.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))

@@ -12,7 +12,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.authority.authority import Authority
+from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.streams.changes import STILL_HERE, ChangeStream
 from gpu_worker_pool.server.streams.listener import Listener
@@ -23,9 +23,9 @@ A_CHANGE = ev.LeaseQueued(1.0, "a", Request(), 1, 1.0)
 
 
 @pytest.fixture
-def authority() -> Authority:
+def pool() -> Pool:
     """One that was never started: it is told by the tests what happens."""
-    return create_app(ServerSettings(_env_file=None, simulated_gpus="1")).authority
+    return create_app(ServerSettings(_env_file=None, simulated_gpus="1")).pool
 
 
 class Page:
@@ -54,9 +54,9 @@ def changed(event: bytes) -> str:
 
 
 async def test_the_first_change_is_told_at_once_and_all_later_ones_together_when_it_is_time(
-    authority: Authority,
+    pool: Pool,
 ) -> None:
-    changes = ChangeStream(authority)
+    changes = ChangeStream(pool)
     page, quick = Page(changes), Page(changes, pace_s=0.001)
     epoch = (await page.opened()).decode().partition("-")[0]
     await quick.opened()
@@ -76,8 +76,8 @@ async def test_the_first_change_is_told_at_once_and_all_later_ones_together_when
         await hears[0]
 
 
-async def test_what_is_a_change_and_what_is_not(authority: Authority) -> None:
-    changes = ChangeStream(authority)
+async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
+    changes = ChangeStream(pool)
     for event in (
         ev.LeasesRenewed(1.0, ("a",)),
         ev.QueueSettled(1.0, 2.0, (), None),
@@ -89,18 +89,18 @@ async def test_what_is_a_change_and_what_is_not(authority: Authority) -> None:
     assert (await Page(changes).opened()).endswith(b"-1")
 
 
-async def test_what_was_measured_counts_once_whoever_tells_of_it_first(authority: Authority) -> None:
-    changes = ChangeStream(authority)
+async def test_what_was_measured_counts_once_whoever_tells_of_it_first(pool: Pool) -> None:
+    changes = ChangeStream(pool)
     changes.follow([ev.GpusObserved(1.0, ())])
-    changes.show(authority.sampler.snapshot)
+    changes.show(pool.snapshot)
     changes.follow([ev.GpusObserved(2.0, ())])
     assert (await Page(changes).opened()).endswith(b"-1")
-    changes.show(replace(authority.sampler.snapshot, at=5.0))
+    changes.show(replace(pool.snapshot, at=5.0))
     assert (await Page(changes).opened()).endswith(b"-2")
 
 
-async def test_who_comes_back_hears_at_once_whether_he_missed_anything(authority: Authority) -> None:
-    changes = ChangeStream(authority)
+async def test_who_comes_back_hears_at_once_whether_he_missed_anything(pool: Pool) -> None:
+    changes = ChangeStream(pool)
     known = (await Page(changes).opened()).decode()
     missed_nothing = Page(changes, last_event_id=known)
     await missed_nothing.opened()
@@ -126,8 +126,8 @@ async def test_who_comes_back_hears_at_once_whether_he_missed_anything(authority
         assert changed(await page.next()) == latest, unknown
 
 
-async def test_in_quiet_it_hears_that_the_server_is_still_here(authority: Authority) -> None:
-    changes = ChangeStream(authority, heartbeat_s=0.001)
+async def test_in_quiet_it_hears_that_the_server_is_still_here(pool: Pool) -> None:
+    changes = ChangeStream(pool, heartbeat_s=0.001)
     page = Page(changes)
     await page.opened()
     assert [await page.next(), await page.next()] == [STILL_HERE, STILL_HERE]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gpu_worker_pool
-from gpu_worker_pool.server.ui.calls import takes_gzip, wants_page
+from gpu_worker_pool.server.http.accept import takes_gzip, wants_page
 from gpu_worker_pool.server.ui.files import TYPES, PageFiles
 from tests.server.leasing import OFTEN, assert_problem, eventually
 from tests.server.running import Answer, RunningServer, read_answer
