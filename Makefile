@@ -1,14 +1,14 @@
-# Everything a newcomer needs: `make demo` and `make test`. Each sets up its own virtual environment first.
+# A newcomer needs `make demo` and `make test`. Each sets up its own virtual environment first.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# More than the cores that are wanted, because many tests wait; each file's tests share servers, so it stays in one worker.
+# More workers than cores, because many tests wait. The tests of a file share servers, so a file stays in one worker.
 PYTEST_WORKERS ?= 4
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
-# Where this is set, each of them compiles every test anew, each time.
+# If this is set, every worker compiles every test again in each run.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test cover soak lint format bench pictures clean
@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# uv is used where it is installed, because it is faster; venv and pip do the same.
+# uv is used if it is installed, because it is faster; venv and pip do the same.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %s; name another one with: make PYTHON=python3.12" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@if command -v uv >/dev/null 2>&1; then \
@@ -53,11 +53,11 @@ format: $(READY) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# QUICK=1: only see that everything runs. OPENB=DIR: where the public trace is that is replayed.
-bench: $(READY) ## Measure everything in 15 minutes and write docs/BENCHMARKS.md (QUICK=1: a fast look)
-	$(BIN)/python benchmarks/report.py $(if $(QUICK),--quick) $(if $(OPENB),--openb '$(OPENB)')
+# QUICK=1: only see that everything runs. OPENB=DIR: the folder of the public trace to replay.
+bench: $(READY) ## Measure everything in 15 minutes and write docs/BENCHMARKS.md (QUICK=1: a fast check)
+	$(BIN)/python -m benchmarks.report $(if $(QUICK),--quick) $(if $(OPENB),--openb '$(OPENB)')
 
-pictures: $(READY) ## Make the pictures in docs/images anew, from a real server with simulated GPUs
+pictures: $(READY) ## Make the pictures in docs/images from a real server with simulated GPUs
 	$(BIN)/python scripts/picture
 	$(BIN)/python scripts/screenshot
 

@@ -1,10 +1,10 @@
-"""Runs the examples, each in a process of its own, and says how it went.
+"""Run the examples, each in its own process, and say how it went.
 
 python run_examples.py                          # all of them
 python run_examples.py config_examples ...      # these
 python run_examples.py --list                   # what there is
 
-They start servers of their own with simulated GPUs, unless --endpoint or GPU_SERVICE_ENDPOINT names yours.
+They start their own servers with simulated GPUs, unless --endpoint or GPU_SERVICE_ENDPOINT names yours.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ NAMES = (
     "config_examples",
     "test_integration_error_handling",
 )
-# The others have servers of their own in any case, or need none.
+# The others always start their own servers, or need none.
 USE_YOUR_SERVER = frozenset({"basic_client_usage", "multi_endpoint_usage"})
-# None takes nearly as long; an example that hangs is a failure.
+# No example takes nearly as long; one that hangs has failed.
 MOST_S = 120.0
 
 
 def description(name: str) -> str:
-    """The first line of what it says of itself."""
+    """Return the first line of its docstring."""
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
 
 
 def command(name: str) -> list[str]:
-    """How it is run: the tests by pytest, the others as programs."""
+    """Return its command: pytest for tests, Python for programs."""
     path = str(EXAMPLES / f"{name}.py")
     return [sys.executable, *(("-m", "pytest", "-q", "--no-header") if name.startswith("test_") else ()), path]
 
 
 def run(name: str, env: dict[str, str]) -> str:
-    """Run one; how it went, in a word or two."""
+    """Run one, and return how it went in a word or two."""
     if name.startswith("test_") and importlib.util.find_spec("pytest") is None:
         return "left out: pytest is not installed"
     try:
@@ -57,9 +57,9 @@ def run(name: str, env: dict[str, str]) -> str:
 
 
 def fault_of_your_server(endpoint: str | None) -> str | None:
-    """Why the server that you named cannot be used; None where it answers, or you named none."""
+    """Return why the server that you named cannot be used; None if it answers, or you named none."""
     sys.path[:0] = [str(EXAMPLES), str(ROOT)]
-    from example_servers import NoServerError, your_servers  # noqa: PLC0415 - to list the examples nothing is needed
+    from example_servers import NoServerError, your_servers  # noqa: PLC0415 - a list of the examples needs no imports
 
     try:
         your_servers(endpoint)
@@ -69,10 +69,10 @@ def fault_of_your_server(endpoint: str | None) -> str | None:
 
 
 def main() -> int:
-    """The exit code is 1 if an example failed."""
-    parser = argparse.ArgumentParser(description="Runs the examples, each in a process of its own.")
+    """Run the chosen examples; the exit code is 1 if one failed."""
+    parser = argparse.ArgumentParser(description="Runs the examples, each in its own process.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all by default; there are {', '.join(NAMES)}")
-    parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument("--list", action="store_true", help="list the examples, and run nothing")
     parser.add_argument("--endpoint", metavar="URL", help="your GPU server, or several, separated by commas")
     options = parser.parse_args()
     chosen = [Path(name).stem for name in options.names] or list(NAMES)
@@ -83,7 +83,7 @@ def main() -> int:
         for name in chosen:
             print(f"{name:<33}{description(name)}")
         return 0
-    # The code beside this file is meant, whatever else is installed.
+    # Use the code beside this file, whatever else is installed.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     if options.endpoint:
         env["GPU_STATS_SERVICE_ENDPOINTS"] = options.endpoint

@@ -17,8 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from results import Cell, Point, Results, parser
-
+from benchmarks.shared.results import Cell, Point, Results, parser
 from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
 
 SIZES = (1, 2, 4, 8, 16, 32)

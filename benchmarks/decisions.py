@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from crowded_pool import SHARING, TURNOVER, CrowdedPool
-from fit import exponent, last_exponent
-from lease_servers import high_water_mb
-from results import Cell, Results, duration, parser, show
-from rounds import percentile, spread, spread_s
+from benchmarks.shared.crowded_pool import SHARING, TURNOVER, CrowdedPool
+from benchmarks.shared.fit import exponent, last_exponent
+from benchmarks.shared.results import Cell, Results, duration, parser, show
+from benchmarks.shared.rounds import percentile, spread, spread_s
+from benchmarks.shared.servers import ROOT, high_water_mb
 
 SIZES = (8, 100, 1_000, 10_000)
 MOST_MS = 1.0
@@ -105,8 +105,8 @@ def measure(sizes: Sequence[int], rounds: int, seed: int) -> By:
 
 def peak_memory_mb(gpus: int, seed: int) -> float:
     """Peak memory that as many GPUs, leases and waiters add to a process of their own."""
-    command = [sys.executable, __file__, "--fill", str(gpus), "--seed", str(seed)]
-    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    command = [sys.executable, "-m", "benchmarks.decisions", "--fill", str(gpus), "--seed", str(seed)]
+    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def growth(of_sizes: Mapping[int, Found], decision: str | None) -> tuple[float, float, list[float]] | None:

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fleet_servers import GPUS_EACH, lease_servers, poll_round_s, statistics_servers
-from lease_servers import resident_mb
-from results import Cell, Results, duration, parser
-from rounds import in_turn, median_ratio, spread_s
-
+from benchmarks.shared.fleet import GPUS_EACH, lease_servers, poll_round_s, statistics_servers
+from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.rounds import in_turn, median_ratio, spread_s
+from benchmarks.shared.servers import resident_mb
 from gpu_worker_pool import GPUWorkerPoolClient
 
 LIVE_ONLY, ALL = "live only", "with the dead"

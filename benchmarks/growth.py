@@ -23,14 +23,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from crowded_pool import CrowdedPool
-from fit import exponent, last_exponent
-from fleet_servers import poll_round_s, statistics_servers
-from lease_locks import PoolLease, cycle_s, who_asks
-from lease_servers import pool_process
-from past_journal import GPUS_WAITED_FOR, NODE, write_journal
-from results import Cell, Results, duration, parser
-from rounds import in_turn, spread_s
+from benchmarks.leases.locks import PoolLease, cycle_s, who_asks
+from benchmarks.shared.crowded_pool import CrowdedPool
+from benchmarks.shared.fit import exponent, last_exponent
+from benchmarks.shared.fleet import poll_round_s, statistics_servers
+from benchmarks.shared.past_journal import GPUS_WAITED_FOR, NODE, write_journal
+from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.rounds import in_turn, spread_s
+from benchmarks.shared.servers import pool_process
 
 SEED = 1
 FEW = 100

@@ -13,8 +13,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from results import Cell, Results, duration, parser
-from rounds import in_turn, median_ratio, ratios, spread, spread_s
+from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.rounds import in_turn, median_ratio, ratios, spread, spread_s
 
 ROOT = Path(__file__).parent.parent
 BARE, ASYNCIO, AIOHTTP = "bare python", "import asyncio", "import aiohttp"

@@ -1,6 +1,6 @@
 """The others, in a virtual environment of their own: what people would use instead, and what draws the plots.
 
-    python benchmarks/peers.py      # makes .bench-venv, or says who is missing and why
+    python -m benchmarks.peers      # makes .bench-venv, or says who is missing and why
 
 Nothing is installed outside of that folder. Programs such as redis-server are looked for and never installed.
 """
@@ -50,10 +50,10 @@ def python_with(module: str) -> Path:
     if find_spec(module) is not None:
         return Path(sys.executable)
     if not PYTHON.is_file():
-        raise MissingError("there is no .bench-venv: python benchmarks/peers.py makes it")
+        raise MissingError("there is no .bench-venv: python -m benchmarks.peers makes it")
     if not list(FOLDER.glob(f"lib/python*/site-packages/{module}")):
         raise MissingError(
-            _why_refused(module) or f"{module} is not in .bench-venv: python benchmarks/peers.py makes it"
+            _why_refused(module) or f"{module} is not in .bench-venv: python -m benchmarks.peers makes it"
         )
     return PYTHON
 

@@ -29,7 +29,7 @@ TRAINING = "import os; print('  the program sees CUDA_VISIBLE_DEVICES =', os.env
 
 
 async def by_hand(client: GPUWorkerPoolClient) -> None:
-    """Request, use, give back: the long way, for who needs the assignment itself."""
+    """Request, use, release: the long way, for programs that need the assignment itself."""
     title("Request a GPU, and give it back")
     assignment = await client.request_gpu(timeout=30)
     try:
@@ -40,7 +40,7 @@ async def by_hand(client: GPUWorkerPoolClient) -> None:
 
 
 async def with_a_context(client: GPUWorkerPoolClient) -> None:
-    """The short way: whatever happens in the block, the GPU is given back."""
+    """Use a context: whatever happens in the block, the GPU is released."""
     title("The same with a context, which gives it back after an exception too")
 
     def train(gpu_id: int | str) -> None:
@@ -55,7 +55,7 @@ async def with_a_context(client: GPUWorkerPoolClient) -> None:
 
 
 async def waiting_workers(url: str) -> None:
-    """More workers than GPUs: they wait, and are served in the order in which they came."""
+    """Start more workers than GPUs: they wait, and are served in the order of arrival."""
     title("Five workers in one program, and fewer GPUs")
 
     def say_who_waits(event: ClientEvent) -> None:
@@ -73,7 +73,7 @@ async def waiting_workers(url: str) -> None:
 
 
 async def several_gpus(client: GPUWorkerPoolClient) -> None:
-    """All of them at once or none, and all on one server."""
+    """Request all of them at once or none, and all on one server."""
     title("Several GPUs at once")
     try:
         assignment = await client.request_gpu(timeout=30, gpus=2)
@@ -85,7 +85,7 @@ async def several_gpus(client: GPUWorkerPoolClient) -> None:
 
 
 async def shared_gpus(client: GPUWorkerPoolClient) -> None:
-    """Who says how much memory he needs may be given a part of a GPU, beside others who said so."""
+    """Request memory: such jobs may share a GPU with others that did so."""
     title("Three small jobs, which share GPUs where they must")
     jobs = [await client.request_gpu(timeout=30, memory_mb=4000) for _ in range(3)]
     print(f"  4000 MB each, on the GPUs {', '.join(str(job.gpu_id) for job in jobs)}")
@@ -94,7 +94,7 @@ async def shared_gpus(client: GPUWorkerPoolClient) -> None:
 
 
 async def timeouts(client: GPUWorkerPoolClient) -> None:
-    """A request waits for as long as it is told; then the error says why there was no GPU."""
+    """Wait no longer than the timeout; then the error says why there was no GPU."""
     title("No GPU in time")
     held = [await client.request_gpu(timeout=30) for _ in range(client.get_pool_status().total_gpus)]
     try:
@@ -106,16 +106,16 @@ async def timeouts(client: GPUWorkerPoolClient) -> None:
 
 
 async def a_lost_gpu(server: ExampleServer) -> None:
-    """A lease can be lost: an operator takes it away, or the server is out of reach for too long. One is told early."""
+    """Lose a lease: an operator takes it away, or the server is out of reach for too long. The client learns it early."""
     title("Being told that a GPU is lost")
-    # Heartbeats go out three times in this time. By default it is 30 s, and the example would take longer.
+    # The client sends three heartbeats in this time. With the default of 30 s the example would take longer.
     os.environ["GPU_POOL_TTL"] = "3"
     async with GPUWorkerPoolClient(server.url, on_lost=lambda lost: print(f"  on_lost: GPU {lost.gpu_id}")) as client:
         assignment = await client.request_gpu(timeout=30)
         print(f"  working on GPU {assignment.gpu_id}, and an operator takes it away")
         await asyncio.to_thread(server.call, "POST", f"/admin/leases/{assignment.lease_id}/revoke")
         assert assignment.lost is not None
-        print(f"  await assignment.lost: {await assignment.lost}")  # beside your work, in a task of its own, say
+        print(f"  await assignment.lost: {await assignment.lost}")  # for example in its own task, beside your work
         try:
             await client.release_gpu(assignment)
         except StaleAssignmentError as error:
@@ -124,7 +124,7 @@ async def a_lost_gpu(server: ExampleServer) -> None:
 
 
 def without_asyncio(url: str) -> None:
-    """The blocking twin, and a program that sees the GPUs it was given and no others."""
+    """Use the blocking twin, and a program that sees the granted GPUs and no others."""
     title("Without asyncio: a GPU for another program")
     with gpu_worker_pool.gpu(timeout=30, service_endpoint=url) as assignment:
         subprocess.run([sys.executable, "-c", TRAINING], env={**os.environ, **assignment.env}, check=True)
@@ -132,7 +132,7 @@ def without_asyncio(url: str) -> None:
 
 
 async def main(url: str, own_server: ExampleServer | None) -> None:
-    """All of it, one after the other."""
+    """Show everything, one after the other."""
     async with GPUWorkerPoolClient(url) as client:
         await by_hand(client)
         await with_a_context(client)

@@ -1,7 +1,7 @@
 """How a client is configured, what is checked, and how a mistake reads. No server is needed.
 
-A value comes from the constructor, else from the environment, else it is the default. In the constructor a bad one is a
-ValueError, because you are there to see it. In the environment it is logged as an error, and the default is used.
+A value comes from the constructor, else from the environment, else it is the default. A bad value in the constructor is
+a ValueError, because you are there to see it. A bad value in the environment is logged, and the default is used.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 
 
 def show(config: ClientConfig) -> None:
-    """The part of it that differs between these examples."""
+    """Print the settings that differ between these examples."""
     servers = ", ".join(f"{endpoint_id} at {endpoint.url}" for endpoint_id, endpoint in config.endpoints.items())
     mode = "several servers" if config.is_multi else "one server"
     print(f"    {mode}: {servers}; strategy {config.strategy}")
     print(
         f"    granted below {config.memory_threshold:g} % memory and {config.utilization_threshold:g} % utilization; "
-        f"a look every {config.polling_interval:g} s"
+        f"a poll every {config.polling_interval:g} s"
     )
 
 
 def from_the_environment() -> None:
-    """The same variables that the documents name."""
+    """Read the variables that the documents name."""
     print("From the environment")
     for name, variables in ENVIRONMENTS.items():
         print(f"\n  {name}: {' '.join(f'{key}={value!r}' for key, value in variables.items())}")
@@ -65,7 +65,7 @@ def from_the_environment() -> None:
 
 
 def from_the_constructor() -> None:
-    """What is given there wins over the environment, value by value."""
+    """Show that the constructor wins over the environment, value by value."""
     print("\nThe constructor wins over the environment")
     os.environ["GPU_SERVICE_ENDPOINT"] = "http://of-the-environment:8000"
     os.environ["GPU_MEMORY_THRESHOLD_PERCENT"] = "60"
@@ -75,7 +75,7 @@ def from_the_constructor() -> None:
 
 
 def mistakes() -> None:
-    """Each names the parameter, its value, and what is possible."""
+    """Print the errors: each names the parameter, its value, and the range."""
     print("\nMistakes in the constructor")
     for options in MISTAKES:
         try:

@@ -1,4 +1,4 @@
-"""For the example of tests: two servers of their own."""
+"""Two servers for the example of tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # where pytest does not do it by itself: --import-mode=importlib
+sys.path.insert(0, str(Path(__file__).parent))  # pytest does not do it with --import-mode=importlib
 
 from example_servers import ExampleServer, example_servers
 
 
 @pytest.fixture
 def servers() -> Iterator[list[ExampleServer]]:
-    """Two servers with one simulated GPU each."""
+    """Start two servers with one simulated GPU each."""
     with example_servers("1", "1") as started:
         yield started

@@ -1,7 +1,7 @@
-"""Where the examples get their GPUs: from your server, or from servers of their own with simulated GPUs.
+"""The servers of the examples: yours, or their own with simulated GPUs.
 
-Your own server is the one in --endpoint, GPU_STATS_SERVICE_ENDPOINTS, GPU_SERVICE_ENDPOINTS or GPU_SERVICE_ENDPOINT.
-Nothing is taken from it for longer than a moment, and what would disturb others is left out there.
+Your server is the one in --endpoint, GPU_STATS_SERVICE_ENDPOINTS, GPU_SERVICE_ENDPOINTS or GPU_SERVICE_ENDPOINT. The
+examples hold its GPUs only for a moment, and leave out what would disturb other users.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gpu_worker_pool.cli.pools.servers import Answer, Servers
 
 VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINT")
 START_S = 30.0
-# A server that is there answers in a fraction of it.
+# A running server answers in a fraction of it.
 ANSWER_S = 3.0
-# It ends when this process does, however that ends: 1 is PR_SET_PDEATHSIG and 15 is SIGTERM.
+# The server ends when this process ends, in whatever way: 1 is PR_SET_PDEATHSIG and 15 is SIGTERM.
 SERVE = (
     "import ctypes, runpy; ctypes.CDLL(None).prctl(1, 15); "
     "runpy.run_module('gpu_worker_pool.gpu_server', run_name='__main__')"
@@ -40,14 +40,14 @@ SERVE = (
 
 
 class ExampleServer:
-    """A GPU server in a process of its own, with simulated GPUs and leases in a folder of its own."""
+    """A GPU server in its own process, with simulated GPUs and its own folder for leases."""
 
     def __init__(self, gpus: str, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.port: int = taken.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._folder = folder
-        # Not the settings of your own server, which may be in this environment.
+        # This environment may have the settings of your own server, so it is not passed on.
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
         self._env = {
             **kept,
@@ -61,13 +61,13 @@ class ExampleServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
-        """Start it, or start it again with the leases that it had; it is ready a moment later."""
+        """Start it, or restart it with its old leases; it is ready a moment later."""
         with (self._folder / "log").open("ab") as log:
             command = [sys.executable, "-c", SERVE]
             self._process = subprocess.Popen(command, cwd=self._folder, env=self._env, stdout=log, stderr=log)
 
     def wait_until_ready(self) -> None:
-        """Until it has looked at its GPUs and takes requests."""
+        """Wait until it has read its GPUs and accepts requests."""
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -82,13 +82,13 @@ class ExampleServer:
                 return
 
     def call(self, method: str, path: str) -> Any:
-        """One call, as curl would make it; what it answered."""
+        """Make one call, as curl would, and return the answer."""
         request = urllib.request.Request(f"{self.url}{path}", method=method)  # noqa: S310 - our own server
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - our own server
             return json.load(answer)
 
     def kill(self) -> None:
-        """As kill -9 does: it has no time to say good-bye to anybody."""
+        """Kill it as kill -9 does: it has no time to clean up."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -96,7 +96,7 @@ class ExampleServer:
 
 @contextmanager
 def example_servers(*gpus: str) -> Iterator[list[ExampleServer]]:
-    """Servers with these simulated GPUs, "2" or "1xA100-80GB,1xT4" each; ended whatever happens in the block."""
+    """Start servers with these simulated GPUs, "2" or "1xA100-80GB,1xT4" each; the end of the block ends them."""
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="gpu-example-")))
         servers = []
@@ -117,7 +117,7 @@ class NoServerError(Exception):
 
 
 def your_servers(endpoint: str | None) -> list[str]:
-    """The servers that you named, those first that answer; none if you named none. NoServerError says what to do."""
+    """Return the servers that you named, those that answer first; none if you named none. NoServerError says what to do."""
     variable = next((name for name in VARIABLES if os.environ.get(name)), "")
     given, source = (endpoint, "--endpoint") if endpoint else (os.environ.get(variable, ""), variable)
     urls = [url.strip() for url in given.split(",") if url.strip()]
@@ -130,7 +130,7 @@ def your_servers(endpoint: str | None) -> list[str]:
         raise NoServerError(f"{str(failure).replace('--endpoint', source, 1)}; correct it, or {advice}") from None
     if not any(answer.is_ok for answer in answers):
         reasons = "; ".join(f"{answer.url}: {str(answer.error).rstrip('.')}" for answer in answers)
-        raise NoServerError(f"your GPU server cannot be used ({reasons}); see to it, or {advice}")
+        raise NoServerError(f"your GPU server cannot be used ({reasons}); fix it, or {advice}")
     return [answer.url for answer in sorted(answers, key=lambda answer: not answer.is_ok)]
 
 
@@ -141,7 +141,7 @@ async def _ask(urls: Sequence[str]) -> list[Answer]:
 
 @dataclass(frozen=True)
 class Pool:
-    """What an example works with. `servers` are the example's own; there are none where it uses yours."""
+    """The servers of an example. `servers` are its own; there are none if it uses yours."""
 
     urls: Sequence[str]
     servers: Sequence[ExampleServer] = ()
@@ -149,8 +149,8 @@ class Pool:
 
 @contextmanager
 def example_pool(description: str, *gpus: str) -> Iterator[Pool]:
-    """Your servers if you named any, else servers of the example's own with these GPUs; says which."""
-    # The client logs what happens, too. Here it is printed, and need not be said twice.
+    """Use your servers if you named any, else start servers with these GPUs; print which."""
+    # The examples print what happens, so the client need not log it too.
     logging.getLogger("gpu_worker_pool").addHandler(logging.NullHandler())
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--endpoint", metavar="URL", help="your GPU server; several are separated by commas")
@@ -169,5 +169,5 @@ def example_pool(description: str, *gpus: str) -> Iterator[Pool]:
 
 
 def title(text: str) -> None:
-    """The headline of what comes next."""
-    print(f"\n--- {text}", flush=True)  # before what other programs print
+    """Print the headline of the next part."""
+    print(f"\n--- {text}", flush=True)  # before other programs print

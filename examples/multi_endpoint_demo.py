@@ -1,6 +1,6 @@
 """Patterns of configuration for several GPU servers, checked and shown without any server.
 
-A client that is made and not started calls nobody. So what is here runs anywhere, and is meant to be copied from.
+A client that is not started makes no call. So this runs anywhere. Copy from it what you need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, EndpointView, make_balancer
 
-# Each is what you would write as GPUWorkerPoolClient(...).
+# The parameters of GPUWorkerPoolClient(...), by pattern.
 PATTERNS: dict[str, dict[str, Any]] = {
     "Production: three alike, careful thresholds, long waits": {
         "service_endpoints": "http://gpu-1:8000,http://gpu-2:8000,http://gpu-3:8000",
@@ -22,7 +22,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
         "utilization_threshold": 80.0,
         "worker_timeout": 600.0,
     },
-    "Development: every server gets its turn, and nobody waits for long": {
+    "Development: every server gets its turn, and requests give up early": {
         "service_endpoints": ["http://dev-1:8000", "http://dev-2:8000"],
         "load_balancing_strategy": "round_robin",
         "worker_timeout": 30.0,
@@ -34,13 +34,13 @@ PATTERNS: dict[str, dict[str, Any]] = {
         "utilization_threshold": 95.0,
         "worker_timeout": 3600.0,
     },
-    "Far away: slow lines, given up later and tried more often": {
+    "Far away: slow networks, longer time-outs and more retries": {
         "service_endpoints": "https://berlin.example.org,https://tokyo.example.org/gpu",
         "endpoint_timeout": 20.0,
         "endpoint_max_retries": 5,
         "token": {"berlin.example.org": "a-token-of-berlin", "tokyo.example.org": "a-token-of-tokyo"},
     },
-    "Several servers on one machine: ids are told apart by the port": {
+    "Several servers on one machine: their ids contain the port": {
         "service_endpoints": "http://localhost:8000,http://localhost:8001",
     },
     "From one server to several: one is enough to get global ids": {
@@ -48,7 +48,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
     },
 }
 
-# As three servers might stand at one moment.
+# Three servers at one moment.
 SERVERS = (
     EndpointView("large", is_healthy=True, total_gpus=8, available_gpus=2),
     EndpointView("small", is_healthy=True, total_gpus=2, available_gpus=1),
@@ -57,7 +57,7 @@ SERVERS = (
 
 
 def show_patterns() -> None:
-    """What becomes of each pattern. A bad value would be a ValueError here, not later."""
+    """Build a client from each pattern. A bad value would be a ValueError here, not later."""
     for name, options in PATTERNS.items():
         client = GPUWorkerPoolClient(**options)
         config = ClientConfig.build(**options, environ={})
@@ -69,8 +69,8 @@ def show_patterns() -> None:
 
 
 def show_strategies() -> None:
-    """The client's own balancer, asked which server it would try first."""
-    print("\nStrategies: who is asked first, in ten requests, if it stands as follows")
+    """Ask the client's own balancer which server it would try first."""
+    print("\nStrategies: which server is asked first, in ten requests, in this state")
     for server in SERVERS:
         state = f"{server.available_gpus} of {server.total_gpus} GPUs free" if server.is_healthy else "down"
         print(f"    {server.endpoint_id}: {state}")
@@ -82,6 +82,6 @@ def show_strategies() -> None:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description="Patterns of configuration for several GPU servers.").parse_args()
-    print("Patterns for several GPU servers. Nothing is started and nobody is called.")
+    print("Patterns for several GPU servers. Nothing is started and no server is called.")
     show_patterns()
     show_strategies()

@@ -25,7 +25,7 @@ SOON_S = 20.0
 
 
 async def global_ids(client: GPUWorkerPoolClient) -> None:
-    """With several servers a number is not enough, so an id names the server too."""
+    """Show global ids: with several servers an id names the server too."""
     title("Global ids")
     assignment = await client.request_gpu(timeout=30)
     assert isinstance(assignment, GlobalGPUAssignment)
@@ -36,7 +36,7 @@ async def global_ids(client: GPUWorkerPoolClient) -> None:
 
 
 async def strategies(urls: Sequence[str]) -> None:
-    """Which server is asked first. Whoever cannot be served there goes on to the next."""
+    """Show which server is asked first. A request that it cannot serve goes on to the next."""
     title("Strategies: where six requests, one after the other, are served")
     for strategy in ("availability", "round_robin", "weighted"):
         served: Counter[str] = Counter()
@@ -49,7 +49,7 @@ async def strategies(urls: Sequence[str]) -> None:
 
 
 def status(client: GPUWorkerPoolClient) -> None:
-    """All servers as one pool, and each by itself."""
+    """Show all servers as one pool, and each by itself."""
     title("Status and metrics")
     found = client.get_pool_status()
     assert isinstance(found, MultiEndpointPoolStatus)
@@ -61,7 +61,7 @@ def status(client: GPUWorkerPoolClient) -> None:
 
 
 async def failover(client: GPUWorkerPoolClient, servers: Sequence[ExampleServer]) -> None:
-    """One server dies: the other serves on. It comes back: it is used again, with the leases that it had."""
+    """Kill one server: the other serves on. Restart it: the client uses it again, with its old leases."""
     first, second = servers
     title("A server is killed with -9")
     first.kill()
@@ -79,7 +79,7 @@ async def failover(client: GPUWorkerPoolClient, servers: Sequence[ExampleServer]
     first.launch()
     await asyncio.to_thread(first.wait_until_ready)
     (endpoint_id,) = (found["endpoint_id"] for found in client.get_endpoints_info() or [] if found["url"] == first.url)
-    # It would be found by itself soon; somebody who knows that it is back need not wait.
+    # The client would find it by itself soon; this program knows that it is back, and need not wait.
     has_answered = await client.trigger_endpoint_recovery(endpoint_id)
     assignment = await waiting
     print(f"  asked now, {endpoint_id} answered: {has_answered}; the request has got {assignment.gpu_id}")
@@ -92,20 +92,20 @@ async def failover(client: GPUWorkerPoolClient, servers: Sequence[ExampleServer]
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Let the client look at its servers until this is so."""
+    """Let the client poll until this is so."""
     async with asyncio.timeout(SOON_S):
         while not is_so():  # noqa: ASYNC110 - the client has no event for it
             await asyncio.sleep(0.02)
 
 
 async def main(urls: Sequence[str], own_servers: Sequence[ExampleServer]) -> None:
-    """All of it, one after the other."""
+    """Show everything, one after the other."""
     await strategies(urls)
-    # Short intervals, so that the example need not wait for the next look; the defaults are kinder to the servers.
+    # Short intervals, so that the example need not wait for the next poll; the defaults are kinder to the servers.
     async with GPUWorkerPoolClient(
         service_endpoints=list(urls), polling_interval=0.2, endpoint_health_check_interval=0.5, endpoint_max_retries=0
     ) as client:
-        if own_servers:  # a start waits for the first to answer, and not for all
+        if own_servers:  # a start waits for the first answer, not for all
             await until(lambda: not client.get_error_recovery_status()["degraded_endpoints"])
         await global_ids(client)
         status(client)

@@ -1,4 +1,4 @@
-"""A real server with simulated GPUs, invented users and a past: what the pictures in the documents show."""
+"""A real server with simulated GPUs, invented users and a past, for the pictures in the documents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PAST_OWNERS = ("ada", "bob", "carol", "erin", "frank", "grace")
 
 @contextmanager
 def seeded_server(*, looks_per_s: float = 1.0) -> Iterator[str]:
-    """Its URL. It is told by nothing of the settings of whoever runs this, and ended by its pid."""
+    """Start it and yield its URL. It does not read the settings of the caller's environment, and is ended by its pid."""
     with tempfile.TemporaryDirectory(prefix="gpu-pool-picture-") as folder:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
@@ -68,7 +68,7 @@ def seeded_server(*, looks_per_s: float = 1.0) -> Iterator[str]:
 
 
 def let_them_ask(url: str, step_s: float) -> None:
-    """A GPU out of service, and one asker after the other, so that the readings of each GPU tell a history of their own."""
+    """Take a GPU out of service and let users ask one after the other, so that each GPU's readings show their own history."""
     gpu, reason = OUT_OF_SERVICE
     tell(url, "POST", f"/admin/gpus/{gpu}/drain", {"reason": reason})
     for lease_id, form in ASKERS:
@@ -78,7 +78,7 @@ def let_them_ask(url: str, step_s: float) -> None:
 
 
 def tell(url: str, method: str, path: str, body: dict[str, Any]) -> None:
-    """One call as admin; an answer that is an error ends everything."""
+    """Make one call as admin; an error answer ends everything."""
     token = TOKENS.partition(":")[2]
     headers = {"Authorization": f"Bearer {token}"} if path.startswith("/admin") else {}
     request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), headers, method=method)  # noqa: S310 - our own server
@@ -87,7 +87,7 @@ def tell(url: str, method: str, path: str, body: dict[str, Any]) -> None:
 
 
 def _write_past(path: Path) -> None:
-    """Some hours of leases that have ended, the same each time but for the clock."""
+    """Write some hours of ended leases, the same each time but for the clock."""
     random, now = Random(7), time.time()  # noqa: S311 - a picture
     keys = [reading.gpu.key for reading in SimulatedProbe(NODE, GPUS).look(0.0).readings]
     leases = []

@@ -13,26 +13,27 @@ settings.load_profile("patient")
 # The files that take longest, most of it waiting. They begin first, so that there is always somebody else to use the
 # processors meanwhile, and no worker is left alone with one of them at the end.
 LONGEST = (
-    "e2e/test_nemesis.py",
-    "e2e/test_failpoints.py",
-    "client/test_failover.py",
-    "cli/test_run.py",
+    "tests/e2e/test_nemesis.py",
+    "tests/e2e/test_failpoints.py",
+    "tests/client/endpoints/failover/test_failover.py",
+    "tests/client/endpoints/failover/test_waiting.py",
+    "tests/cli/run/test_run.py",
     "tests/test_documents.py",
-    "page/test_odd_ways.py",
-    "page/test_accessible.py",
-    "page/test_live.py",
-    "page/test_many.py",
-    "tests/test_benchmarks.py",
-    "client/test_cleanup.py",
-    "server/test_lease_restart.py",
-    "cli/test_demo.py",
-    "server/test_real_probes.py",
-    "gpus/test_nvidia_smi.py",
+    "tests/page/test_odd_ways.py",
+    "tests/page/test_accessible.py",
+    "tests/page/test_live.py",
+    "tests/page/test_many.py",
+    "tests/benchmarks/test_report.py",
+    "tests/client/acquire/cleanup/test_cleanup.py",
+    "tests/server/authority/test_lease_restart.py",
+    "tests/cli/demo/test_demo.py",
+    "tests/server/test_real_probes.py",
+    "tests/gpus/nvidia_smi/test_nvidia_smi_faults.py",
     "tests/test_examples.py",
-    "client/test_distribution.py",
-    "client/test_own_leases.py",
-    "server/test_deaths.py",
-    "core/test_box_simulation.py",
+    "tests/client/endpoints/test_distribution.py",
+    "tests/client/backends/test_own_leases.py",
+    "tests/server/authority/deaths/test_deaths.py",
+    "tests/core/test_box_simulation.py",
 )
 
 
@@ -46,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; all else as it was."""
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -57,6 +57,17 @@ def test_an_import_that_points_outward_is_found(copy_of_the_package: Path) -> No
     assert "Imports point inward" in result.stdout
 
 
+@pytest.mark.parametrize("framework", ["pydantic", "fastapi", "starlette", "rich", "typer"])
+def test_a_protocol_that_needs_a_framework_is_found(copy_of_the_package: Path, framework: str) -> None:
+    module = copy_of_the_package / "gpu_worker_pool" / "wire" / "reader.py"
+    module.write_text(f"import {framework}  # noqa\n{module.read_text(encoding='utf-8')}", encoding="utf-8")
+
+    result = lint_imports(copy_of_the_package)
+
+    assert result.returncode != 0
+    assert "The protocol is light" in result.stdout
+
+
 @pytest.mark.parametrize("call", ["print('x')", "open('x')"])
 def test_a_core_that_talks_to_the_world_by_a_builtin_is_found(copy_of_the_package: Path, call: str) -> None:
     module = copy_of_the_package / "gpu_worker_pool" / "core" / "decider" / "step.py"

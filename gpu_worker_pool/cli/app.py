@@ -1,4 +1,4 @@
-"""`gpu-pool` itself: its commands, and what becomes of what they raise."""
+"""`gpu-pool`: its commands, and the exit codes for what they raise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .top.command import top
 
 
 class _Unwritable(Exception):  # noqa: N818 - what happened
-    """What there was to say could not be written."""
+    """Standard output or standard error cannot be written."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -41,25 +41,25 @@ class _Unwritable(Exception):  # noqa: N818 - what happened
 
 
 class _Commands(TyperGroup):
-    """typer would take a pipe that is closed for a failure, and any other such fault for a bug."""
+    """The commands. typer alone would treat a closed pipe as a failure, and any other OSError as a bug."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        with _told_as_unwritable():
+        with _as_unwritable():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _told_as_unwritable():
+        with _as_unwritable():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _told_as_unwritable() -> Iterator[None]:
+def _as_unwritable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise _Unwritable(error) from error
     except SystemExit as ended:
-        # rich ends the program where a pipe is closed, also in what typer shows by it.
+        # rich ends the program when a pipe is closed, also in what typer prints with it.
         if isinstance(ended.__context__, BrokenPipeError):
             raise _Unwritable(ended.__context__) from None
         raise
@@ -68,7 +68,7 @@ def _told_as_unwritable() -> Iterator[None]:
 app = typer.Typer(
     name="gpu-pool",
     cls=_Commands,
-    help="Hand out GPUs so that nobody collides.",
+    help="Lease GPUs to jobs, so that no two of them collide.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -76,17 +76,17 @@ app = typer.Typer(
 )
 
 
-# What typer raises for what was typed wrong. Newer ones bring their own click, so it is found by what is derived from it.
-_TypedWrong: Any = typer.BadParameter.mro()[2]
+# What typer raises for invalid arguments. Newer versions bring their own click, so a subclass leads to the class.
+_UsageError: Any = typer.BadParameter.mro()[2]
 
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        print(f"gpu-pool {gpu_worker_pool.__version__}")  # noqa: T201 - that is what it is for
+        print(f"gpu-pool {gpu_worker_pool.__version__}")  # noqa: T201 - the result
         raise typer.Exit
 
 
-# Everything after the command's name is the command's own.
+# Everything after the command's name belongs to the command.
 app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
 app.command(rich_help_panel="Run")(batch)
 
@@ -94,7 +94,7 @@ app.command(rich_help_panel="Run")(batch)
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -115,24 +115,24 @@ app.command(rich_help_panel="Try")(demo)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; its exit code. Whatever goes wrong is one line that says what to do."""
+    """Run one command; its exit code. A failure is one line on standard error."""
     try:
         result = app(args=list(arguments), prog_name="gpu-pool", standalone_mode=False)
-        with _told_as_unwritable():
+        with _as_unwritable():
             sys.stdout.flush()
     except Failure as failure:
         complain(str(failure))
-        return _own_failure(arguments, failure.code)
+        return _failure_code(arguments, failure.code)
     except PoolError as error:
         complain(str(error))
         return FAILED
     except typer.Exit as exit_:
         return exit_.exit_code
-    except _TypedWrong as error:
+    except _UsageError as error:
         where = getattr(error, "ctx", None)
-        if message := error.format_message():  # none where it was called without anything, and showed its help
+        if message := error.format_message():  # it is empty where there were no arguments and the help was shown
             complain(f"{message} (see `{where.command_path if where else 'gpu-pool'} --help`)")
-        return _own_failure(arguments, USAGE)
+        return _failure_code(arguments, USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return SIGNAL_BASE + signal.SIGINT
     except _Unwritable as unwritable:
@@ -142,11 +142,11 @@ def main(arguments: Sequence[str]) -> int:
             return SIGNAL_BASE + signal.SIGPIPE
         if cause.errno == errno.EIO:
             return SIGNAL_BASE + signal.SIGHUP  # the terminal is gone
-        complain(f"cannot go on: {cause}")
+        complain(f"cannot continue: {cause}")
         return FAILED
     return result if isinstance(result, int) else 0
 
 
-def _own_failure(arguments: Sequence[str], code: int) -> int:
-    """`run` ends with its command's exit code, and a command may well end with 2."""
+def _failure_code(arguments: Sequence[str], code: int) -> int:
+    """The exit code of a failure of gpu-pool. For `run` it is never 2, which may be its command's own."""
     return FAILED if code == USAGE and arguments[:1] == ["run"] else code

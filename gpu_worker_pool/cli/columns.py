@@ -1,4 +1,4 @@
-"""Rows of text in columns that fit into a width: what matters less gets narrower first, and then goes."""
+"""Rows of text in columns that fit into a width: columns that matter less are narrowed first, and then left out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-# What a cell shows where it has this much room. Bars are drawn to measure, texts are cut.
+# A text, which is cut to the width of its column; or a function from that width to the text, for bars.
 Cell = Text | Callable[[int], Text]
-_BETWEEN = 1
+_GAP = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column is as wide as its widest cell, but at most `most`; where there is no room, down to `least`, and then the
-    columns of the highest `rank` are left out, as is one that says nothing in any row. A drawn cell is as wide as it
-    may. The last column takes what is left, and is always there where its rank does not drop it.
+    """A column is as wide as its widest cell, but at most `most`. A cell that is a function takes `most`.
+
+    Where there is not enough room, columns are narrowed down to `least`; then those of the highest `rank` are left out.
+    A column that is empty in every row is left out too, unless it is the last one, which takes the rest of the line.
     """
 
     title: str
@@ -25,7 +26,7 @@ class Column:
     most: int
     rank: int = 0
     is_number: bool = False
-    # Has a long and a short form, and nothing in between.
+    # It has a long form (`most`) and a short form (`least`), and nothing in between.
     is_stepped: bool = False
 
 
@@ -37,22 +38,22 @@ def lay_out(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: in
         )
         for index, column in enumerate(columns)
     }
-    said = [
-        index for index in wanted if not rows or index == len(columns) - 1 or any(_is_said(row[index]) for row in rows)
+    filled = [
+        index for index in wanted if not rows or index == len(columns) - 1 or any(_has_text(row[index]) for row in rows)
     ]
-    widths = {index: wanted[index] for index in said}
+    widths = {index: wanted[index] for index in filled}
     while len(widths) > 1 and _narrowest(columns, widths) > width:
         del widths[max(widths, key=lambda index: (columns[index].rank, index))]
-    while (excess := sum(widths.values()) + _BETWEEN * (len(widths) - 1) - width) > 0:
+    while (excess := sum(widths.values()) + _GAP * (len(widths) - 1) - width) > 0:
         spare, index = max((widths[index] - columns[index].least, index) for index in widths)
         if spare <= 0:
-            break  # one column is left, and even that is too wide: it is cut
+            break  # one column is left, and it is still too wide: it is cut
         widths[index] -= spare if columns[index].is_stepped else min(max(spare // 4, 1), excess)
     return widths
 
 
 def line(columns: Sequence[Column], widths: dict[int, int], row: Sequence[Cell]) -> Text:
-    """One row. Its last cell is neither cut nor filled up: how it goes on is for whoever shows it."""
+    """One row. Its last cell is neither cut nor padded: the caller decides how the line continues."""
     text = Text(no_wrap=True, overflow="ellipsis", end="")
     last = max(widths)
     for index, width in widths.items():
@@ -62,18 +63,18 @@ def line(columns: Sequence[Column], widths: dict[int, int], row: Sequence[Cell])
             shown.truncate(width, overflow="ellipsis")
             missing = width - shown.cell_len
             text.append(" " * missing if columns[index].is_number else "").append_text(shown)
-            text.append(" " * (_BETWEEN if columns[index].is_number else missing + _BETWEEN))
+            text.append(" " * (_GAP if columns[index].is_number else missing + _GAP))
         else:
             text.append_text(shown)
     return text
 
 
 def titles(columns: Sequence[Column]) -> list[Cell]:
-    """The row above the others."""
+    """The header row."""
     return [Text(column.title) for column in columns]
 
 
-def _is_said(cell: Cell) -> bool:
+def _has_text(cell: Cell) -> bool:
     return callable(cell) or bool(cell.plain)
 
 
@@ -82,4 +83,4 @@ def _width(cell: Cell, column: Column) -> int:
 
 
 def _narrowest(columns: Sequence[Column], widths: dict[int, int]) -> int:
-    return sum(columns[index].least for index in widths) + _BETWEEN * (len(widths) - 1)
+    return sum(columns[index].least for index in widths) + _GAP * (len(widths) - 1)

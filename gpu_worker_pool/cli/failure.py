@@ -1,21 +1,21 @@
-"""What ends a command, as its user is told it."""
+"""The failure that ends a command, and the exit codes."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# As timeout(1) has them, because scripts know them: what a command's own failure is must not look like its child's.
+# The exit codes of timeout(1), which scripts know: a failure of ours must not look like a failure of the command.
 TIMED_OUT: Final = 124
 FAILED: Final = 125
 CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
 SIGNAL_BASE: Final = 128
-# What was typed makes no sense.
+# The arguments are invalid.
 USAGE: Final = 2
 
 
-class Failure(Exception):  # noqa: N818 - what happened, not a mistake of the program
-    """A command cannot go on: what happened, what to do, and the exit code. Nothing was changed."""
+class Failure(Exception):  # noqa: N818 - it is not an error of the program
+    """A command cannot continue. The message says what is wrong and what to do; `code` is the exit code."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)

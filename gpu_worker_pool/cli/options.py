@@ -1,4 +1,4 @@
-"""Options that many commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -15,49 +15,47 @@ Endpoints = Annotated[
         "--endpoint",
         "-e",
         metavar="URL",
-        help="A GPU server, or several: again, or separated by commas. Otherwise GPU_STATS_SERVICE_ENDPOINTS, "
-        "GPU_SERVICE_ENDPOINTS, GPU_SERVICE_ENDPOINT, or http://localhost:8000, the first that there is.",
+        help="The URL of a GPU server; for several, repeat it or use commas. By default the first that is set of "
+        "GPU_STATS_SERVICE_ENDPOINTS, GPU_SERVICE_ENDPOINTS and GPU_SERVICE_ENDPOINT, else http://localhost:8000.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, as docs/CLI.md describes it.")]
 Gpus = Annotated[
-    int, typer.Option("--gpus", "-g", min=1, max=1024, help="How many, all in one machine, all or nothing.")
+    int, typer.Option("--gpus", "-g", min=1, max=1024, help="How many GPUs, all in one machine, all or nothing.")
 ]
 Memory = Annotated[
     float | None,
     typer.Option(
         parser=parse_memory_mb,
         metavar="12GB",
-        help="Share a GPU with others who say how much they need, and use this much of it. Without it, it is yours alone.",
+        help="Share a GPU with others, and use this much of its memory. Without it, the GPU is yours alone.",
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="A100", help="A word of the GPU's name, or a pattern: `*80GB*`.")]
 Priority = Annotated[int, typer.Option("--priority", "-p", help="Higher is served first.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(
-        parser=parse_duration_s, metavar="1h", help="How long to wait for GPUs at most; else as long as it takes."
-    ),
+    typer.Option(parser=parse_duration_s, metavar="1h", help="How long to wait for GPUs; by default without limit."),
 ]
 Grace = Annotated[
     float,
     typer.Option(
         parser=parse_duration_s,
         metavar="10s",
-        help="What a command has between SIGTERM and SIGKILL; less where its GPU would be somebody else's before.",
+        help="The time between SIGTERM and SIGKILL; less if the GPU would be granted to another holder before.",
     ),
 ]
 Remote = Annotated[
     bool,
     typer.Option(
         "--remote",
-        help="Take GPUs of other machines too, though the command runs on this one: for one that goes there itself.",
+        help="Request GPUs of other machines too, for a command that goes there itself (by ssh, say).",
     ),
 ]
 
 
 class OnLost(StrEnum):
-    """What becomes of a command when its lease is lost."""
+    """What to do with a command when its lease is lost."""
 
     STOP = "stop"
     FINISH = "finish"
@@ -66,6 +64,7 @@ class OnLost(StrEnum):
 WhenLost = Annotated[
     OnLost,
     typer.Option(
-        "--on-lost", help="When the lease is lost: stop the command (SIGTERM, then SIGKILL), or let it finish without."
+        "--on-lost",
+        help="When the lease is lost: stop the command (SIGTERM, then SIGKILL), or let it finish without its lease.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Where commands print. Results go to standard output, everything else to standard error; colours only on a terminal."""
+"""The output of commands: results to standard output, everything else to standard error; colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from rich.console import Console
 
 
 class _Console(Console):
-    """Says like everything else that nobody reads any more; rich's own would end the program with 1."""
+    """A console that raises BrokenPipeError as print does; rich's own would end the program with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def out() -> Console:
-    """For results. Where it is no terminal nothing is cut off: who reads it line by line wants whole lines."""
+    """The console for results. In a pipe nothing is cut or wrapped: its reader needs whole lines."""
     console = _Console(highlight=False)
     return console if console.is_terminal else _Console(highlight=False, width=200, soft_wrap=True)
 
 
 def err() -> Console:
-    """For what is said beside the results."""
+    """The console for everything that is not a result."""
     return _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def stop_printing() -> None:
-    """Nobody reads our results any more (head has had enough, say): what is still to be written of them goes nowhere."""
+    """Discard standard output from now on, because its reader is gone (`head` has had enough, say)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def print_json(command: str, data: Mapping[str, Any]) -> None:
-    """One object on one line. Its schema, by name and version, is documented in docs/CLI.md: keys are added, never
-    taken away or given another meaning within a version.
+    """Print one object on one line. docs/CLI.md documents its schema, by name and version: within a version, keys are
+    added, but never removed or given another meaning.
     """
-    print(json.dumps({"schema": f"gpu-pool/{command}/1", **data}), flush=True)  # noqa: T201 - that is what it is for
+    print(json.dumps({"schema": f"gpu-pool/{command}/1", **data}), flush=True)  # noqa: T201 - the result
 
 
 def plain(value: object) -> str:
-    """A text without anything that a terminal would obey: no control characters, none that turn the direction."""
+    """The text without control characters, which a terminal would obey, and without those that change its direction."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
 
 
 def complain(message: str) -> None:
-    """A line on standard error; what a server said may be in it."""
-    with contextlib.suppress(OSError):  # there is nobody left to tell
+    """Print a line on standard error. The message may quote a server."""
+    with contextlib.suppress(OSError):  # the reader is gone
         print(f"gpu-pool: {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def pass_on_warnings(say: Callable[[str], None]) -> None:
-    """Have what the client warns of said like this. What happens to a request of ours we tell ourselves."""
+    """Pass the client's warnings to `say`, but not its log records of events: the command reports those itself."""
     logger = logging.getLogger("gpu_worker_pool")
     logger.addHandler(_Warnings(say))
     logger.propagate = False

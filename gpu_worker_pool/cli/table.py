@@ -1,4 +1,4 @@
-"""Tables without lines: as narrow as can be, and each row a line for whoever reads them through a pipe."""
+"""Tables without borders: as narrow as possible, and one line a row in a pipe."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-# Wider than any row: a reader at the other end of a pipe wants all of it.
+# Wider than any row: the reader of a pipe needs whole rows.
 _UNBOUNDED_CELLS: Final = 100_000
-_MOST_ON_TERMINAL: Final = 60
+_MAX_ON_TERMINAL: Final = 60
 
 
 def make_table(*headings: str, whole: Collection[str] = ()) -> Table:
-    """A table to be filled. Where there is no room, the columns named in `whole` are the last to be broken into lines."""
+    """A table without rows. Where there is not enough room, the columns named in `whole` are the last to be wrapped."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         table.add_column(heading, no_wrap=heading in whole, overflow="fold")
@@ -23,7 +23,7 @@ def make_table(*headings: str, whole: Collection[str] = ()) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """To fit a terminal; elsewhere with nothing broken or cut off, and no blanks at the ends of its lines."""
+    """Print the table: on a terminal it fits the width; in a pipe nothing is wrapped, cut or padded at the end."""
     if console.is_terminal:
         console.print(table)
         return
@@ -35,7 +35,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def cut(console: Console, text: str) -> str:
-    """On a terminal a long text, such as a command, by its beginning; elsewhere all of it."""
-    if not console.is_terminal or len(text) <= _MOST_ON_TERMINAL:
+    """The beginning of a long text, such as a command, on a terminal; elsewhere all of it."""
+    if not console.is_terminal or len(text) <= _MAX_ON_TERMINAL:
         return text
-    return f"{text[: _MOST_ON_TERMINAL - 3]}..."
+    return f"{text[: _MAX_ON_TERMINAL - 3]}..."

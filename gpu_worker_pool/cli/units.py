@@ -1,4 +1,4 @@
-"""Amounts as people write and read them."""
+"""Memory, durations and times, as people write and read them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ _SECONDS = (86_400.0, 3600.0, 60.0, 1.0)
 
 
 def parse_memory_mb(text: str | float) -> float:
-    """`12GB`, `12GiB`, `12g`, `800M`; a number alone is in MB. As NVIDIA's tools count: a GB is 1024 MB."""
+    """Read `12GB`, `12GiB`, `12g`, `800M`; a number alone is in MB. A GB is 1024 MB, as in NVIDIA's tools."""
     found = _MEMORY.fullmatch(str(text))
     amount = float(found[1]) * _TO_MB[found[2][:1].upper()] if found else 0.0
     if not isfinite(amount) or amount < 1:
-        raise typer.BadParameter(f"{text!r} is no amount of memory of 1 MB or more; write 12GB, 800MB or 12000 (in MB)")
+        raise typer.BadParameter(
+            f"{text!r} is not an amount of memory of 1 MB or more; write 12GB, 800MB or 12000 (in MB)"
+        )
     return amount
 
 
 def parse_duration_s(text: str | float) -> float:
-    """`90`, `90s`, `15m`, `1h`, `1h30m`, `2d`; a number alone is in seconds."""
+    """Read `90`, `90s`, `15m`, `1h`, `1h30m`, `2d`; a number alone is in seconds."""
     found = _DURATION.fullmatch(str(text))
     if found is None or not any(found.groups()):
-        raise typer.BadParameter(f"{text!r} is no length of time; write 90s, 15m, 1h30m, 2d or 90 (in seconds)")
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)")
     seconds = sum(float(number) * unit for number, unit in zip(found.groups(), _SECONDS, strict=True) if number)
     if not 0 <= seconds <= 1e9:
-        raise typer.BadParameter(f"{text!r} is too long; a billion seconds is the most")
+        raise typer.BadParameter(f"{text!r} is too long; it must be at most a billion seconds")
     return seconds
 
 
 def show_duration(seconds: float) -> str:
-    """In its two largest units: `42s`, `5m 12s`, `3h 5m`, `2d 4h`."""
+    """A duration in its two largest units: `42s`, `5m 12s`, `3h 5m`, `2d 4h`."""
     left = max(int(seconds), 0)
     if left < 60:
         return f"{left}s"
@@ -47,12 +49,12 @@ def show_duration(seconds: float) -> str:
 
 
 def show_memory(memory_mb: float) -> str:
-    """`9.2 GiB`, or `800 MiB` below one."""
+    """Memory in GiB, `9.2 GiB`; below one GiB in MiB, `800 MiB`."""
     return f"{memory_mb / 1024:.1f} GiB" if memory_mb >= 1024 else f"{memory_mb:.0f} MiB"
 
 
 def iso_time(wall_s: float | None) -> str | None:
-    """As programs read a time, in UTC; None where it is not known."""
+    """A wall-clock time in ISO 8601 and UTC; None stays None."""
     if wall_s is None:
         return None
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -46,8 +46,12 @@ Listener = Callable[[Sequence[ev.Event]], None]
 
 class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
     """The journal cannot be written, so nothing was granted or changed that anybody may rely on. Asking again later with
-    the same id is harmless.
+    the same id is harmless, and may help where the trouble is temporary: where the history is not known, it does not.
     """
+
+    def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
+        super().__init__(trouble)
+        self.is_temporary = is_temporary
 
 
 class Driver:
@@ -140,12 +144,16 @@ class Driver:
         where the history is not known.
         """
         if not self.is_open:
-            raise NotWritten(self.trouble)
+            raise self.not_written()
         while (batch := self._unwritten.get(lease_id)) is not None:
             if self.trouble is not None:
-                raise NotWritten(self.trouble)
+                raise self.not_written()
             await asyncio.shield(batch.written)
         return self.state.find(lease_id)
+
+    def not_written(self) -> NotWritten:
+        """The error for a command that cannot be carried out now."""
+        return NotWritten(self.trouble, is_temporary=self.is_open)
 
     async def caught_up(self) -> None:
         """Wait until what has happened so far is written; returns at once in trouble."""
@@ -236,7 +244,7 @@ class Driver:
     def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
         """Signs of life are taken, so that nobody loses a GPU over a full disk; nothing is ended or granted."""
         if not self.is_open or not isinstance(command, cmd.Renew):
-            raise NotWritten(self.trouble)
+            raise self.not_written()
         now = self._clock()
         # Of what is not written nobody has been told, so there is nothing to be kept alive.
         events = decide(self.state, cmd.Renew(tuple(filter(self.is_written, command.lease_ids))), now)

@@ -1,4 +1,4 @@
-"""The application: FastAPI for what people explore and what changes things, and a short way for what is polled."""
+"""The application: all of its parts, made and joined, started and stopped."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
 from gpu_worker_pool.gpus.choose import choose_probe
@@ -27,24 +25,24 @@ from gpu_worker_pool.ledger.journal import JournalInUse
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
+from gpu_worker_pool.wire.routes import TABLE
 
 from .authority.authority import Authority
+from .authority.pool import Pool
 from .authority.sampler import Sampler
 from .authority.snapshot import Snapshot
 from .calls.admin import AdminCalls
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls
-from .calls.statistics import JSON, Statistics, make_router
+from .calls.statistics import Statistics
 from .calls.timeline import TimelineCalls
 from .calls.usage import UsageCalls
-from .http.access import merge_headers
-from .http.call import Call, Reply, not_possible
-from .http.docs_pages import add_docs_pages, assets_folder
-from .http.problems import install_problem_handlers
+from .http.docs import Docs, assets_folder
+from .http.router import Router
 from .logs import configure_logging_where_nobody_has
 from .settings import ServerSettings
 from .streams.streams import Streams
-from .ui.calls import PageCalls, wants_page
+from .ui.calls import PAGE_HEADERS, PageCalls
 from .ui.data import PageData
 
 logger = logging.getLogger(__name__)
@@ -53,100 +51,111 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK_S = 2.0
 
 
-class PoolApp(FastAPI):
-    """FastAPI, but for the calls that clients poll: those are answered from bytes before any routing."""
+class PoolApp:
+    """The ASGI application of one box. `why_not_started` says why its start failed, where there is something to say."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        statistics: Statistics,
-        leases: LeaseCalls,
-        events: Streams,
-        **options: object,
-    ) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
+    def __init__(self, settings: ServerSettings, make_probe: Callable[[], Probe] | None = None) -> None:
         self.settings = settings
-        self.statistics = statistics
-        self.authority = leases.authority
-        self.tokens = leases.tokens
-        self._leases = leases
-        self._admin = AdminCalls(leases, prefix=settings.api_prefix, node=settings.gpu_pool_node)
-        past = {"prefix": settings.api_prefix, "node": settings.gpu_pool_node}
-        usage = UsageCalls(leases.authority, lambda: Accounts(journal_path(settings)), **past)
-        timeline = TimelineCalls(leases.authority, lambda: Accounts(journal_path(settings)), **past)
-        self.peers = PeerCalls(settings.gpu_pool_peers, own_id=leases.authority.id, prefix=settings.api_prefix)
-        self._found_by = [calls.find for calls in (leases, self._admin, usage, timeline, self.peers)]
-        data = PageData(settings, leases, usage, timeline, self.peers)
-        self.page = PageCalls(leases, data, prefix=settings.api_prefix)
-        self._events = events
-        self._events_path = f"{settings.api_prefix}/events"
-        self._found_by.append(self._find_events)
+        self.tokens = settings.load_tokens()
         self.why_not_started: str | None = None
-        self._polled: dict[str, Callable[[], bytes]] = {
-            f"{settings.api_prefix}/gpu/stats": statistics.stats,
-            f"{settings.api_prefix}/gpu/count": statistics.count,
-            f"{settings.api_prefix}/gpu/summary": statistics.summary,
-        }
-        self._headers = [(b"content-type", JSON.encode())]
-        if settings.enable_cors:
-            self._headers.append((b"access-control-allow-origin", b"*"))
+        node, simulated = settings.gpu_pool_node, settings.simulated_gpus
+        made_up = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
+        self._sampler = Sampler(
+            make_probe or (lambda: made_up or choose_probe(node, None)),
+            interval_s=settings.refresh_interval,
+            max_history=settings.max_history,
+            visible_devices=settings.cuda_visible_devices,
+            clock=boot_time,
+            on_look=lambda snapshot, is_regular: self._authority.observe(snapshot, is_regular=is_regular),
+        )
+        self._authority = Authority(
+            settings.pool_settings(),
+            Machine.here(),
+            self._sampler,
+            lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
+            node=node,
+            max_waiting=settings.gpu_pool_max_waiting,
+            simulated=made_up,
+        )
+        self.pool: Pool = self._authority.pool
+        self.statistics = Statistics(self._sampler, settings, self.pool)
+        self._streams = Streams(self.pool)
+        self._peers = PeerCalls(settings.gpu_pool_peers, own_id=self.pool.id)
+        usage = UsageCalls(self.pool, lambda: Accounts(journal_path(settings)))
+        timeline = TimelineCalls(self.pool, lambda: Accounts(journal_path(settings)))
+        self._page_data = PageData(
+            settings,
+            self.pool,
+            self._sampler,
+            usage=usage,
+            timeline=timeline,
+            peers=self._peers,
+            has_tokens=not self.tokens.is_unset,
+        )
+        self._docs = Docs(TABLE, settings, assets_folder())
+        handlers = (
+            self.statistics,
+            LeaseCalls(self.pool, self.tokens),
+            AdminCalls(self.pool),
+            usage,
+            timeline,
+            self._peers,
+            self._streams,
+            PageCalls(self._page_data, prefix=settings.api_prefix),
+            self._docs,
+        )
+        self._router = Router(
+            (*TABLE, *self._docs.resources()),
+            (part.handlers() for part in handlers),
+            prefix=settings.api_prefix,
+            tokens=self.tokens,
+            enable_cors=settings.enable_cors,
+            page_headers=PAGE_HEADERS,
+        )
+        self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a polled call at once, a lease call by the short way, and leave the rest to FastAPI."""
-        if scope["type"] != "http":
-            await super().__call__(scope, receive, self._in_a_line(send))
-            return
-        path = scope["path"]
-        if path == self._events_path and scope["method"] in {"GET", "HEAD"}:
-            await self._events.serve(scope, receive, send)
-            return
-        if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server drops the body by itself
-        method = scope["method"]
-        body_of = self._polled.get(path) if method == "GET" else None
-        if body_of is None:
-            answer = next(filter(None, (find(method, path) for find in self._found_by)), None)
-            if answer is not None:
-                await self._leases.serve(answer, scope, receive, send)
-            elif self.page.is_mine(path):
-                await self.page.serve(scope, receive, send)
-            elif method == "GET" and (place := self._way_below_prefix(path, scope)) is not None:
-                await Response(status_code=307, headers={"Location": place, "Vary": "Accept"})(scope, receive, send)
-            else:
-                await super().__call__(scope, receive, send)
-            return
-        body = body_of()
-        headers = [*self._headers, (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    def _way_below_prefix(self, path: str, scope: Scope) -> str | None:
-        """Where to go from an address that is only on the way to ours. Told relatively: a proxy may know us by others."""
-        prefix = self.settings.api_prefix
-        if prefix and path == prefix:
-            return f"{prefix.rpartition('/')[2]}/"
-        is_for_page = bool(prefix) and path == "/" and wants_page(merge_headers(scope["headers"]).get("accept"))
-        return f"{prefix.lstrip('/')}/ui" if is_for_page else None
-
-    def _find_events(self, method: str, path: str) -> Callable[[Call], Awaitable[Reply]] | None:
-        """Only what is no stream gets this far."""
-        return not_possible(method, path, ("GET",)) if path == self._events_path else None
+        """Answer a call, or start and stop with the program that serves it."""
+        if scope["type"] == "http":
+            await self._router(scope, receive, send)
+        else:
+            await self._lifespan(scope, receive, self._in_a_line(send))
 
     def openapi(self) -> dict[str, Any]:
-        """The document, with errors described as the kind they are."""
-        if self.openapi_schema is None:
-            # To describe the calls that are not answered by FastAPI takes longer than anything else at the start would.
-            from .calls.lease_docs import make_lease_docs  # noqa: PLC0415
+        """The OpenAPI document."""
+        return self._docs.document
 
-            self.include_router(make_lease_docs(), prefix=self.settings.api_prefix)
-            problem = {"$ref": "#/components/schemas/Problem"}
-            for path in super().openapi()["paths"].values():
-                for call in path.values():
-                    for answer in call["responses"].values():
-                        content = answer.get("content", {})
-                        if content.get("application/json", {}).get("schema") == problem:
-                            content["application/problem+json"] = content.pop("application/json")
-        return super().openapi()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start, and stop at the end."""
+        configure_logging_where_nobody_has(self.settings)
+        raise_limit()
+        self._sampler.start()
+        await asyncio.to_thread(self._sampler.wait_for_first_look, FIRST_LOOK_S)
+        self._tell_what_is_there()
+        try:
+            await self._authority.start()
+        except JournalInUse as error:
+            self.why_not_started = str(error)
+            self._sampler.stop()
+            raise
+        with when_asked_to_stop(self._stop_waiting):
+            watch = asyncio.create_task(self._tell_when_it_grows_stale())
+            notify("READY=1")
+            yield
+            notify("STOPPING=1")
+            watch.cancel()
+            await self._peers.close()
+            await self._page_data.close()
+        self._stop_waiting()
+        self._authority.stop()
+        self._sampler.stop()
+
+    def _stop_waiting(self) -> None:
+        """Answer all calls that wait for something: they may not keep the server from stopping."""
+        self.pool.release_waiters()
+        self._streams.close()
+        self._page_data.stop()
 
     def _in_a_line(self, send: Send) -> Send:
         """Tell why the server cannot start without a traceback, where the reason says it all."""
@@ -158,106 +167,29 @@ class PoolApp(FastAPI):
 
         return send_in_a_line
 
+    def _tell_what_is_there(self) -> None:
+        snapshot = self._sampler.snapshot
+        kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
+        logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
+
+    async def _tell_when_it_grows_stale(self) -> None:
+        """The thread that looks cannot say that it hangs; this one can. It also shows listeners what was measured."""
+        was_stale = False
+        shown: Snapshot | None = None
+        while True:
+            await asyncio.sleep(min(self.settings.refresh_interval, 1.0))
+            if self._sampler.snapshot is not shown:
+                shown = self._sampler.snapshot
+                self._streams.show(shown)
+            why = self.statistics.why_stale()
+            if why is not None and not was_stale:
+                logger.warning("%s", why)
+            was_stale = why is not None
+
 
 def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], Probe] | None = None) -> PoolApp:
     """The application, by the environment's settings unless others are given."""
-    settings = settings or ServerSettings.load()
-    node, simulated = settings.gpu_pool_node, settings.simulated_gpus
-    made_up = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
-
-    def on_look(snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
-        authority.observe(snapshot, is_regular=is_regular)
-
-    sampler = Sampler(
-        make_probe or (lambda: made_up or choose_probe(node, None)),
-        interval_s=settings.refresh_interval,
-        max_history=settings.max_history,
-        visible_devices=settings.cuda_visible_devices,
-        clock=boot_time,
-        on_look=on_look,
-    )
-    authority = Authority(
-        settings.pool_settings(),
-        Machine.here(),
-        sampler,
-        lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
-        node=node,
-        max_waiting=settings.gpu_pool_max_waiting,
-        simulated=made_up,
-    )
-    statistics = Statistics(sampler, settings, authority)
-    leases = LeaseCalls(
-        authority,
-        settings.load_tokens(),
-        prefix=settings.api_prefix,
-        node=node,
-        is_open_to_pages=settings.enable_cors,
-    )
-    events = Streams(authority, is_open_to_pages=settings.enable_cors)
-
-    def stop_waiting() -> None:
-        """Nobody who waits for something may keep the server from stopping."""
-        authority.driver.release_waiters()
-        events.close()
-        app.page.stop()
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        configure_logging_where_nobody_has(settings)
-        raise_limit()
-        sampler.start()
-        await asyncio.to_thread(sampler.wait_for_first_look, FIRST_LOOK_S)
-        _tell_what_is_there(sampler)
-        try:
-            await authority.start()
-        except JournalInUse as error:
-            app.why_not_started = str(error)
-            sampler.stop()
-            raise
-        with when_asked_to_stop(stop_waiting):
-            watch = asyncio.create_task(_tell_when_it_grows_stale(statistics, events))
-            notify("READY=1")
-            yield
-            notify("STOPPING=1")
-            watch.cancel()
-            await app.peers.close()
-            await app.page.close()
-        stop_waiting()
-        authority.stop()
-        sampler.stop()
-
-    app = PoolApp(
-        settings,
-        statistics,
-        leases,
-        events,
-        title=settings.title,
-        description=settings.description,
-        version=settings.version,
-        openapi_url=f"{settings.api_prefix}/openapi.json",
-        docs_url=None,
-        redoc_url=None,
-        lifespan=lifespan,
-    )
-    if settings.enable_cors:
-        # Reading only, and never with credentials: any page may look, none may act.
-        app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "HEAD"], allow_credentials=False)
-    install_problem_handlers(app)
-    app.include_router(make_router(statistics), prefix=settings.api_prefix)
-    add_docs_pages(
-        app,
-        prefix=settings.api_prefix,
-        docs_url=settings.docs_url,
-        redoc_url=settings.redoc_url,
-        assets=assets_folder(),
-    )
-    return app
-
-
-def _tell_what_is_there(sampler: Sampler) -> None:
-    snapshot = sampler.snapshot
-    kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
-    logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
+    return PoolApp(settings or ServerSettings.load(), make_probe)
 
 
 def journal_path(settings: ServerSettings) -> Path:
@@ -267,18 +199,3 @@ def journal_path(settings: ServerSettings) -> Path:
         return folder / "leases.sqlite3"
     node = "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in settings.gpu_pool_node)
     return folder / f"simulated-{node}.sqlite3"
-
-
-async def _tell_when_it_grows_stale(statistics: Statistics, events: Streams) -> None:
-    """The thread that looks cannot say that it hangs; this one can. It also shows those who listen what was measured."""
-    was_stale = False
-    shown: Snapshot | None = None
-    while True:
-        await asyncio.sleep(min(statistics.settings.refresh_interval, 1.0))
-        if statistics.sampler.snapshot is not shown:
-            shown = statistics.sampler.snapshot
-            events.show(shown)
-        why = statistics.why_stale()
-        if why is not None and not was_stale:
-            logger.warning("%s", why)
-        was_stale = why is not None

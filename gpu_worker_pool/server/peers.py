@@ -1,26 +1,22 @@
-"""The other servers of a fleet, asked in the background while somebody looks at them.
-
-This module loads an HTTP client, so it is imported only where there are peers.
-"""
+"""The other servers, asked in the background while a caller of /peers is there."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Thread
-from typing import Any
+from http import HTTPStatus
+from typing import NamedTuple
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from pydantic_core import from_json
 
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
+from gpu_worker_pool.wire.pool import PeerView, PoolView
+from gpu_worker_pool.wire.reader import read
+from gpu_worker_pool.wire.transport import CallFailed, RawReply, Transport
 
-from .authority.snapshot import encode
+from .encoding import encode
 
 ASK_EVERY_S = 2.0
 ANSWER_WITHIN_S = 3.0
@@ -33,10 +29,6 @@ KEPT_S = 60.0
 # The first call waits so long for those who answer soon.
 FIRST_ANSWERS_S = 1.0
 MOST_WORDS = 300
-
-
-class PeerFailed(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """There is no answer, or none that is a pool."""
 
 
 class Peer:
@@ -57,12 +49,10 @@ class Peer:
         self.is_up, self.error = None, None
         self.was_asked = asyncio.Event()
 
-    def answered(self, pool: dict[str, Any], encoded: bytes, now: float) -> None:
+    def answered(self, pool: PeerPool, now: float) -> None:
         """Its pool as it is now."""
-        node, server_id = pool.get("node"), pool.get("server_id")
-        self.node = node if isinstance(node, str) else None
-        self.server_id = server_id if isinstance(server_id, str) else None
-        self.is_up, self.error, self.pool, self.answered_at = True, None, encoded, now
+        self.pool, self.node, self.server_id = pool
+        self.is_up, self.error, self.answered_at = True, None, now
 
     def failed(self, why: str) -> None:
         """It is down, or as good as that; its last pool is kept for a while."""
@@ -73,16 +63,15 @@ class Peer:
         age_s = None if self.answered_at is None else max(now - self.answered_at, 0.0)
         if age_s is None or age_s > KEPT_S:
             self.pool = None
-        shown = encode(
-            {
-                "url": self.url,
-                "node": self.node,
-                "is_up": self.is_up,
-                "error": self.error,
-                "age_s": None if age_s is None else round(age_s, 3),
-            }
+        view = PeerView(
+            url=self.url,
+            node=self.node,
+            is_up=self.is_up,
+            error=self.error,
+            age_s=None if age_s is None else round(age_s, 3),
+            pool=None,
         )
-        return b'%b,"pool":%b}' % (shown[:-1], self.pool or b"null")
+        return encode(view).removesuffix(b"null}") + (self.pool or b"null") + b"}"
 
 
 class Peers:
@@ -134,22 +123,15 @@ class Peers:
             await asyncio.wait([asking])
 
     async def _ask_all(self) -> None:
-        # No cookies, no proxy of the environment, no compression: two megabytes may hold gigabytes.
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, resolver=_Resolver()),
-            headers={"User-Agent": "gpu-worker-pool", "Accept-Encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-        ) as session:
+        async with Transport(max_bytes=MOST_BYTES) as transport:
             # Each at its own pace: one that hangs delays no other.
-            asking = [asyncio.create_task(self._ask_again_and_again(session, peer)) for peer in self.peers]
+            asking = [asyncio.create_task(self._ask_again_and_again(transport, peer)) for peer in self.peers]
             stopped: set[asyncio.Task[None]] = set()
             try:
                 while self.is_looked_at and not stopped:
                     stopped, _ = await asyncio.wait(asking, timeout=self._every_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                # From here on whoever looks begins anew.
+                # From here on the next caller of /peers begins again.
                 if self._asking is asyncio.current_task():
                     self._asking = None
                 for task in asking:
@@ -158,111 +140,36 @@ class Peers:
             for task in stopped:
                 task.result()  # they stop for a fault of their own only, which belongs into the log
 
-    async def _ask_again_and_again(self, session: aiohttp.ClientSession, peer: Peer) -> None:
+    async def _ask_again_and_again(self, transport: Transport, peer: Peer) -> None:
         while True:
             try:
-                body = await _fetch(session, f"{peer.url}/pool?queue={MOST_QUEUED}")
-                pool, encoded = await asyncio.to_thread(read_pool, body)
-                peer.answered(pool, encoded, self._clock())
-            except PeerFailed as error:
+                raw = await transport.fetch("GET", f"{peer.url}/pool?queue={MOST_QUEUED}", timeout_s=ANSWER_WITHIN_S)
+                peer.answered(await asyncio.to_thread(read_pool, raw), self._clock())
+            except CallFailed as error:
                 peer.failed(str(error))
             peer.was_asked.set()
             await asyncio.sleep(self._every_s)
 
 
-def read_pool(body: bytes) -> tuple[dict[str, Any], bytes]:
-    """A pool as it was answered, with at most so many of its queue, and as it is shown; PeerFailed where it is none."""
+class PeerPool(NamedTuple):
+    """The pool of a peer as it is passed on, and what tells the peer from others."""
+
+    body: bytes
+    node: str | None
+    server_id: str | None
+
+
+def read_pool(raw: RawReply) -> PeerPool:
+    """A pool as it was answered, with at most so many of its queue; CallFailed where it is none."""
+    if raw.status != HTTPStatus.OK:
+        raise CallFailed(f"it answers with status {raw.status}; is this a GPU server with leases?")
     try:
-        pool = from_json(body, allow_inf_nan=False)
+        pool = from_json(raw.body, allow_inf_nan=False)
     except ValueError:
-        raise PeerFailed("its answer is not JSON; is this a GPU server?") from None
-    if not isinstance(pool, dict) or not isinstance(pool.get("gpus"), list):
-        raise PeerFailed("its answer is no pool; is this a GPU server?")
-    queue = pool.get("queue")
-    if isinstance(queue, list):
+        raise CallFailed("its answer is not JSON; is this a GPU server?") from None
+    view = read(PoolView, pool)
+    if view is None:
+        raise CallFailed("its answer is no pool; is this a GPU server?")
+    if isinstance(queue := pool.get("queue"), list):
         pool["queue"] = queue[:MOST_QUEUED]
-    return pool, encode(pool)
-
-
-async def _fetch(session: aiohttp.ClientSession, url: str) -> bytes:
-    try:
-        async with asyncio.timeout(ANSWER_WITHIN_S), session.get(url, allow_redirects=False) as response:
-            if 300 <= response.status < 400:
-                raise PeerFailed(
-                    f"it redirects (status {response.status}), which is not followed; give the address it leads to"
-                )
-            if response.status != 200:
-                raise PeerFailed(f"it answers with status {response.status}; is this a GPU server with leases?")
-            return await _read(response)
-    except TimeoutError:
-        raise PeerFailed(f"no answer within {ANSWER_WITHIN_S:g} s") from None
-    except aiohttp.ClientSSLError as error:
-        raise PeerFailed(str(error)) from None
-    except aiohttp.ClientConnectorError as error:
-        raise PeerFailed(f"cannot connect: {_in_words(error.os_error)}") from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise PeerFailed(str(error) or type(error).__name__) from None
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            response.close()
-            raise PeerFailed(f"its answer is larger than {MOST_BYTES // (1024 * 1024)} MiB")
-    return bytes(body)
-
-
-def _in_words(error: OSError) -> str:
-    """As the system says it; where a name was not found its number is none of the system's, and the text says it."""
-    number = error.errno
-    return os.strerror(number) if number is not None and number > 0 else error.strerror or str(error)
-
-
-class _Resolver(AbstractResolver):
-    """Looks names up in threads that nobody waits for.
-
-    A name server that hangs would otherwise take the threads that the journal is read in, and keep the server from
-    stopping. The connector looks up each name once at a time, so there are never more threads than names.
-    """
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[list[ResolveResult]] = loop.create_future()
-
-        def look_up() -> None:
-            try:
-                answers = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                outcome: list[ResolveResult] | OSError = error if isinstance(error, OSError) else OSError(str(error))
-            else:
-                outcome = [
-                    ResolveResult(
-                        hostname=host,
-                        host=str(address[0]),
-                        port=int(address[1]),
-                        family=kind,
-                        proto=protocol,
-                        flags=socket.AI_NUMERICHOST,
-                    )
-                    for kind, _, protocol, _, address in answers
-                ]
-            with suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(tell, outcome)
-
-        def tell(outcome: list[ResolveResult] | OSError) -> None:
-            if found.done():
-                return
-            if isinstance(outcome, OSError):
-                found.set_exception(outcome)
-            else:
-                found.set_result(outcome)
-
-        Thread(target=look_up, name="peer-names", daemon=True).start()
-        return await found
-
-    async def close(self) -> None:
-        """Nothing is kept."""
+    return PeerPool(encode(pool), view.node, view.server_id)

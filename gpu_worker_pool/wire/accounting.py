@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .leases import EndReasonWord
+from gpu_worker_pool.core.model.lease import EndReason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class UsageView:
     """
 
     node: str
-    since: str
-    until: str
+    since: str | None
+    until: str | None
     complete_since: str | None
     is_complete: bool
     owners: tuple[OwnerUsage, ...]
@@ -77,7 +77,7 @@ class TimelineSpan:
     label: str | None
     since: str | None
     until: str | None
-    end_reason: EndReasonWord | None
+    end_reason: EndReason | None
     is_shared: bool
 
 
@@ -101,8 +101,8 @@ class TimelineView:
     """
 
     node: str
-    since: str
-    until: str
+    since: str | None
+    until: str | None
     complete_since: str | None
     gpus: tuple[TimelineGpu, ...]
     is_cut: bool

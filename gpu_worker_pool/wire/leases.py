@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpu_worker_pool.core.model.lease import EndReason
+
 LeaseState = Literal["queued", "active", "draining", "ended"]
-EndReasonWord = Literal["released", "expired", "cancelled", "holder_died", "revoked"]
 VerdictCode = Literal[
     "eligible",
     "excluded",
@@ -111,7 +112,7 @@ class LeaseView:
     labels: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
     ended_at: str | None = None
-    end_reason: EndReasonWord | None = None
+    end_reason: EndReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

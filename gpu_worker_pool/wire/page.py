@@ -9,13 +9,15 @@ from typing import Literal
 from .leases import GpuRef
 from .pool import PoolView
 
+RecentKind = Literal["queued", "granted", "ended", "drained", "out_of_service", "in_service"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentEvent:
     """Something that happened lately. `label` is the lease's label `command`."""
 
     at: str | None
-    kind: Literal["queued", "granted", "ended", "drained", "out_of_service", "in_service"]
+    kind: RecentKind
     lease_id: str | None
     owner: str | None
     worker_id: str | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -75,6 +76,8 @@ def _reader(kind: Any) -> _Read:
         return _first_of(inner)
     if origin is Literal:
         return lambda value, _: value if isinstance(value, str) and value in inner else _UNREADABLE
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return lambda value, _: kind(value) if value in set(kind) else _UNREADABLE
     if origin is tuple:
         return _list(_reader(inner[0]))
     if origin is not None and issubclass(origin, Mapping):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from gpu_worker_pool.cli.app import main
-from tests.cli.commands import Done, environment
+from tests.cli.own_process import Done, environment
 from tests.server.running import RunningServer
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.commands import GPU_POOL, environment, gpu_pool
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.server.leasing import take
 from tests.server.running import RunningServer
 
@@ -36,7 +36,7 @@ def test_a_pipe_that_is_closed_ends_it_as_sigpipe_would(server: RunningServer, a
 def test_what_cannot_be_written_is_one_line(server: RunningServer, arguments: str) -> None:
     done = shell(f"$G {arguments} > /dev/full", server)
     assert done.returncode == 125
-    assert done.stderr.splitlines() == ["gpu-pool: cannot go on: [Errno 28] No space left on device"]
+    assert done.stderr.splitlines() == ["gpu-pool: cannot continue: [Errno 28] No space left on device"]
 
 
 def test_closed_streams_are_no_fault(server: RunningServer) -> None:

@@ -7,9 +7,11 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.run.asking import grace_within, label, short_name
+from gpu_worker_pool.cli.run.labels import command_label, label_text
+from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
 from gpu_worker_pool.cli.run.waiting_line import waiting_text
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
+from gpu_worker_pool.wire.leases import ObstacleView
 
 
 @pytest.mark.parametrize(
@@ -52,25 +54,23 @@ def test_memory_is_shown_in_what_suits_it() -> None:
 
 
 def test_what_others_see_of_a_command_has_none_of_its_options() -> None:
-    assert short_name(["/usr/bin/python3", "runs/train.py", "--key", "secret"]) == "python3 train.py"
-    assert short_name(["python", "-c", "import secret"]) == "python"
-    assert label("a\nb\u202ec" + "d" * 500).startswith("a b cd")
+    assert command_label(["/usr/bin/python3", "runs/train.py", "--key", "secret"]) == "python3 train.py"
+    assert command_label(["python", "-c", "import secret"]) == "python"
+    assert label_text("a\nb\u202ec" + "d" * 500).startswith("a b cd")
 
 
 def test_a_command_whose_lease_is_lost_is_gone_before_the_server_gives_it_away() -> None:
-    assert grace_within(10, ttl_s=30) < 30 / 3
-    assert grace_within(2, ttl_s=30) == 2
+    assert grace_after_loss(10, ttl_s=30) < 30 / 3
+    assert grace_after_loss(2, ttl_s=30) == 2
 
 
 def test_the_waiting_line_says_who_has_it_and_for_how_long() -> None:
-    lease = {
-        "reason": "Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob",
-        "obstacles": [
-            {"code": "leased", "holders": ["bob"], "since_at": 940.0},
-            {"code": "leased", "holders": ["ada"], "since_at": 400.0},
-            {"code": "over_memory", "memory_percent": 90},
-        ],
-    }
-    assert waiting_text(lease, 65, now_s=1000.0) == (
+    reason = "Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob"
+    obstacles = (
+        ObstacleView(uuid="GPU-0", code="leased", holders=("bob",), since_at=940.0),
+        ObstacleView(uuid="GPU-1", code="leased", holders=("ada",), since_at=400.0),
+        ObstacleView(uuid="GPU-2", code="over_memory", memory_percent=90),
+    )
+    assert waiting_text(reason, obstacles, 65, now_s=1000.0) == (
         "waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob. Held by ada for 10m, bob for 1m"
     )

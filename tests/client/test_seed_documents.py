@@ -1,8 +1,7 @@
-"""Every Python block of the user's documents runs as it stands, and what they say of the API is so.
+"""Every Python block of the user's documents runs as it stands. What they say of the API is in test_seed_api.py.
 
 Only the network is arranged: the documents' host names lead to servers on this machine. The documents are not part of
-this repository; where they are not beside it these tests are skipped, and tests/client/test_api.py says the same in our
-own words.
+this repository; where they are not beside it these tests are skipped, and tests/client/api says the same in our own words.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import dataclasses
-import inspect
 import json
 import re
 import shutil
@@ -18,72 +16,39 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
-import typing
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import gpu_worker_pool
-from gpu_worker_pool import errors, models
+from gpu_worker_pool import models
 from gpu_worker_pool.client import GPUWorkerPoolClient
-from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.server.settings import ServerSettings
+from tests.client.seeds import (
+    BLOCKS,
+    DOCUMENTS,
+    SEEDS,
+    Block,
+    blocks_of,
+    is_signature,
+    namespace,
+    shows_a_model,
+    text_of,
+)
 from tests.server.leasing import eventually, wait_until_free
 from tests.server.running import RunningServer
 
-SEEDS = Path(__file__).parents[3] / "shared" / "seeds"
-DOCUMENTS = ("README.md", "SERVER.md", "MIGRATION_GUIDE.md", "MULTI_ENDPOINT_DESIGN.md")
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason=f"the user's documents are not in {SEEDS}")
 
 TOKEN = "a-token-for-the-documents"  # noqa: S105 - of servers that live for a test
 TWO_SERVERS = "http://server1:8000,http://server2:8000"
 TLS_HOST = "gpu-service.company.com"
-BLOCK = re.compile(r"^(?P<indent> *)```python\n(?P<text>.*?)^ *```", re.DOTALL | re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Block:
-    document: str
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.document}:{self.line}"
-
-
-def text_of(document: str) -> str:
-    path = SEEDS / document
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def blocks_of(document: str) -> list[Block]:
-    text = text_of(document)
-    return [
-        Block(document, text.count("\n", 0, found.start()) + 2, textwrap.dedent(found["text"]))
-        for found in BLOCK.finditer(text)
-    ]
-
-
-BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
-
-
-def is_signature(block: Block) -> bool:
-    """A call with annotations in it is no Python: it is how the documents show a constructor."""
-    return block.text.startswith("GPUWorkerPoolClient(\n    service_endpoint: Optional[str]")
 
 
 def serves(block: Block) -> bool:
     return "uvicorn.run(" in block.text
-
-
-def shows_a_model(block: Block) -> bool:
-    return block.text.startswith("@dataclass")
 
 
 RUNNABLE = [block for block in BLOCKS if not is_signature(block) and not serves(block) and not shows_a_model(block)]
@@ -181,19 +146,6 @@ def network(servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch) -> di
 
 
 # --- the blocks run --------------------------------------------------------------------------------------------------
-
-
-def namespace() -> dict[str, Any]:
-    """What a block may take for granted that is shown alone: what the documents imported further up."""
-    names: dict[str, Any] = {name: getattr(gpu_worker_pool, name) for name in gpu_worker_pool.__all__}
-    return names | {
-        "__name__": "__main__",
-        "asyncio": asyncio,
-        "dataclass": dataclass,
-        "datetime": datetime,
-        "List": list,
-        "Dict": dict,
-    }
 
 
 def names_in(text: str) -> tuple[set[str], set[str]]:
@@ -331,143 +283,6 @@ def test_a_block_serves(block: Block, tmp_path: Path) -> None:
 # --- what they say of the API is so ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if shows_a_model(block)], ids=str)
-def test_a_model_has_the_fields_of_the_document(block: Block) -> None:
-    names = namespace()
-    exec(compile(block.text, str(block), "exec"), names)  # noqa: S102 - the user's own document
-    shown = next(node for node in ast.parse(block.text).body if isinstance(node, ast.ClassDef))
-    fields = [
-        node.target.id for node in shown.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
-    model = getattr(models, shown.name)
-    ours = [field.name for field in dataclasses.fields(model) if not field.kw_only]
-    if shown.bases:
-        base = shown.bases[0]
-        assert isinstance(base, ast.Name)
-        inherited = [field.name for field in dataclasses.fields(getattr(models, base.id))]
-        assert issubclass(model, getattr(models, base.id))
-        ours = [name for name in ours if name not in inherited]
-    if shown.name == "MultiEndpointPoolStatus":
-        # Two documents show it differently: it has the fields of both.
-        assert set(fields) <= set(ours) | {field.name for field in dataclasses.fields(model)}
-        assert ours[: len(fields)] == fields or block.document == "MULTI_ENDPOINT_DESIGN.md"
-    else:
-        assert ours == fields
-    assert getattr(gpu_worker_pool, shown.name) is model
-
-
-def test_the_constructor_has_the_parameters_and_defaults_of_the_document() -> None:
-    (block,) = [block for block in BLOCKS if is_signature(block)]
-    arguments = block.text.removeprefix("GPUWorkerPoolClient")
-    definition = ast.parse(f"def __init__{arguments.rstrip()}: ...").body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    shown = {
-        argument.arg: ast.literal_eval(default)
-        for argument, default in zip(definition.args.args, definition.args.defaults, strict=True)
-    }
-
-    parameters = list(inspect.signature(GPUWorkerPoolClient).parameters.values())
-
-    assert {parameter.name: parameter.default for parameter in parameters[: len(shown)]} == shown
-    assert [parameter.name for parameter in parameters[: len(shown)]] == list(shown)
-    assert all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters[: len(shown)])
-    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters[len(shown) :])
-    extra = {"endpoint_timeout", "endpoint_max_retries", "endpoint_health_check_interval", "token", "on_lost"}
-    assert extra <= {parameter.name for parameter in parameters}
-
-
-def test_what_is_none_has_the_default_of_the_documents_table() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `[^`]+` \| `([^`]+)` \| ", text_of("README.md"), re.MULTILINE)
-    config = ClientConfig.build(environ={})
-    ours = {"load_balancing_strategy": config.strategy} | {
-        name: getattr(config, name) for name, _ in rows if hasattr(config, name)
-    }
-
-    shown = {name: ast.literal_eval(default) for name, default in rows}
-
-    assert len(shown) == 8
-    assert {name: ours.get(name) for name in shown} == shown
-
-
-METHODS = re.findall(r"^##### `(async )?(\w+)\((.*?)\)(?: -> (.*))?`$", text_of("README.md"), re.MULTILINE)
-
-
-@pytest.mark.parametrize(("is_async", "name", "shown", "returns"), METHODS, ids=[method[1] for method in METHODS])
-def test_a_method_is_as_the_api_reference_shows_it(is_async: str, name: str, shown: str, returns: str) -> None:
-    definition = ast.parse(f"def f({shown}): ...").body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    method = getattr(GPUWorkerPoolClient, name)
-    parameters = [parameter for parameter in inspect.signature(method).parameters.values() if parameter.name != "self"]
-    positional = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-
-    assert inspect.iscoroutinefunction(method) == bool(is_async)
-    assert [parameter.name for parameter in positional] == [argument.arg for argument in definition.args.args]
-    assert [parameter.default for parameter in positional if parameter.default is not parameter.empty] == [
-        ast.literal_eval(default) for default in definition.args.defaults
-    ]
-    assert all(parameter.default is not parameter.empty for parameter in parameters if parameter not in positional)
-
-
-def test_all_methods_of_the_api_reference_were_found() -> None:
-    assert len(METHODS) == text_of("README.md").count("\n##### `")
-
-
-def test_every_exception_of_the_documents_is_there() -> None:
-    section = text_of("README.md").partition("### Common Exceptions")[2].partition("###")[0]
-    names = re.findall(r"^- `(\w+)`: ", section, re.MULTILINE)
-    assert set(names) == {"WorkerTimeoutError", "StaleAssignmentError", "ServiceUnavailableError", "ValueError"}
-    for name in set(names) - {"ValueError"}:
-        assert issubclass(getattr(errors, name), Exception)
-        assert getattr(gpu_worker_pool, name) is getattr(errors, name)
-
-
-def test_every_import_of_the_documents_works() -> None:
-    lines = {
-        line.strip()
-        for document in DOCUMENTS
-        for line in text_of(document).splitlines()
-        if re.match(r"\s*from gpu_worker_pool[\w.]* import ", line)
-    }
-    assert len(lines) >= 4
-    for line in lines:
-        exec(line, {})  # noqa: S102 - the user's own document
-
-
-class NotingWhatIsRead(dict[str, str]):
-    """An environment that notes what is looked for in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return default
-
-
-def test_every_environment_variable_of_the_documents_is_read() -> None:
-    exported = r"^\s*export ([A-Z_]+)="
-    listed = r"^- `([A-Z_]+)` - "
-    in_a_file = r"^([A-Z][A-Z_]+)="
-    in_a_docker_call = r"-e ([A-Z_]+)="
-    in_a_table = r"^\| `(GPU_[A-Z_]+)` \|"
-    patterns = (exported, listed, in_a_file, in_a_docker_call, in_a_table)
-    named = {
-        name
-        for document in DOCUMENTS
-        for pattern in patterns
-        for name in re.findall(pattern, text_of(document), re.MULTILINE)
-    }
-    environ = NotingWhatIsRead()
-    ClientConfig.build(environ=environ)
-
-    read_by_python = {"PYTHONPATH"}
-    unread = named - environ.read - {name.upper() for name in ServerSettings.model_fields} - read_by_python
-
-    assert len(named) >= 25
-    assert unread == set()
-
-
 def keys_in(value: Any) -> set[str]:
     if isinstance(value, Mapping):
         return {key for key in value if isinstance(key, str)}.union(*map(keys_in, value.values()))
@@ -499,10 +314,3 @@ async def test_every_key_that_the_documents_read_is_there(network: dict[tuple[st
     for stats in recovery["circuit_breaker_stats"].values():
         assert stats.keys() >= {"state", "failure_rate"}
     json.dumps([recovery, metrics])  # plain values, for whoever sends them on
-
-
-@pytest.mark.parametrize("name", ["GPUWorkerPoolClient", "GPUContextManager", "gpu_worker_pool_client"])
-def test_what_the_documents_import_has_types(name: str) -> None:
-    thing = getattr(gpu_worker_pool, name)
-    hints = typing.get_type_hints(thing.__init__ if inspect.isclass(thing) else thing)
-    assert hints

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.model import Lease, Model
+from tests.core.plain_model import Lease, Model
 
 
 class Core:

@@ -17,11 +17,11 @@ from gpu_worker_pool.cli import failure
 from gpu_worker_pool.cli.app import app
 from gpu_worker_pool.cli.demo.check import Outage
 from gpu_worker_pool.cli.demo.summary import Record, summarize
-from gpu_worker_pool.cli.run.asking import command_env
+from gpu_worker_pool.cli.run.environment import command_env
 from gpu_worker_pool.cli.serve.command import FLAGS
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES
-from tests.cli.test_demo import CLEAN, turn
+from tests.cli.demo.test_demo import CLEAN, turn
 from tests.documents.blocks import ROOT, Block, blocks_of, documents
 from tests.documents.schemas import unlike
 from tests.documents.test_facts import code_in, document, rows, section

@@ -19,8 +19,8 @@ from gpu_worker_pool.core.model import lease
 from gpu_worker_pool.core.queue import eligibility
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.server.app import PoolApp, create_app
-from gpu_worker_pool.server.calls.lease_form import LeaseForm
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.wire.forms import LeaseForm
 from tests.documents.blocks import ROOT, all_blocks, documents, without_blocks
 
 # Read by nobody but the tests, or not a setting.
@@ -83,10 +83,10 @@ def test_the_settings_of_the_server_are_all_there_with_their_defaults() -> None:
 
 def test_what_can_be_asked_for_is_all_there_with_its_defaults() -> None:
     table = {name: row[1] for row in rows(section("SERVER.md", "Leases")) if len(row) == 4 for name in code_in(row[0])}
-    assert table.keys() == LeaseForm.model_fields.keys()
-    for name, field in LeaseForm.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        assert default in (None, {}) or float(table[name]) == default, name
+    assert table.keys() == {field.name for field in fields(LeaseForm)}
+    for name, shown_default in table.items():
+        default = getattr(LeaseForm(), name)
+        assert default in (None, {}) or float(shown_default) == default, name
 
 
 def test_every_call_is_described(app: PoolApp) -> None:

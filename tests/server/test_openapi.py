@@ -19,7 +19,7 @@ def test_the_server_keeps_to_its_own_description() -> None:
             assert isinstance(found, Ok)
             operation = found.ok()
             if operation.path.startswith(("/leases", "/pool", "/usage", "/timeline", "/peers", "/admin", "/events")):
-                continue  # they change things or never end: see test_lease_openapi.py
+                continue  # they change things or never end: see calls/test_lease_openapi.py
 
             @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @given(case=operation.as_strategy())

@@ -1,4 +1,4 @@
-"""`gpu-pool batch`: many commands, each on GPUs of its own, as they come free."""
+"""`gpu-pool batch`: its options, and its summary."""
 
 from __future__ import annotations
 
@@ -33,38 +33,39 @@ def batch(
     priority: Priority = 0,
     timeout: Timeout = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", "-k", help="Go on with the others when a job has failed.")
+        bool, typer.Option("--keep-going", "-k", help="Start further jobs after one has failed.")
     ] = False,
     retries: Annotated[
         int, typer.Option("--retries", "-r", min=0, max=1000, help="How often to run a failed job again.")
     ] = 0,
     parallel: Annotated[
         int | None,
-        typer.Option("--parallel", "-j", min=1, max=1000, help="At most so many at once; else one for each GPU."),
+        typer.Option("--parallel", "-j", min=1, max=1000, help="How many jobs at once; by default one for each GPU."),
     ] = None,
     logs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where each job's output goes; else FILE.logs.")
+        Path | None, typer.Option(metavar="FOLDER", help="The folder for each job's output; by default FILE.logs.")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What was done, to go on from there; else FILE.state (none for -)."),
+        typer.Option(metavar="FILE", help="Which jobs are done, for the next run; by default FILE.state (none for -)."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, with what was done before too.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run all jobs, also those that were done before.")] = False,
     grace: Grace = 10.0,
     remote: Remote = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> int:
-    """Run many commands, each on GPUs of its own as they come free.
+    """Run many commands, each on its own GPUs as they become free.
 
-    Each writes to a log of its own, and what was done is kept in a state file: run it again after a failure, a Ctrl-C or a
-    crash, and it goes on with what is not done yet. Without --keep-going nothing more is started once a job has failed;
-    what runs then is let finish.
+    Each job writes to its own log. A state file keeps which jobs are done: the same command, after a failure, a Ctrl-C
+    or a crash, runs the others. Without --keep-going no more jobs are started once one has failed; those that run may
+    finish.
 
-    Exit codes: 0 all are done, 1 some failed, 2 something was typed wrong or FILE cannot be read, 125 gpu-pool failed,
-    128+N signal N broke it off.
+    Exit codes: 0 all jobs are done; 1 a job failed; 2 the arguments are invalid or FILE cannot be read; 125 gpu-pool
+    failed; 128+N signal N interrupted it.
     """
-    from gpu_worker_pool.cli.run.asking import Wanted, label  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.labels import label_text  # noqa: PLC0415
 
     from .jobs import Batch, read_jobs  # noqa: PLC0415 - the same
     from .runner import BatchPlan  # noqa: PLC0415
@@ -72,25 +73,25 @@ def batch(
 
     jobs = read_jobs(_read(file))
     if not jobs:
-        raise Failure(f"there is no command in {file}; write one on each line", USAGE)
+        raise Failure(f"{file} has no command in it; write one command a line", USAGE)
     name = "gpu-pool-batch" if file == "-" else file
     state_path = state or (None if file == "-" else Path(f"{file}.state"))
     folder = logs or Path(f"{name}.logs")
-    wanted = Wanted(
+    request = GpuRequest(
         gpus=gpus,
         memory_mb=memory,
         model=model,
         priority=priority,
         timeout_s=timeout,
-        labels={"command": label(f"batch {Path(name).name}")},
+        labels={"command": label_text(f"batch {Path(name).name}")},
     )
     work = Batch(jobs, retries=retries, keeps_going=keep_going)
-    plan = BatchPlan(work, wanted, folder, grace, parallel, is_remote=remote)
+    plan = BatchPlan(work, request, folder, grace, parallel, is_remote=remote)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Failure(
-            f"the folder {folder} for the logs cannot be made: {error.strerror}; name another with --logs"
+            f"the folder {folder} for the logs cannot be created: {error.strerror}; name another with --logs"
         ) from None
     pass_on_warnings(complain)
     with StateFile(state_path, is_fresh=fresh) if state_path else nullcontext() as kept:
@@ -100,7 +101,7 @@ def batch(
     try:
         _report(work, folder, state_path, code, is_json=json)
     except BrokenPipeError:
-        stop_printing()  # it went as it went
+        stop_printing()  # the batch itself is over, and its exit code stands
     return code
 
 
@@ -112,25 +113,25 @@ def _read(file: str) -> str:
             return sys.stdin.read()
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise Failure(f"{file} cannot be read: {reason}", USAGE) from None
 
 
 async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | None) -> int:
     from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415
-    from gpu_worker_pool.cli.run.asking import find_sources  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.sources import find_sources  # noqa: PLC0415 - loads the client
 
     from .runner import BatchRunner  # noqa: PLC0415 - the same
     from .view import BatchDisplay  # noqa: PLC0415
 
     work = plan.batch
     if work.done == len(work.jobs):
-        complain("all of it was done before; --fresh does it again")
+        complain("all jobs were done before; --fresh runs them again")
         return 0
     async with Servers(endpoints) as servers:
         sources = await find_sources(servers, os.environ, is_remote=plan.is_remote)
     display = BatchDisplay(work, err())
-    runner = BatchRunner(plan, sources, kept, display.note)
+    runner = BatchRunner(plan, sources, kept, display.attempt_ended)
     display.running = runner.running
     display.start()
     try:
@@ -155,4 +156,4 @@ def _report(work: Batch, folder: Path, state: Path | None, code: int, *, is_json
     rest = f", {not_run} not run" if not_run else ""
     console.print(f"{work.done} of {len(work.jobs)} done, {work.count(State.FAILED)} failed{rest}")
     if not_run or work.count(State.FAILED):
-        console.print("The same command again goes on with what is not done." if state else "")
+        console.print("Run the same command again for the jobs that are not done." if state else "")

@@ -1,4 +1,4 @@
-"""The jobs of a batch, and what becomes of each. Pure: what is run, and when, is decided here and done elsewhere."""
+"""The jobs of a batch and their states. Pure: this module decides which job is run next, and the runner runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hashlib import sha256
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A line of the file. `key` stays the same where other lines are added or taken away."""
+    """A line of the file. `key` stays the same when other lines are added or removed."""
 
     key: str
     line: int
@@ -19,8 +19,6 @@ class Job:
 
 
 class State(StrEnum):
-    """How far a job has come."""
-
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
@@ -30,7 +28,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one attempt at a job went. `exit_code` is None where it was not run to its end, and `why` says why."""
+    """The result of an attempt at a job. `exit_code` is None where it did not run to its end; `why` has the reason."""
 
     exit_code: int | None
     why: str | None = None
@@ -41,12 +39,11 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether the job is done."""
         return self.exit_code == 0
 
     @property
     def took_s(self) -> float | None:
-        """How long it ran; None where it did not."""
+        """How long the job ran; None where it did not run."""
         if self.started_at is None or self.ended_at is None:
             return None
         return max(self.ended_at - self.started_at, 0.0)
@@ -54,8 +51,6 @@ class Outcome:
 
 @dataclass(slots=True)
 class Progress:
-    """One job so far."""
-
     job: Job
     state: State = State.WAITING
     attempts: int = 0
@@ -63,7 +58,7 @@ class Progress:
 
 
 def read_jobs(text: str) -> list[Job]:
-    """One command a line; blank lines and those that begin with # are none."""
+    """One job for each line; blank lines and lines that begin with # are skipped."""
     seen: Counter[str] = Counter()
     jobs = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -78,7 +73,7 @@ def read_jobs(text: str) -> list[Job]:
 
 @dataclass(slots=True)
 class Batch:
-    """All jobs, in the order of the file. `next_job` is what to run now; `ended` says how it went."""
+    """All jobs, in the order of the file. Each that `next_job` hands out is reported to `ended` or `interrupted`."""
 
     jobs: list[Job]
     retries: int = 0
@@ -92,14 +87,14 @@ class Batch:
         self._ready = deque(self.progress)
 
     def skip(self, done: Mapping[str, Outcome]) -> None:
-        """These were done in an earlier run."""
+        """Leave out the jobs that were done in an earlier run."""
         for key, outcome in done.items():
             if key in self.progress:
                 self.progress[key].state, self.progress[key].outcome = State.DONE_BEFORE, outcome
         self._ready = deque(key for key in self._ready if self.progress[key].state is State.WAITING)
 
     def next_job(self) -> Job | None:
-        """Take the next one; None where there is none to be started now."""
+        """Take the next job, as running; None where none may be started now."""
         if self.is_stopping or not self._ready:
             return None
         found = self.progress[self._ready.popleft()]
@@ -108,31 +103,29 @@ class Batch:
         return found.job
 
     def ended(self, job: Job, outcome: Outcome) -> None:
-        """An attempt is over. Where it failed too often and we do not keep going, nothing more is started."""
+        """Record an attempt. A job that failed too often stops the batch, unless it keeps going."""
         found = self.progress[job.key]
         found.outcome = outcome
         if outcome.is_good:
             found.state = State.DONE
         elif found.attempts <= self.retries and not self.is_stopping:
             found.state = State.WAITING
-            self._ready.append(job.key)  # behind the others: what hindered it may have passed by then
+            self._ready.append(job.key)  # behind the others: what made it fail may have passed by then
         else:
             found.state = State.FAILED
             self.is_stopping = self.is_stopping or not self.keeps_going
 
     def interrupted(self, job: Job) -> None:
-        """It was broken off, which is not its fault: it waits for the next run."""
+        """Record that an attempt was interrupted, which does not count as a failure: the job waits for the next run."""
         self.progress[job.key].state = State.WAITING
 
     def count(self, *states: State) -> int:
-        """How many jobs are in one of these states."""
         return sum(found.state in states for found in self.progress.values())
 
     @property
     def done(self) -> int:
-        """How many are done, in this run or before."""
+        """How many jobs are done, in this run or before."""
         return self.count(State.DONE, State.DONE_BEFORE)
 
     def failed(self) -> Iterable[Progress]:
-        """Those that failed."""
         return (found for found in self.progress.values() if found.state is State.FAILED)

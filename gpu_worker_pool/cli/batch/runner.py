@@ -1,44 +1,42 @@
-"""Runs the jobs of a batch: each on GPUs of its own, as they come free."""
+"""Runs the jobs of a batch, each on a lease of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
-from gpu_worker_pool.cli.run.asking import (
-    Sources,
-    Wanted,
-    ask,
-    command_env,
-    grace_within,
-    label,
+from gpu_worker_pool.cli.run.environment import command_env
+from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
+from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
+from gpu_worker_pool.cli.run.labels import label_text
+from gpu_worker_pool.cli.run.lease_loss import (
+    NOT_RENEWED_IN_TIME,
+    grace_after_loss,
+    guard_updates,
     safe_until,
-    settle,
-    tell_guard,
-    until_lost,
+    wait_until_lost,
 )
-from gpu_worker_pool.cli.run.job import GuardDied, GuardedCommand
 from gpu_worker_pool.cli.run.signals import ENDING, Received, SignalThread
+from gpu_worker_pool.cli.run.sources import Sources
+from gpu_worker_pool.cli.run.tasks import cancel_and_wait
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
-from gpu_worker_pool.errors import StaleAssignmentError
 
 from .jobs import Batch, Job, Outcome
 from .state import StateFile
 
 SHELL = "/bin/sh"
-# How many that share GPUs are let ask at once, for each GPU: what does not fit waits in the queue.
+# Jobs that share GPUs: how many request at once for each GPU. Those that do not fit wait in the queue.
 SHARERS_PER_GPU = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A job that has its GPUs."""
+    """An attempt at a job that has its GPUs."""
 
     job: Job
     attempt: int
@@ -48,10 +46,10 @@ class Started:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What is to be done, and how."""
+    """The jobs, the GPUs each needs, and how to run them. `parallel`: how many at once; None: as the GPUs allow."""
 
     batch: Batch
-    wanted: Wanted
+    request: GpuRequest
     logs: Path
     grace_s: float
     parallel: int | None
@@ -59,7 +57,7 @@ class BatchPlan:
 
 
 class BatchRunner:
-    """One batch. `running` is what runs at present, by key; `on_end` is called when an attempt at a job is over."""
+    """Runs one batch. `running` has the attempts that run now, by key; `on_end` is called when one has ended."""
 
     def __init__(
         self,
@@ -73,25 +71,25 @@ class BatchRunner:
         self._sources = sources
         self._state = state
         self._on_end = on_end
-        self._grace_s = grace_within(plan.grace_s, sources.ttl_s)
+        self._grace_s = grace_after_loss(plan.grace_s, sources.ttl_s)
         self._signals: asyncio.Queue[Received] = asyncio.Queue()
         self._attempts: dict[asyncio.Task[Outcome | None], Job] = {}
-        self._guards: set[GuardedCommand] = set()
-        self._trouble: Exception | None = None
+        self._guarded: set[GuardedCommand] = set()
+        self._error: Exception | None = None
         self.running: dict[str, Started] = {}
         self.interrupted_by: int | None = None
 
     @property
     def parallel(self) -> int:
-        """How many jobs are asked for at once: as many as there are GPUs for, so that all of those can be used."""
+        """How many jobs request GPUs or run at once; by default enough to use every GPU."""
         if self._plan.parallel is not None:
             return self._plan.parallel
-        wanted = self._plan.wanted
-        per_gpu = 1 if wanted.memory_mb is None else SHARERS_PER_GPU
-        return max(self._sources.gpu_count * per_gpu // wanted.gpus, 1)
+        request = self._plan.request
+        per_gpu = 1 if request.memory_mb is None else SHARERS_PER_GPU
+        return max(self._sources.gpu_count * per_gpu // request.gpus, 1)
 
     async def run(self) -> None:
-        """Until all are done, or failed, or one failed and we do not keep going. Raises what made it impossible."""
+        """Run until each job is done or failed, or the batch stops. Raises the first error that is not a job's."""
         SignalThread(self._signals.put_nowait).start()
         signalled = asyncio.create_task(self._signals.get())
         async with self._sources.client() as client:
@@ -102,11 +100,11 @@ class BatchRunner:
                         self._interrupt(signalled.result())
                         signalled = asyncio.create_task(self._signals.get())
                     for task in [task for task in self._attempts if task.done()]:
-                        self._take_in(task, self._attempts.pop(task))
+                        self._settle(task, self._attempts.pop(task))
             finally:
-                await settle(signalled, *self._attempts)
-        if self._trouble is not None:
-            raise self._trouble
+                await cancel_and_wait(signalled, *self._attempts)
+        if self._error is not None:
+            raise self._error
 
     def _start_some(self, client: GPUWorkerPoolClient) -> bool:
         has_started = False
@@ -116,10 +114,10 @@ class BatchRunner:
         return has_started
 
     def _interrupt(self, received: Received) -> None:
-        """The first time: leave the queue and ask what runs to end. Again: do not wait for it."""
+        """The first time, cancel what waits and ask what runs to end. The second time, kill it."""
         if received.number not in ENDING:
-            for guard in self._guards:
-                guard.send_signal(received.number)
+            for guarded in self._guarded:
+                guarded.send_signal(received.number)
             return
         grace_s = self._grace_s if self.interrupted_by is None else 0.0
         self.interrupted_by = self.interrupted_by or received.number
@@ -127,18 +125,18 @@ class BatchRunner:
         for task, job in self._attempts.items():
             if job.key not in self.running:
                 task.cancel()
-        for guard in self._guards:
-            guard.end(grace_s)
+        for guarded in self._guarded:
+            guarded.end(grace_s)
 
-    def _take_in(self, task: asyncio.Task[Outcome | None], job: Job) -> None:
+    def _settle(self, task: asyncio.Task[Outcome | None], job: Job) -> None:
         started = self.running.pop(job.key, None)
         if task.cancelled():
             self._batch.interrupted(job)
             return
         error = task.exception()
         if error is not None:
-            # What cannot be had at all is nobody's job's fault: nothing more is started, what runs is let finish.
-            self._trouble = self._trouble or (error if isinstance(error, Exception) else None)
+            # The pool failed, and not the job: no more jobs are started, and those that run may finish.
+            self._error = self._error or (error if isinstance(error, Exception) else None)
             self._batch.is_stopping = True
             self._batch.interrupted(job)
             return
@@ -151,63 +149,63 @@ class BatchRunner:
         self._on_end(started or Started(job, attempt, (), time.time()), outcome)
 
     async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
-        guard = GuardedCommand()
+        guarded = GuardedCommand()
         try:
-            wanted = replace(self._plan.wanted, labels={**self._plan.wanted.labels, "job": label(f"line {job.line}")})
+            request = self._plan.request
+            request = replace(request, labels={**request.labels, "job": label_text(f"line {job.line}")})
             try:
-                assignment = await ask(client, self._sources, wanted, guard.pid)
+                assignment = await acquire(client, self._sources, request, guarded.pid)
             except Failure as failure:
                 if failure.code != TIMED_OUT:
                     raise
                 return Outcome(None, str(failure))
-            self._guards.add(guard)
-            return await self._run(client, assignment, guard, job)
+            self._guarded.add(guarded)
+            return await self._run(client, assignment, guarded, job)
         finally:
-            self._guards.discard(guard)
-            guard.close()
+            self._guarded.discard(guarded)
+            guarded.close()
 
     async def _run(
-        self, client: GPUWorkerPoolClient, assignment: Assignment, guard: GuardedCommand, job: Job
+        self, client: GPUWorkerPoolClient, assignment: Assignment, guarded: GuardedCommand, job: Job
     ) -> Outcome | None:
         attempt = self._batch.progress[job.key].attempts
         started = Started(job, attempt, tuple(assignment.gpu_ids), time.time())
         self.running[job.key] = started
-        outcome = await self._run_on(assignment, guard, started)
+        outcome = await self._run_on(assignment, guarded, started)
         outcome = replace(outcome, log=str(log_path(self._plan.logs, job)), ended_at=time.time())
         if self.interrupted_by is not None:
             return None
         if self._state is not None:
-            # Before the GPU is given back, which takes a moment: what is done and not written down is done again.
+            # Before the release, which takes a moment: a job that is done and not written down is run again.
             self._state.note(job, attempt, outcome)
-        with contextlib.suppress(StaleAssignmentError):  # told already
-            await client.release_gpu(assignment)
+        await release(client, assignment)
         return outcome
 
-    async def _run_on(self, assignment: Assignment, guard: GuardedCommand, started: Started) -> Outcome:
+    async def _run_on(self, assignment: Assignment, guarded: GuardedCommand, started: Started) -> Outcome:
         outcome = Outcome(None, gpus=started.gpus, started_at=started.started_at)
         log = _open_log(self._plan.logs, started)
-        lost = asyncio.create_task(until_lost(assignment))
-        telling = asyncio.create_task(tell_guard(guard, assignment, self._sources.ttl_s))
+        lost = asyncio.create_task(wait_until_lost(assignment))
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - opened at once
-                await guard.start(
+                await guarded.start(
                     [SHELL, "-c", started.job.command],
-                    self._env(assignment, started.job),
+                    {**command_env(os.environ, assignment), "GPU_POOL_BATCH_LINE": str(started.job.line)},
                     (nothing.fileno(), log, log),
                     group=0,
                     grace_s=self._grace_s,
                     safe_until=safe_until(assignment),
                 )
-            ended = asyncio.create_task(guard.wait())
-            await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                guard.end(self._grace_s)
-                await asyncio.wait({ended})
-                ended.exception()
-                return replace(outcome, why=f"its GPU was lost: {lost.result()}")
-            code = ended.result()
-            if guard.was_late:
-                return replace(outcome, why="its GPU was lost: the lease could not be renewed in time")
+            async with guard_updates(guarded, assignment, self._sources.ttl_s):
+                ended = asyncio.create_task(guarded.wait())
+                await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    guarded.end(self._grace_s)
+                    await asyncio.wait({ended})
+                    ended.exception()
+                    return replace(outcome, why=f"its GPU was lost: {lost.result()}")
+                code = ended.result()
+            if guarded.was_late:
+                return replace(outcome, why=f"its GPU was lost: {NOT_RENEWED_IN_TIME}")
             return replace(outcome, exit_code=code)
         except GuardDied:
             return replace(outcome, why="its guard was killed, and the job with it")
@@ -215,10 +213,7 @@ class BatchRunner:
             return replace(outcome, exit_code=failure.code, why=str(failure))
         finally:
             os.close(log)
-            await settle(lost, telling)
-
-    def _env(self, assignment: Assignment, job: Job) -> Mapping[str, str]:
-        return {**command_env(os.environ, assignment), "GPU_POOL_BATCH_LINE": str(job.line)}
+            await cancel_and_wait(lost)
 
 
 def log_path(folder: Path, job: Job) -> Path:
@@ -235,6 +230,6 @@ def _open_log(folder: Path, started: Started) -> int:
         os.write(descriptor, f"# {when} attempt {started.attempt} on GPU {gpus}: {started.job.command}\n".encode())
     except OSError as error:
         raise Failure(
-            f"the log {path} cannot be written: {error.strerror}; mend that, or name another --logs"
+            f"the log {path} cannot be written: {error.strerror}; fix that, or name another folder with --logs"
         ) from None
     return descriptor

@@ -1,5 +1,7 @@
-"""The state file of a batch: what was done, so that a later run goes on from there. One JSON object a line, only ever
-appended to; a line that a crash cut short is the last one, and is left out.
+"""The state file of a batch: the attempts so far, so that a later run continues from there.
+
+The file has one JSON object a line and is only appended to. A crash can cut only the last line short, and that line is
+left out.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ HEADER = json.dumps({"schema": "gpu-pool/batch-state/1"})
 
 
 class StateFile:
-    """Open for one batch at a time; Failure where another one has it, or where it is something else."""
+    """A state file, open and locked. Failure where another batch has it open, or where it is another kind of file."""
 
     def __init__(self, path: Path, *, is_fresh: bool) -> None:
         self._path = path
@@ -38,7 +40,7 @@ class StateFile:
             ) from None
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             os.close(self._descriptor)
-            raise Failure(f"{self._path} is no file that could be kept; name another with --state")
+            raise Failure(f"{self._path} is not a regular file; name another with --state")
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -54,8 +56,8 @@ class StateFile:
         os.close(self._descriptor)
 
     def load(self) -> dict[str, Outcome]:
-        """The jobs that were done, by key. Begins anew where that was asked for."""
-        records = self._records()  # read in any case, so that what is no state file is never emptied
+        """The outcomes of the jobs that were done, by key; none where the file is to be fresh, which empties it."""
+        records = self._records()  # read also then, so that only a state file is ever emptied
         if self._is_fresh:
             os.ftruncate(self._descriptor, 0)
             records = []
@@ -76,7 +78,7 @@ class StateFile:
         return done
 
     def note(self, job: Job, attempt: int, outcome: Outcome) -> None:
-        """Write down how an attempt went; on the disk before anybody is told."""
+        """Append an attempt. It is on the disk when this returns."""
         self._append(
             {
                 "job": job.key,
@@ -99,13 +101,15 @@ class StateFile:
             records = [json.loads(line) for line in lines]
             first = lines[0] if lines else torn
             if not (first == HEADER or (not lines and HEADER.startswith(first))):
-                raise ValueError("its first line is another one")  # noqa: TRY301
+                raise ValueError("its first line is not that of a state file")  # noqa: TRY301
             if not all(isinstance(record.get("job"), str) for record in records[1:]):
-                raise ValueError("there is a line without a job")  # noqa: TRY301
+                raise ValueError("a line has no job")  # noqa: TRY301
         except (ValueError, AttributeError, OSError) as error:
-            raise Failure(f"{self._path} is no state file of a batch ({error}); name another with --state") from None
+            raise Failure(
+                f"{self._path} is not the state file of a batch ({error}); name another with --state"
+            ) from None
         if torn:
-            # Cut short by a crash: taken out, so that what follows begins on a line of its own.
+            # A crash cut it short. It is removed, so that the next record begins on a new line.
             os.ftruncate(self._descriptor, sum(len(line.encode()) + 1 for line in lines))
         return records
 
@@ -117,12 +121,12 @@ class StateFile:
             os.fsync(self._descriptor)
         except OSError as error:
             raise Failure(
-                f"the state file {self._path} cannot be written: {error.strerror}; mend that, then go on"
+                f"the state file {self._path} cannot be written: {error.strerror}; "
+                "fix that, then run the same command again"
             ) from None
 
 
 def _seconds(text: object) -> float | None:
-    """A time that was written down; None where there is none to be read."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a batch shows while it runs, and at its end."""
+"""The display of a batch while it runs, and its summary."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from .jobs import Progress as JobProgress
 from .runner import Started, log_path
 
 _COLOURS = {State.DONE: "green", State.DONE_BEFORE: "dim", State.FAILED: "red", State.WAITING: "yellow"}
-_MOST_SHOWN = 10
-_MOST_IN_SUMMARY = 50
+_MAX_SHOWN = 10
+_MAX_IN_SUMMARY = 50
 
 
-def how_it_went(outcome: Outcome) -> str:
-    """In a few words."""
+def outcome_text(outcome: Outcome) -> str:
     if outcome.is_good:
         return "ok"
     return outcome.why or f"exit code {outcome.exit_code}"
 
 
 class BatchDisplay:
-    """On a terminal a bar and what runs, live; elsewhere a line for each job that ends."""
+    """On a terminal, a live bar with the running jobs; elsewhere, a line for each attempt that ends."""
 
     def __init__(self, batch: Batch, console: Console) -> None:
         self._batch = batch
@@ -52,16 +51,13 @@ class BatchDisplay:
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
 
     def start(self) -> None:
-        """Show it, where there is a terminal."""
         if self._console.is_terminal:
             self._live.start()
 
     def stop(self) -> None:
-        """Take it away again."""
         self._live.stop()
 
-    def note(self, started: Started, outcome: Outcome) -> None:
-        """An attempt at a job is over."""
+    def attempt_ended(self, started: Started, outcome: Outcome) -> None:
         batch = self._batch
         over = batch.done + batch.count(State.FAILED)
         self._bar.update(self._task, completed=over)
@@ -69,32 +65,32 @@ class BatchDisplay:
         again = ", again later" if state is State.WAITING else ""
         took = "" if outcome.took_s is None else f" in {show_duration(outcome.took_s)}"
         where = f" on GPU {', '.join(map(str, outcome.gpus))}" if outcome.gpus else ""
-        text = f"[{over}/{len(batch.jobs)}] {how_it_went(outcome)}{again}: line {started.job.line}{where}{took}: "
+        text = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {started.job.line}{where}{took}: "
         line = Text(
             text + started.job.command, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis"
         )
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more, which is no reason to stop
+        with contextlib.suppress(BrokenPipeError):  # a reader that is gone is no reason to stop the batch
             self._console.print(line)
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
-        for started in list(self.running.values())[:_MOST_SHOWN]:
+        for started in list(self.running.values())[:_MAX_SHOWN]:
             table.add_row(
                 Text(f"line {started.job.line}", style="bold"),
                 f"GPU {', '.join(map(str, started.gpus))}",
                 show_duration(time() - started.started_at),
                 Text(started.job.command, no_wrap=True, overflow="ellipsis"),
             )
-        if len(self.running) > _MOST_SHOWN:
-            table.add_row(f"and {len(self.running) - _MOST_SHOWN} more")
+        if len(self.running) > _MAX_SHOWN:
+            table.add_row(f"and {len(self.running) - _MAX_SHOWN} more")
         return Group(self._bar, table)
 
 
 def summary_table(batch: Batch, logs: Path) -> Table:
-    """Every job; of many, the first of those that failed."""
+    """Every job; where there are too many to show, the first that failed."""
     found = list(batch.progress.values())
-    if len(found) > _MOST_IN_SUMMARY:
-        found = list(islice(batch.failed(), _MOST_IN_SUMMARY))
+    if len(found) > _MAX_IN_SUMMARY:
+        found = list(islice(batch.failed(), _MAX_IN_SUMMARY))
     table = Table(title=None, box=None, header_style="bold")
     for column in ("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG"):
         table.add_column(column, no_wrap=column == "COMMAND", overflow="ellipsis" if column == "COMMAND" else "fold")
@@ -106,7 +102,7 @@ def summary_table(batch: Batch, logs: Path) -> Table:
             str(item.attempts or "-"),
             ", ".join(map(str, outcome.gpus)) if outcome and outcome.gpus else "-",
             show_duration(outcome.took_s) if outcome and outcome.took_s is not None else "-",
-            Text(how_it_went(outcome) if outcome else "-"),
+            Text(outcome_text(outcome) if outcome else "-"),
             Text(item.job.command),
             Text(_log(item, logs) or "-"),
         )
@@ -114,7 +110,6 @@ def summary_table(batch: Batch, logs: Path) -> Table:
 
 
 def summary_json(batch: Batch, logs: Path, state: Path | None, exit_code: int) -> dict[str, Any]:
-    """The same for programs."""
     return {
         "exit_code": exit_code,
         "jobs": [_job_json(item, logs) for item in batch.progress.values()],

@@ -1,4 +1,4 @@
-"""`gpu-pool run`: a command that has its GPUs for as long as it runs."""
+"""`gpu-pool run`: its options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpu_worker_pool.cli.options import (
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The command, with all that belongs to it.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The command with its arguments.")],
     gpus: Gpus = 1,
     memory: Memory = None,
     model: Model = None,
@@ -32,35 +32,38 @@ def run(
     on_lost: WhenLost = OnLost.STOP,
     grace: Grace = 10.0,
     name: Annotated[
-        str | None, typer.Option(help="What others see of it in `status`; otherwise its program and script.")
+        str | None, typer.Option(help="The name that others see in `status`; otherwise program and script.")
     ] = None,
     remote: Remote = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what goes wrong.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Say on standard error what happens, as JSON lines (see docs/CLI.md).")
+        bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
     ] = False,
     endpoint: Endpoints = None,
 ) -> int:
-    """Wait for GPUs, run a command on them, give them back.
+    """Wait for GPUs, run a command on them, release them.
 
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are set for it; where CUDA_VISIBLE_DEVICES is set already, only GPUs among
-    those are asked for. What the command leaves running when it ends is ended too.
+    The command gets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. If CUDA_VISIBLE_DEVICES is set already, only GPUs among
+    those are requested. Processes that the command leaves running when it ends are ended too.
 
-    Exit codes are those of timeout(1): the command's own, 128+N where signal N ended it, 124 where --timeout passed
-    while waiting, 125 where gpu-pool failed or the lease was lost, 126 and 127 where the command cannot be run or found.
+    Exit codes are those of timeout(1): the command's own; 128+N if signal N ended it; 124 if --timeout passed before
+    there was a GPU; 125 if gpu-pool failed or the lease was lost; 126 if the command cannot be run; 127 if there is
+    no such command.
     """
-    from .asking import Wanted, label, short_name  # noqa: PLC0415 - loads the client
-    from .runner import Plan, Runner  # noqa: PLC0415 - the same
+    from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
+    from .labels import command_label, label_text  # noqa: PLC0415
+    from .reporter import RunReporter  # noqa: PLC0415
+    from .runner import Runner, RunPlan  # noqa: PLC0415
 
     if not command[0]:
-        raise Failure("there is no command to run; write it after --, as in: gpu-pool run -- python train.py", USAGE)
-    wanted = Wanted(
+        raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
+    request = GpuRequest(
         gpus=gpus,
         memory_mb=memory,
         model=model,
         priority=priority,
         timeout_s=timeout,
-        labels={"command": label(name) if name else short_name(command)},
+        labels={"command": label_text(name) if name else command_label(command)},
     )
-    plan = Plan(tuple(command), wanted, on_lost, grace, is_remote=remote, is_quiet=quiet, is_json=json)
-    return asyncio.run(Runner(plan, endpoint).run())
+    plan = RunPlan(tuple(command), request, on_lost, grace, is_remote=remote)
+    return asyncio.run(Runner(plan, endpoint, RunReporter(is_json=json, is_quiet=quiet)).run())

@@ -1,19 +1,19 @@
-"""Stands between `gpu-pool` and the command it runs, and outlives neither by choice.
+"""The guard: the process between `gpu-pool` and the command, which holds the lease.
 
-It is the process that holds the lease: while it lives, the GPU is not given to anybody else, and it ends only when
-nothing of the command is left. So whoever is killed, and with -9 too:
+While the guard lives, the GPU is granted to no other holder, and the guard ends only when no process of the command is
+left. So nothing of the command outlives its lease, whichever process is killed, also with -9:
 
-- gpu-pool dies: the guard sees its end of the line close, and ends the command, with all that descends from it.
-- gpu-pool is stopped or hangs, so that the lease is renewed no more: the guard was told until when it is safe, and ends the
+- gpu-pool dies: the guard sees the line to it close, and ends the command and all its descendants.
+- gpu-pool is stopped or hangs, and sends no more heartbeats: the guard knows until when the lease is safe, and ends the
   command then.
-- the guard dies: the kernel kills the command (parent-death signal), and gpu-pool, which inherits what that started, the
-  rest.
+- the guard dies: the kernel kills the command (parent-death signal). Processes that the command had started become
+  children of gpu-pool, which kills them.
 
-What the command leaves behind when it ends by itself is ended too: it would go on using a GPU that is no longer its own.
+Processes that the command leaves behind when it ends are ended too: they would use a GPU that is no longer theirs.
 
-It is run as a program of its own, without the package and without site-packages, so that it starts at once and stays
-small. What is said on the line is JSON, each message with its length before it; the standard streams of the command come
-with the first one.
+The guard is run as a program, without the package and without site-packages, so that it starts at once and stays small.
+The messages on the line are JSON, each with its length before it. The first one brings the standard streams of the
+command.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from typing import Any, Final
 # From <linux/prctl.h>.
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-# What a terminal or somebody who ends a whole group sends is for gpu-pool and the command to act on, not for the guard.
-_NOT_FOR_US: Final = (
+# Signals that a terminal sends, or a user to the whole process group. gpu-pool and the command act on them; the guard
+# ignores them.
+_IGNORED: Final = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -47,45 +48,45 @@ _NOT_FOR_US: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-# How often what does not go is killed again: it may have forked in between, and may do nothing else. So at first as quickly
-# as can be; what is still there after that is stuck in the kernel.
+# How soon processes that are still there are killed again. A process may have forked in between, and may do nothing
+# else, so the first rounds follow each other quickly. What is still there after them is stuck in the kernel.
 _KILL_AGAIN_S: Final = 0.001
 _KILL_SELDOM_S: Final = 0.1
-_KILL_OFTEN: Final = 1000
-# A program that is stopped does not act on these until it goes on.
+_QUICK_ROUNDS: Final = 1000
+# A stopped process acts on these only after SIGCONT.
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-# Of so many rounds of killing, how many look at all processes instead of at our children.
+# One round in this many signals all descendants; the others signal our children only, which is quicker.
 _SCAN_EVERY: Final = 20
 _LENGTH: Final = struct.Struct("!I")
 
 
 def become_subreaper() -> None:
-    """Have orphans among our descendants become our children, instead of init's."""
+    """Make orphans among our descendants our children, instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(of: int) -> list[int]:
-    """The processes that descend from this one, without itself."""
+    """All descendants of a process, without the process itself."""
     children: dict[int, list[int]] = {}
     for pid, parent in _parents():
         children.setdefault(parent, []).append(pid)
     found: list[int] = []
-    left = [of]
-    while left:
-        below = children.get(left.pop(), [])
+    unvisited = [of]
+    while unvisited:
+        below = children.get(unvisited.pop(), [])
         found += below
-        left += below
+        unvisited += below
     return found
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """A message as it goes over the line."""
+    """A message as bytes: its length, then its JSON."""
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 def unframe(buffer: bytearray) -> Iterator[dict[str, Any]]:
-    """The whole messages in what has come so far; they are taken out of it."""
+    """Take the complete messages out of the buffer; the rest stays in it."""
     while len(buffer) >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(buffer)
         if len(buffer) < _LENGTH.size + length:
@@ -96,7 +97,7 @@ def unframe(buffer: bytearray) -> Iterator[dict[str, Any]]:
 
 
 class Guard:
-    """One command, from before it is started until nothing of it is left."""
+    """Guards one command, from before its start until none of its processes is left."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -111,25 +112,25 @@ class Guard:
         self._kills = 0
         self._is_line_open = True
         self._has_children = False
-        self._inherited = {number: signal.getsignal(number) for number in _NOT_FOR_US}
+        self._inherited = {number: signal.getsignal(number) for number in _IGNORED}
 
     def run(self) -> None:
-        """Until the command is gone; or until the line closes, where there was never one."""
+        """Run until the command is gone; where none was started, until the line closes."""
         become_subreaper()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        for number in _NOT_FOR_US:
+        for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while not self._is_over():
             lines = [self._line.fileno()] if self._is_line_open else []
-            ready, _, _ = select.select([wake, *lines], [], [], self._nap_s())
+            ready, _, _ = select.select([wake, *lines], [], [], self._until_next_deadline_s())
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
             if self._line.fileno() in ready:
-                self._listen()
+                self._receive()
             if self._safe_until is not None and boot_time() >= self._safe_until:
                 self._safe_until = None
                 self._was_late = True
@@ -137,19 +138,19 @@ class Guard:
             if self._kill_at is not None and boot_time() >= self._kill_at:
                 self._kill_all()
         if self._status is not None:
-            self._say({"event": "ended", "status": self._status, "was_late": self._was_late})
+            self._send({"event": "ended", "status": self._status, "was_late": self._was_late})
 
     def _is_over(self) -> bool:
         if self._command is None:
             return not self._is_line_open
-        # What is left of it, however deep, descends from a child of ours, because orphans become our children.
+        # Every process of the command descends from a child of ours, because orphans become our children.
         return self._status is not None and not self._has_children
 
-    def _nap_s(self) -> float | None:
-        alarms = [at for at in (self._kill_at, self._safe_until) if at is not None]
-        return max(min(alarms) - boot_time(), 0.0) if alarms else None
+    def _until_next_deadline_s(self) -> float | None:
+        deadlines = [at for at in (self._kill_at, self._safe_until) if at is not None]
+        return max(min(deadlines) - boot_time(), 0.0) if deadlines else None
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         try:
             if self._streams:
                 data = self._line.recv(65536)
@@ -185,31 +186,31 @@ class Guard:
                 stdin=self._streams[0],
                 stdout=self._streams[1],
                 stderr=self._streams[2],
-                preexec_fn=self._in_the_child(message["group"]),  # noqa: PLW1509 - there are no threads here
+                preexec_fn=self._child_setup(message["group"]),  # noqa: PLW1509 - there are no threads here
             )
         except OSError as error:
-            self._say({"event": "failed", "errno": error.errno, "why": error.strerror, "what": error.filename})
+            self._send({"event": "failed", "errno": error.errno, "why": error.strerror, "what": error.filename})
             self._is_line_open = False
             return
         self._command = started.pid
         self._has_children = True
-        started.returncode = 0  # it is waited for below, with all the others, and not by this object
+        started.returncode = 0  # `_reap` waits for it, as for every other child, and not this object
         for descriptor in self._streams:
             os.close(descriptor)
         self._streams = [-1]
-        self._say({"event": "started", "pid": started.pid})
+        self._send({"event": "started", "pid": started.pid})
 
-    def _in_the_child(self, group: int) -> Callable[[], None]:
+    def _child_setup(self, group: int) -> Callable[[], None]:
         guard = os.getpid()
 
         def prepare() -> None:
             os.setpgid(0, group)
             for number, before in self._inherited.items():
-                # What was ignored before us (by nohup, say) stays so.
+                # What was ignored before us (by nohup, say) stays ignored.
                 signal.signal(number, signal.SIG_IGN if before is signal.SIG_IGN else signal.SIG_DFL)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard:
-                os._exit(1)  # it died before we were bound to it
+                os._exit(1)  # the guard died before the child was bound to it
 
         return prepare
 
@@ -227,51 +228,53 @@ class Guard:
                 self._end(self._grace_s)
 
     def _end(self, grace_s: float) -> None:
-        """Ask all to end, and kill what has not after this long."""
+        """Send SIGTERM to all processes of the command, and kill after `grace_s` what is still there."""
         self._signal_all(signal.SIGTERM)
-        self._signal_all(signal.SIGCONT)  # one that is stopped would not hear it
+        self._signal_all(signal.SIGCONT)  # a stopped process acts on SIGTERM only then
         kill_at = boot_time() + grace_s
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
     def _kill_all(self) -> None:
         for pid in _children():
-            _send(pid, signal.SIGKILL)
+            _kill(pid, signal.SIGKILL)
         if self._kills % _SCAN_EVERY == 0:
             self._signal_all(signal.SIGKILL)
         self._reap()
         self._kills += 1
-        self._kill_at = boot_time() + (_KILL_AGAIN_S if self._kills < _KILL_OFTEN else _KILL_SELDOM_S)
+        self._kill_at = boot_time() + (_KILL_AGAIN_S if self._kills < _QUICK_ROUNDS else _KILL_SELDOM_S)
 
     def _signal_all(self, number: int) -> None:
         for pid in descendants(os.getpid()):
-            _send(pid, number)
+            _kill(pid, number)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._line.sendall(frame(message))
 
 
 def boot_time() -> float:
-    """As in ledger/clock.py: the clock that leases run on."""
+    """The clock of leases, as in host/clock.py."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _send(pid: int, number: int) -> None:
+def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def _children() -> list[int]:
-    """Those of this process, quickly; where the kernel does not tell, none, and the slow way must do."""
+    """The children of this process, as the kernel lists them; none where it has no such list, and the scan of all
+    processes must do.
+    """
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # noqa: PTH123 - the same
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # noqa: PTH123 - see below
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """All processes with their parents."""
+    """Every process with its parent."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - quick, and no package is loaded here
         if name.isdigit():
             try:
@@ -279,8 +282,8 @@ def _parents() -> Iterator[tuple[int, int]]:
                     # The name of the program stands in brackets and may have anything in it.
                     parent = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
-                continue  # it has just ended, or is none of ours to see
-            # Also one that is dead by its state: its other threads may live.
+                continue  # it has just ended, or we may not see it
+            # Also a process that is dead by its state: its other threads may live.
             yield int(name), parent
 
 

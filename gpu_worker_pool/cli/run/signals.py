@@ -1,4 +1,4 @@
-"""Signals to `gpu-pool`, with who sent them: Ctrl-C reaches the command in the terminal by itself, a `kill` does not."""
+"""Signals to `gpu-pool`, with their senders: Ctrl-C in a terminal reaches the command by itself, a `kill` does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-# What ends a program, and what programs are told things by.
 PASSED_ON: Final = frozenset(
     {
         signal.SIGINT,
@@ -20,31 +19,32 @@ PASSED_ON: Final = frozenset(
         signal.SIGUSR2,
     }
 )
-# While there is no command yet, these end the waiting.
+# Until the command is started, these end the wait.
 ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _SI_KERNEL: Final = 0x80
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A signal, and whether the kernel sent it: for what was typed at the terminal, to all in its foreground."""
+    """A signal. One that was typed at the terminal was sent by the kernel, to every process in the foreground."""
 
     number: signal.Signals
     is_from_terminal: bool
 
 
 class SignalThread:
-    """Waits for signals in a thread of its own, because only that way it is told who sent them. They are blocked in all
-    others from `start` on; it must be called before any other thread is started.
+    """Waits for signals in a thread, because only `sigwaitinfo` tells who sent them.
+
+    From `start` on the signals are blocked in all other threads, so it must be called before another thread is started.
     """
 
     def __init__(self, on_signal: Callable[[Received], None]) -> None:
         self._on_signal = on_signal
-        # What was ignored before us (by nohup, say) stays ignored.
+        # A signal that was ignored before (by nohup, say) stays ignored.
         self._signals = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
 
     def start(self) -> None:
-        """From now on they are told, in the event loop that runs."""
+        """Pass the signals to `on_signal` from now on, in the running event loop."""
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._wait, args=(loop,), name="gpu-pool-signals", daemon=True).start()
@@ -56,4 +56,4 @@ class SignalThread:
             try:
                 loop.call_soon_threadsafe(self._on_signal, received)
             except RuntimeError:
-                return  # the loop is closed, and the program about to end
+                return  # the loop is closed, and the program is about to end

@@ -1,1 +1,1 @@
-"""`gpu-pool serve`: the server with its settings from the command line."""
+"""`gpu-pool serve`: the server, with settings from the command line."""

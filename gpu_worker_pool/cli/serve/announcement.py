@@ -1,4 +1,4 @@
-"""What a server that has just become ready tells the person who started it."""
+"""The announcement of a server that has become ready, for the person who started it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def count_gpus(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpusShown:
-    """The GPUs that are handed out. `source` is "simulated", "nvml", "nvidia-smi", or "none" where there is no way to
-    look at any; `installed` counts those as well that CUDA_VISIBLE_DEVICES hides.
+    """The GPUs that the server grants. `source` is "simulated", "nvml", "nvidia-smi", or "none" where no GPU can be
+    read. `installed` includes the GPUs that CUDA_VISIBLE_DEVICES hides.
     """
 
     count: int
@@ -29,7 +29,6 @@ class GpusShown:
 
     @classmethod
     def of(cls, names: Sequence[str], installed: int, source: str, error: str | None) -> GpusShown:
-        """From the names of the GPUs, in their order."""
         return cls(len(names), installed, dict(Counter(names)), source, error)
 
     def __str__(self) -> str:
@@ -45,7 +44,7 @@ class GpusShown:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """Who may ask for GPUs and give them back. `tokens` are the names of those who have one, never the tokens."""
+    """Who may request and release GPUs. `tokens` are the names of the tokens, never the tokens themselves."""
 
     tokens_are: Literal["set", "none", "broken"]
     tokens: tuple[str, ...]
@@ -62,7 +61,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """All of it. `docs` and `page` are URLs, and there may be no `docs`; `trouble` is why nothing can be granted."""
+    """What is announced. `docs` and `page` are URLs. `trouble` is the reason why nothing can be granted, if any."""
 
     version: str
     pid: int
@@ -74,25 +73,24 @@ class Announcement:
     trouble: str | None
     writing: Writing
     is_default: bool
-    """Whether a client that is told nothing finds it."""
+    """Whether a client without settings finds the server."""
 
     def lines(self) -> list[tuple[str, str]]:
-        """A word and what is to be said under it, for each line; a word that is empty goes on with the one before."""
+        """Each line as a heading and its text. A line with an empty heading continues the one before."""
         endpoint = "" if self.is_default and DEFAULT_URL in self.urls else f"--endpoint {self.urls[0]} "
-        said = [("address", "  ".join(self.urls)), ("live page", self.page)]
+        lines = [("address", "  ".join(self.urls)), ("live page", self.page)]
         if self.docs:
-            said.append(("try it out", self.docs))
-        said.append(("GPUs", str(self.gpus)))
+            lines.append(("try it out", self.docs))
+        lines.append(("GPUs", str(self.gpus)))
         if not self.gpus.count:
-            said.append(("", "`gpu-pool doctor` says what is missing; --simulated-gpus 4 tries it without any"))
-        said.append(("state", self.state))
+            lines.append(("", "`gpu-pool doctor` says what is missing; --simulated-gpus 4 tries it without any"))
+        lines.append(("state", self.state))
         if self.trouble:
-            said.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
-        said += [("may ask", str(self.writing)), ("use it", f"gpu-pool run {endpoint}-- CMD")]
-        return said
+            lines.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
+        lines += [("may ask", str(self.writing)), ("use it", f"gpu-pool run {endpoint}-- CMD")]
+        return lines
 
     def as_json(self) -> dict[str, Any]:
-        """For --json."""
         shown = asdict(self)
         del shown["is_default"]
         writing = shown.pop("writing")

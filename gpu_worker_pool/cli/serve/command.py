@@ -1,4 +1,4 @@
-"""`gpu-pool serve`: the server, told by flags what it is otherwise told by the environment."""
+"""`gpu-pool serve`: its flags, each of which is a setting of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 import gpu_worker_pool
 from gpu_worker_pool.cli.failure import FAILED, Failure
 from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import out, print_json, stop_printing
 from gpu_worker_pool.cli.pools.side_by_side import show_beside
 from gpu_worker_pool.cli.units import parse_duration_s
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The settings that have a flag, and how it is typed.
+# The settings that have a flag, with the flag.
 FLAGS = {
     "host": "--host",
     "port": "--port",
@@ -56,17 +56,18 @@ _LEASES = "Leases"
 
 def serve(
     host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0, the default, is everywhere. [HOST]")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The address to listen on; by default 0.0.0.0, all addresses. [HOST]"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="8000 by default; 0 takes one that is free. [PORT]")
+        int | None, typer.Option("--port", "-p", help="By default 8000; 0 takes a free port. [PORT]")
     ] = None,
     simulated_gpus: Annotated[
         str | None,
         typer.Option(
             metavar="SPEC",
             rich_help_panel=_GPUS,
-            help="GPUs that are not there: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]",
+            help="Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]",
         ),
     ] = None,
     visible_devices: Annotated[
@@ -81,19 +82,21 @@ def serve(
             parser=parse_duration_s,
             metavar="TIME",
             rich_help_panel=_GPUS,
-            help="How often the GPUs are looked at. [REFRESH_INTERVAL]",
+            help="How often the GPUs are read. [REFRESH_INTERVAL]",
         ),
     ] = None,
     node: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", rich_help_panel=_GPUS, help="The name of this box instead of its host name. [GPU_POOL_NODE]"
+            metavar="NAME",
+            rich_help_panel=_GPUS,
+            help="The name of this machine; by default its host name. [GPU_POOL_NODE]",
         ),
     ] = None,
     state_dir: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", rich_help_panel=_LEASES, help="Where the leases are written down. [GPU_POOL_STATE_DIR]"
+            metavar="DIR", rich_help_panel=_LEASES, help="The folder for the journal of leases. [GPU_POOL_STATE_DIR]"
         ),
     ] = None,
     tokens_file: Annotated[
@@ -101,7 +104,8 @@ def serve(
         typer.Option(
             metavar="FILE",
             rich_help_panel=_LEASES,
-            help="Who may ask from other machines: lines of name:token. [GPU_POOL_TOKENS_FILE, also GPU_POOL_TOKENS]",
+            help="Who may request GPUs from other machines: lines of name:token. "
+            "[GPU_POOL_TOKENS_FILE, also GPU_POOL_TOKENS]",
         ),
     ] = None,
     memory_threshold: Annotated[
@@ -109,7 +113,7 @@ def serve(
         typer.Option(
             metavar="PERCENT",
             rich_help_panel=_LEASES,
-            help="A GPU with so much memory used is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
+            help="A GPU with this much memory in use is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
         ),
     ] = None,
     utilization_threshold: Annotated[
@@ -117,7 +121,7 @@ def serve(
         typer.Option(
             metavar="PERCENT",
             rich_help_panel=_LEASES,
-            help="A GPU that is so busy is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
+            help="A GPU with this utilization is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
         ),
     ] = None,
     workers_per_gpu: Annotated[
@@ -125,7 +129,7 @@ def serve(
         typer.Option(
             metavar="NUMBER",
             rich_help_panel=_LEASES,
-            help="How many may have one GPU at once without saying how much memory they need. [GPU_POOL_WORKERS_PER_GPU]",
+            help="How many leases without --memory may share a GPU. [GPU_POOL_WORKERS_PER_GPU]",
         ),
     ] = None,
     drain_limit: Annotated[
@@ -142,21 +146,21 @@ def serve(
         typer.Option(
             metavar="full|normal",
             rich_help_panel=_LEASES,
-            help="full: a grant outlives a power cut; normal: a crash of the server. [GPU_POOL_DURABILITY]",
+            help="full: a grant survives a power failure; normal: a crash of the server. [GPU_POOL_DURABILITY]",
         ),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [LOG_LEVEL]")
     ] = None,
     access_log: Annotated[
-        bool | None, typer.Option("--access-log/--no-access-log", help="A line for every call. [ACCESS_LOG]")
+        bool | None, typer.Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")
     ] = None,
     json: Json = False,
 ) -> int:
-    """Start the server on this machine, and hand out its GPUs.
+    """Start the server on this machine, and grant leases on its GPUs.
 
-    What no flag says is taken from the environment, by the variable in brackets, then from a file .env.
-    The log goes to standard error. When the server is ready it says so, and where it is, on standard output.
+    Without a flag, the environment variable in brackets decides, then the file .env.
+    The log goes to standard error. When the server is ready, it prints its addresses on standard output.
     """
     typed = {
         "host": host,
@@ -190,16 +194,16 @@ def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
         if error.name is None or error.name.startswith("gpu_worker_pool"):
             raise
         raise Failure(
-            f"{error.name} is not installed, which the server needs: pip install 'gpu-worker-pool[server]'"
+            f"{error.name} is not installed, and the server needs it; run pip install 'gpu-worker-pool[server]'"
         ) from None
     configure_logging(settings)
-    _warn_of_what_is_left_out(settings)
+    _warn_of_ignored_settings(settings)
     listener = _listen(settings)
     try:
         journal = usable_journal(settings)
         app = create_app(settings)
         try:
-            return run(app, listener, lambda: _tell(app, listener, journal, as_json=as_json))
+            return run(app, listener, lambda: _announce(app, listener, journal, as_json=as_json))
         except SystemExit as ended:
             why = app.why_not_started or "its log says why"
             raise Failure(f"the server cannot start: {why}", FAILED) from ended
@@ -207,7 +211,7 @@ def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
         listener.close()
 
 
-def _warn_of_what_is_left_out(settings: ServerSettings) -> None:
+def _warn_of_ignored_settings(settings: ServerSettings) -> None:
     if settings.workers > 1:
         logger.warning("WORKERS=%d: one process is the authority over the GPUs; starting one", settings.workers)
     if settings.reload:
@@ -229,8 +233,9 @@ def _listen(settings: ServerSettings) -> socket.socket:
 
 
 def usable_journal(settings: ServerSettings) -> Path:
-    """Where the leases are written; Failure where this user cannot write there. A server that runs as a service starts
-    all the same, and shows its statistics; here somebody is there to mend it.
+    """The path of the journal; Failure where this user cannot write there.
+
+    A server that runs as a service starts all the same and serves statistics. Here a person is present who can fix it.
     """
     from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
     from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
@@ -242,17 +247,17 @@ def usable_journal(settings: ServerSettings) -> Path:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise Failure(_no_state(path.parent, error.strerror or str(error))) from None
+        raise Failure(_unusable_state(path.parent, error.strerror or str(error))) from None
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise Failure(_no_state(path.parent, "this user may not write there"))
+        raise Failure(_unusable_state(path.parent, "this user may not write there"))
     return path
 
 
-def _no_state(folder: Path, reason: str) -> str:
+def _unusable_state(folder: Path, reason: str) -> str:
     return f"the leases cannot be kept in {folder}: {reason}; set --state-dir to a folder of your own"
 
 
-def _tell(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool) -> None:
+def _announce(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool) -> None:
     announcement = announcement_of(app, *listener.getsockname()[:2], journal=journal)
     try:
         if as_json:
@@ -260,17 +265,17 @@ def _tell(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool
             return
         console = out()
         console.print(Text(f"GPU Worker Pool {announcement.version} is ready.", style="bold green"))
-        for word, text in announcement.lines():
-            style = "bold red" if word == "TROUBLE" else "bold"
-            show_beside(console, Text(f"  {word:<12}", style=style), Text(text))
+        for heading, text in announcement.lines():
+            style = "bold red" if heading == "TROUBLE" else "bold"
+            show_beside(console, Text(f"  {heading:<12}", style=style), Text(text))
         sys.stdout.flush()
     except (OSError, SystemExit):
-        # Nobody reads it any more, for which rich would end the program. It is no reason to stop serving.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader is gone, for which rich would end the program. The server goes on.
+        stop_printing()
 
 
 def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Announcement:
-    """What there is to say about an application that listens there."""
+    """The announcement of an application that listens at this address."""
     settings, sampler = app.settings, app.statistics.sampler
     prefix, snapshot = settings.api_prefix, sampler.snapshot
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
@@ -287,7 +292,7 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
         page=f"{addresses[0]}/ui",
         gpus=GpusShown.of([r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, error),
         state=str(journal),
-        trouble=app.authority.trouble,
+        trouble=app.pool.trouble,
         writing=Writing(
             "broken" if tokens.is_broken else "none" if tokens.is_unset else "set",
             tuple(sorted(tokens.names)),

@@ -1,4 +1,4 @@
-"""The server's settings with what was typed over what the environment says. Needs the packages of the server."""
+"""The server's settings, with the typed flags over the environment. Needs the packages of the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_worker_pool.server.settings import ServerSettings
 
 
 class _Typed(ServerSettings):
-    """The same rules, but nothing is read from anywhere else, and what is no good is an error: its writer is there."""
+    """The rules of ServerSettings, for typed values only. An invalid value is an error, and not replaced."""
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -31,17 +31,17 @@ class _Typed(ServerSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is given."""
         return (init_settings,)
 
 
 def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSettings:
-    """The settings by which to serve. `typed` are those that were given, by the names of the settings, and `flags` says how
-    each is typed. Failure for one that is no good, and for a .env that cannot be read: there may be tokens in it. One in
-    the environment that is no good is logged and left out.
+    """The settings of the server. `typed` has the values of flags, by setting; `flags` has the flag of each setting.
+
+    Failure for an invalid flag, and for a .env that cannot be read: there may be tokens in it. An invalid value in the
+    environment is logged, and the default is used.
     """
     try:
-        _Typed(**typed, _env_file=None)  # whether it is used or not, it would be read
+        _Typed(**typed, _env_file=None)  # pydantic reads the file even where its values are not used
     except ValidationError as error:
         fault = error.errors()[0]
         name = str(fault["loc"][0]) if fault["loc"] else ""
@@ -53,15 +53,15 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSet
         return ServerSettings(**typed)
     except (UnicodeDecodeError, OSError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror or str(error)
-        raise Failure(f".env in this folder cannot be read: {reason}; mend it, or move it away", USAGE) from None
+        raise Failure(f".env in this folder cannot be read: {reason}; fix it, or move it away", USAGE) from None
 
 
 def _check_tokens(flag: str, path: Path) -> None:
-    """A server whose tokens cannot be used lets nobody in; who types their place wants to hear of it before."""
+    """Failure where the tokens cannot be used: such a server would refuse every write from another machine."""
     try:
         tokens = Tokens.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        # A decoding error would show what it could not decode, and the system's own names the file again.
+        # The text of a decoding error would show secrets, and that of a system error repeats the path.
         reason = "it is not UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
         raise Failure(f"{flag} {path} cannot be used: {reason}", USAGE) from None
     if tokens.is_unset:

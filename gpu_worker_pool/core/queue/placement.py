@@ -8,7 +8,7 @@
   with the fewest, so that what is left behind is as large as it can be.
 
 A fit is tight where little memory is left behind. That all is best fit, and needs to know nothing of the work to come;
-benchmarks/replay.py holds it against other rules on a real trace.
+benchmarks/replay holds it against other rules on a real trace.
 
 Ties fall to the node's name and the GPU's index, so that the same state always gives the same answer.
 """

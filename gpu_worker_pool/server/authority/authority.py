@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -29,6 +25,8 @@ from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse
 from gpu_worker_pool.ledger.writer import WriterThread
 
 from .deaths import DeathWatch
+from .pool import Pool
+from .presence import Presence
 from .sampler import Sampler
 from .snapshot import Snapshot
 
@@ -50,17 +48,6 @@ class Occupied(Protocol):
         ...
 
 
-class TooManyWaiting(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """As many wait for an answer as the server has room for."""
-
-
-@dataclass(slots=True)
-class WaitingConnection:
-    """Somebody who waits for an answer; broken where he went away before he had it."""
-
-    is_broken: bool = False
-
-
 class Authority:
     """One box's pool, running."""
 
@@ -75,29 +62,19 @@ class Authority:
         max_waiting: int,
         simulated: Occupied | None = None,
     ) -> None:
-        # Tells this server from all others, whatever names it goes by, until it is started anew.
-        self.id = secrets.token_hex(8)
         self._node = node
-        self.machine = machine
-        self.sampler = sampler
-        self.driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
-        self.max_waiting = max_waiting
-        self.waiting = 0
+        self._sampler = sampler
+        self._driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
+        self._presence = Presence(max_waiting)
+        self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
         self._open_journal = open_journal
         self._simulated = simulated
         self._deaths: DeathWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._away: set[str] = set()
-        self._polls: Counter[str] = Counter()
         self._opening: asyncio.Task[None] | None = None
         self._late_look: asyncio.TimerHandle | None = None
-        self.driver.early_listeners.append(self._follow_early)
-        self.driver.listeners.append(self._follow)
-
-    @property
-    def trouble(self) -> str | None:
-        """Why nothing can be granted at present; None where all is well."""
-        return self.driver.trouble
+        self._driver.early_listeners.append(self._follow_early)
+        self._driver.listeners.append(self._follow)
 
     async def start(self) -> None:
         """Take charge; JournalInUse where somebody else has. Any other trouble is told to those who ask."""
@@ -109,8 +86,8 @@ class Authority:
             raise
         except JournalError as error:
             logger.error("no GPU can be granted: %s", error)  # noqa: TRY400 - a traceback would not help
-            self.driver.trouble = str(error)
-            self._observe(self.sampler.snapshot, is_regular=True)
+            self._driver.trouble = str(error)
+            self._observe(self._sampler.snapshot, is_regular=True)
             self._opening = asyncio.create_task(self._keep_trying_to_open())
 
     def stop(self) -> None:
@@ -121,7 +98,7 @@ class Authority:
             self._late_look.cancel()
         if self._deaths is not None:
             self._deaths.close()
-        self.driver.close()
+        self._driver.close()
         self._loop = None
 
     def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
@@ -130,46 +107,11 @@ class Authority:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._observe, snapshot, is_regular)
 
-    @property
-    def has_room_to_wait(self) -> bool:
-        """Whether one more may wait for an answer."""
-        return self.waiting < self.max_waiting
-
-    @contextmanager
-    def waiting_connection(self, lease_id: str | None) -> Iterator[WaitingConnection]:
-        """Count somebody who waits for an answer, as a sign of life of whoever asked for this lease, if it is he.
-        TooManyWaiting where there is no room for one more. If his last connection breaks off he keeps his place, for he
-        may come back.
-        """
-        if not self.has_room_to_wait:
-            raise TooManyWaiting
-        connection = WaitingConnection()
-        self.waiting += 1
-        if lease_id is not None:
-            self._polls[lease_id] += 1
-            self._away.discard(lease_id)
-        try:
-            yield connection
-        finally:
-            self.waiting -= 1
-            if lease_id is not None:
-                self._polls[lease_id] -= 1
-                if not self._polls[lease_id]:
-                    del self._polls[lease_id]
-                    if connection.is_broken:
-                        self._away.add(lease_id)
-                if not connection.is_broken:
-                    self._away.discard(lease_id)
-
-    def was_heard_of(self, *lease_ids: str) -> None:
-        """A sign of life."""
-        self._away.difference_update(lease_ids)
-
     async def _open(self) -> None:
         journal = await asyncio.to_thread(self._open_journal)
         try:
-            history = await asyncio.to_thread(journal.load, self.driver.state.settings.remembered_ended_leases)
-            self.driver.open(
+            history = await asyncio.to_thread(journal.load, self._driver.state.settings.remembered_ended_leases)
+            self._driver.open(
                 history,
                 WriterThread(journal, asyncio.get_running_loop()),
                 boot_id=boot_id(),
@@ -179,34 +121,34 @@ class Authority:
         except JournalError:
             journal.close()
             raise
-        logger.info("leases: %r", self.driver.state)
-        for lease in list(self.driver.state.leases.values()):
+        logger.info("leases: %r", self._driver.state)
+        for lease in list(self._driver.state.leases.values()):
             if not isinstance(lease, DrainingLease) and lease.request.holder.process is not None:
                 self._watch(lease.request.holder.process, lease.id)
-        self._observe(self.sampler.snapshot, is_regular=True)
-        self._tell_simulated({key for key, slot in self.driver.state.slots.items() if slot.occupants})
+        self._observe(self._sampler.snapshot, is_regular=True)
+        self._tell_simulated({key for key, slot in self._driver.state.slots.items() if slot.occupants})
 
     async def _keep_trying_to_open(self) -> None:
-        while self.driver.trouble is not None:
+        while self._driver.trouble is not None:
             await asyncio.sleep(TRY_AGAIN_S)
             try:
                 await self._open()
             except JournalError as error:
-                self.driver.trouble = str(error)
+                self._driver.trouble = str(error)
         logger.warning("the journal could be opened; leases are granted from now on")
 
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         readings = snapshot.readings
         if not is_regular:
             # Taken because somebody left: of the others the next regular one tells soon enough.
-            slots = self.driver.state.slots
+            slots = self._driver.state.slots
             readings = tuple(reading for reading in readings if _is_draining(slots.get(reading.gpu.key)))
         if readings and self._loop is not None:
-            self.driver.note(cmd.Observe(readings))
+            self._driver.note(cmd.Observe(readings))
 
     def _on_death(self, lease_id: str) -> None:
         logger.info("the holder of lease %s is dead", lease_id)
-        self.driver.note(cmd.ReportDeath(lease_id))
+        self._driver.note(cmd.ReportDeath(lease_id))
 
     def _watch(self, process: ProcessId, lease_id: str) -> None:
         if self._deaths is not None:
@@ -232,17 +174,17 @@ class Authority:
 
     def _look_at_what_was_left(self) -> None:
         """At once where somebody waits for it; where nobody does, soon, so that many releases share a look."""
-        if len(self.driver.state.queue):
+        if len(self._driver.state.queue):
             if self._late_look is not None:
                 self._late_look.cancel()
                 self._late_look = None
-            self.sampler.look_soon()
+            self._sampler.look_soon()
         elif self._late_look is None:
             self._late_look = asyncio.get_running_loop().call_later(LATE_LOOK_S, self._look_late)
 
     def _look_late(self) -> None:
         self._late_look = None
-        self.sampler.look_soon()
+        self._sampler.look_soon()
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         changed: set[GpuKey] = set()
@@ -250,11 +192,11 @@ class Authority:
             match event:
                 case ev.LeaseGranted():
                     changed.update(event.gpus)
-                    if event.lease_id in self._away:
+                    if self._presence.is_away(event.lease_id):
                         asyncio.get_running_loop().call_later(GRACE_S, self._give_up_on, event.lease_id)
                 case ev.LeaseEnded():
                     changed.update(event.draining)
-                    self._away.discard(event.lease_id)
+                    self._presence.was_heard_of(event.lease_id)
                     if self._deaths is not None:
                         self._deaths.forget(event.lease_id)
                 case _:
@@ -262,19 +204,19 @@ class Authority:
         self._tell_simulated(changed)
 
     def _give_up_on(self, lease_id: str) -> None:
-        lease = self.driver.state.leases.get(lease_id)
-        if lease_id in self._away and isinstance(lease, ActiveLease) and not lease.request.holder.is_local:
+        lease = self._driver.state.leases.get(lease_id)
+        if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and not lease.request.holder.is_local:
             logger.info("nobody was heard of after lease %s was granted", lease_id)
-            self.driver.note(cmd.ReportDeath(lease_id))
+            self._driver.note(cmd.ReportDeath(lease_id))
 
     def _tell_simulated(self, keys: set[GpuKey]) -> None:
         if self._simulated is None:
             return
         for key in keys:
-            slot = self.driver.state.slots.get(key)
+            slot = self._driver.state.slots.get(key)
             holders = []
             for lease_id, occupant in slot.occupants.items() if slot else ():
-                lease = self.driver.state.leases.get(lease_id)
+                lease = self._driver.state.leases.get(lease_id)
                 if isinstance(lease, ActiveLease):
                     # A holder without a process here is shown under a number that no process can have.
                     pid, started = occupant.process or ProcessId(_made_up_pid(lease), None)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
+from gpu_worker_pool.core.model.gpu import Gpu
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.loop_share import Pauses
+from gpu_worker_pool.wire.page import Lines
+from gpu_worker_pool.wire.statistics import GpuPast, HistoryPoint
 
-from .snapshot import Snapshot, encode
+from .snapshot import Snapshot
 
 MOST_POINTS = 300
 
@@ -19,26 +22,25 @@ Percent = float | None
 def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history: int) -> bytes:
     """/gpu/history: the snapshots, turned around to be by GPU. Takes a while where there are many; for a thread."""
     pauses = Pauses()
-    by_gpu: dict[str, dict[str, Any]] = {}
+    first: dict[str, Gpu] = {}
+    points: dict[str, list[HistoryPoint]] = {}
     for snapshot in snapshots:
-        for reading, shown in zip(snapshot.readings, snapshot.stats["gpus"], strict=True):
-            item = by_gpu.setdefault(
-                reading.gpu.key.uuid,
-                {"gpu_id": shown["gpu_id"], "uuid": shown["uuid"], "name": shown["name"], "readings": []},
-            )
-            item["readings"].append(
-                {
-                    "timestamp": snapshot.timestamp,
-                    "memory_usage_percent": shown["memory"]["usage_percent"],
-                    "utilization_percent": shown["utilization_percent"],
-                    "temperature_c": shown["temperature_c"],
-                    "power_draw_w": shown["power"]["draw_w"],
-                }
+        for reading, shown in zip(snapshot.readings, snapshot.stats.gpus, strict=True):
+            uuid = first.setdefault(reading.gpu.key.uuid, reading.gpu).key.uuid
+            points.setdefault(uuid, []).append(
+                HistoryPoint(
+                    timestamp=snapshot.timestamp,
+                    memory_usage_percent=shown.memory.usage_percent,
+                    utilization_percent=shown.utilization_percent,
+                    temperature_c=shown.temperature_c,
+                    power_draw_w=shown.power.draw_w,
+                )
             )
         pauses.pass_on()
     gpus = []
-    for item in sorted(by_gpu.values(), key=lambda item: item["gpu_id"]):
-        gpus.append(encode(item))
+    for gpu in sorted(first.values(), key=lambda gpu: gpu.index):
+        uuid = gpu.key.uuid
+        gpus.append(encode(GpuPast(gpu_id=gpu.index, uuid=uuid, name=gpu.name, readings=tuple(points[uuid]))))
         pauses.pass_on()
     rest = encode({"timestamp": latest.timestamp, "source": latest.source})
     return b'{"max_history":%d,"gpus":[%b],%b' % (max_history, b",".join(gpus), rest[1:])
@@ -90,10 +92,10 @@ class ReadingLines:
         gpus = []
         for uuid in dict.fromkeys(uuid for point in points for uuid in point.percents):
             both = [point.percents.get(uuid, (None, None)) for point in points]
-            lines = {
-                "memory_percent": [memory for memory, _ in both],
-                "utilization_percent": [load for _, load in both],
-            }
+            lines = Lines(
+                memory_percent=tuple(memory for memory, _ in both),
+                utilization_percent=tuple(load for _, load in both),
+            )
             gpus.append(b"%b:%b" % (encode(uuid), encode(lines)))
             pauses.pass_on()
         times = encode([round(point.taken.timestamp(), 3) for point in points if point.taken])

@@ -9,14 +9,18 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from pydantic_core import to_json
-
-from gpu_worker_pool.core.model.gpu import GpuProcess, Reading
-
-
-def encode(value: Any) -> bytes:
-    """JSON as bytes; what is not finite is unknown."""
-    return to_json(value, inf_nan_mode="null")
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.wire.statistics import (
+    GpuCount,
+    GpuDetail,
+    GpuInShort,
+    GpuStatistics,
+    GpuSummary,
+    Memory,
+    Power,
+    ProcessOnGpu,
+)
 
 
 @dataclass(frozen=True)
@@ -36,48 +40,36 @@ class Snapshot:
         return self.taken.isoformat(timespec="microseconds")
 
     @cached_property
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> GpuStatistics:
         """The body of /gpu/stats."""
-        return {
-            "gpu_count": len(self.readings),
-            "gpus": [_gpu(reading) for reading in self.readings],
-            "timestamp": self.timestamp,
-            **self._extras,
-        }
+        gpus = tuple(_gpu(reading) for reading in self.readings)
+        return GpuStatistics(gpus=gpus, **self._common)
 
     @cached_property
-    def count(self) -> dict[str, Any]:
-        """The body of /gpu/count."""
-        return {"gpu_count": len(self.readings), "timestamp": self.timestamp, **self._extras}
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> GpuSummary:
         """The body of /gpu/summary. Totals are of what is known; null where nothing is."""
         total_mb = _known(reading.memory_total_mb for reading in self.readings)
         used_mb = _known(reading.memory_used_mb for reading in self.readings)
         utilization = _known(reading.utilization_percent for reading in self.readings)
-        return {
-            "gpu_count": len(self.readings),
-            "total_memory_mb": round(sum(total_mb)) if total_mb or not self.readings else None,
-            "total_used_memory_mb": round(sum(used_mb)) if used_mb or not self.readings else None,
-            "total_memory_usage_percent": _percent(self.readings),
-            "average_utilization_percent": round(fmean(utilization), 2)
-            if utilization
-            else _none_unless_empty(self.readings),
-            "gpus_summary": [
-                {
-                    "gpu_id": reading.gpu.index,
-                    "name": reading.gpu.name,
-                    "memory_usage_percent": _rounded(reading.memory_percent, 2),
-                    "utilization_percent": _rounded(reading.utilization_percent),
-                    "uuid": reading.gpu.key.uuid,
-                    "healthy": reading.fault is None,
-                }
+        unknown = None if self.readings else 0.0
+        return GpuSummary(
+            total_memory_mb=round(sum(total_mb)) if total_mb or not self.readings else None,
+            total_used_memory_mb=round(sum(used_mb)) if used_mb or not self.readings else None,
+            total_memory_usage_percent=_percent(self.readings),
+            average_utilization_percent=round(fmean(utilization), 2) if utilization else unknown,
+            gpus_summary=tuple(
+                GpuInShort(
+                    gpu_id=reading.gpu.index,
+                    name=reading.gpu.name,
+                    memory_usage_percent=_rounded(reading.memory_percent, 2),
+                    utilization_percent=_rounded(reading.utilization_percent),
+                    uuid=reading.gpu.key.uuid,
+                    healthy=reading.fault is None,
+                )
                 for reading in self.readings
-            ],
-            "timestamp": self.timestamp,
-            **self._extras,
-        }
+            ),
+            **self._common,
+        )
 
     @cached_property
     def stats_body(self) -> bytes:
@@ -87,7 +79,7 @@ class Snapshot:
     @cached_property
     def count_body(self) -> bytes:
         """/gpu/count, encoded."""
-        return encode(self.count)
+        return encode(GpuCount(**self._common))
 
     @cached_property
     def summary_body(self) -> bytes:
@@ -95,42 +87,43 @@ class Snapshot:
         return encode(self.summary)
 
     @property
-    def _extras(self) -> dict[str, Any]:
-        return {"source": self.source, "error": self.error}
+    def _common(self) -> dict[str, Any]:
+        return {
+            "gpu_count": len(self.readings),
+            "timestamp": self.timestamp,
+            "source": self.source,
+            "error": self.error,
+        }
 
 
-def _gpu(reading: Reading) -> dict[str, Any]:
-    total_mb, used_mb = reading.memory_total_mb, reading.memory_used_mb
-    return {
-        "gpu_id": reading.gpu.index,
-        "name": reading.gpu.name,
-        "memory": {
-            "total_mb": _rounded(total_mb),
-            "used_mb": _rounded(used_mb),
-            "free_mb": None if total_mb is None or used_mb is None else max(round(total_mb) - round(used_mb), 0),
-            "usage_percent": _rounded(reading.memory_percent, 2),
-        },
-        "utilization_percent": _rounded(reading.utilization_percent),
-        "temperature_c": _rounded(reading.temperature_c),
-        "power": {"draw_w": _rounded(reading.power_draw_w, 2), "limit_w": _rounded(reading.power_limit_w, 2)},
-        "uuid": reading.gpu.key.uuid,
-        "healthy": reading.fault is None,
-        "error": reading.fault,
-        "processes": None if reading.processes is None else [_process(process) for process in reading.processes],
-    }
-
-
-def _process(process: GpuProcess) -> dict[str, Any]:
-    return {"pid": process.id.pid, "name": process.name, "used_mb": _rounded(process.memory_mb)}
+def _gpu(reading: Reading) -> GpuDetail:
+    total_mb, used_mb = _whole(reading.memory_total_mb), _whole(reading.memory_used_mb)
+    return GpuDetail(
+        gpu_id=reading.gpu.index,
+        name=reading.gpu.name,
+        memory=Memory(
+            total_mb=total_mb,
+            used_mb=used_mb,
+            free_mb=None if total_mb is None or used_mb is None else max(total_mb - used_mb, 0),
+            usage_percent=_rounded(reading.memory_percent, 2),
+        ),
+        utilization_percent=_whole(reading.utilization_percent),
+        temperature_c=_whole(reading.temperature_c),
+        power=Power(draw_w=_rounded(reading.power_draw_w, 2), limit_w=_rounded(reading.power_limit_w, 2)),
+        uuid=reading.gpu.key.uuid,
+        healthy=reading.fault is None,
+        error=reading.fault,
+        processes=None
+        if reading.processes is None
+        else tuple(
+            ProcessOnGpu(pid=process.id.pid, name=process.name, used_mb=_whole(process.memory_mb))
+            for process in reading.processes
+        ),
+    )
 
 
 def _known(values: Any) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _none_unless_empty(readings: Sequence[Reading]) -> float | None:
-    """Of no GPUs nothing is used; of GPUs that tell nothing it is unknown."""
-    return None if readings else 0.0
 
 
 def _percent(readings: Sequence[Reading]) -> float | None:
@@ -140,11 +133,12 @@ def _percent(readings: Sequence[Reading]) -> float | None:
         if reading.memory_used_mb is not None and reading.memory_total_mb
     ]
     total_mb = sum(total for _, total in both)
-    return round(100.0 * sum(used for used, _ in both) / total_mb, 2) if total_mb else _none_unless_empty(readings)
+    return round(100.0 * sum(used for used, _ in both) / total_mb, 2) if total_mb else (None if readings else 0.0)
 
 
-def _rounded(value: float | None, digits: int = 0) -> float | int | None:
-    """Whole numbers as whole numbers, and what is unknown as null."""
-    if value is None:
-        return None
-    return round(value, digits) if digits else round(value)
+def _rounded(value: float | None, digits: int | None = None) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,12 +1,12 @@
-"""GET /peers: the other servers of a fleet, as this one sees them."""
+"""GET /peers: the other servers, as this one sees them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from gpu_worker_pool.server.http.call import Call, Reply, not_possible
+from gpu_worker_pool.server.http.call import Call, Handlers
+from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint, split_endpoints, unique_endpoints
 
 if TYPE_CHECKING:
@@ -19,27 +19,25 @@ MOST_PEERS = 64
 
 
 class PeerCalls:
-    """Answers it."""
+    """Handles /peers."""
 
-    def __init__(self, urls: str | None, *, own_id: str, prefix: str) -> None:
-        self._path = f"{prefix}/peers"
+    def __init__(self, urls: str | None, *, own_id: str) -> None:
         self._peers: Peers | None = None
         found = parse_peers(urls or "")
         if found:
-            from gpu_worker_pool.server.peers import Peers  # noqa: PLC0415 - it loads an HTTP client, which takes long, and few need one
+            # It loads an HTTP client, which takes long, and few need one.
+            from gpu_worker_pool.server.peers import Peers  # noqa: PLC0415
 
             self._peers = Peers(found, own_id=own_id)
 
-    def find(self, method: str, path: str) -> Callable[[Call], Awaitable[Reply]] | None:
-        """What answers this call; None where it is another one."""
-        if path != self._path:
-            return None
-        return self.show if method == "GET" else not_possible(method, path, ("GET",))
+    def handlers(self) -> Handlers:
+        """By the names of their routes."""
+        return {"peers": self.show}
 
-    async def show(self, call: Call) -> Reply:
-        """GET /peers: what each of them said last. Nothing of the call is passed on to them."""
+    async def show(self, call: Call) -> Response:
+        """What each of them said last. Nothing of the call is passed on to them."""
         call.query()
-        return 200, await self.peers()
+        return Response(200, await self.peers())
 
     @property
     def has_peers(self) -> bool:
@@ -54,7 +52,7 @@ class PeerCalls:
         return self._peers.encode()
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Ask no peer any more."""
         if self._peers is not None:
             await self._peers.close()
 

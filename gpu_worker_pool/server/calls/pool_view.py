@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
 
+from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, memory_use, place_processes
 from gpu_worker_pool.core.model.state import PoolState
@@ -23,12 +25,17 @@ from gpu_worker_pool.core.queue.eligibility import (
     Verdict,
     judge,
 )
-from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.core.queue.explain import Explainer
+from gpu_worker_pool.host.clock import machine_mark
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.http.loop_share import Turns
+from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
-from .lease_view import verdict_view
+from .lease_view import brief_view, iso_time, verdict_view
 
 # One word for each kind of verdict on an ordinary request: one GPU, exclusive.
-_STATES: dict[type[Verdict], str] = {
+_STATES: dict[type[Verdict], GpuState] = {
     Eligible: "free",
     Leased: "leased",
     NoRoom: "leased",
@@ -41,38 +48,82 @@ _STATES: dict[type[Verdict], str] = {
     OverUtilization: "busy",
     Held: "held",
 }
-STATES = (*dict.fromkeys(_STATES.values()), "shared")
+STATES: tuple[GpuState, ...] = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
 
 
-def slots_in_order(state: PoolState) -> list[GpuSlot]:
-    """All GPUs, by node and index."""
-    return sorted(state.slots.values(), key=_place)
+async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
+    """The node, with at most so many of its queue; other work has its turn while this is made."""
+    await pool.caught_up()
+    state, turns = pool.state, Turns()
+    others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
+    queue: list[bytes] = []
+    leases: list[bytes] = []
+    async for lease, view in encode_leases(pool, [*islice(state.queue, most_queued), *others], turns):
+        # By what it is now: each is in one of them, whatever happens while other work has its turn.
+        (queue if isinstance(lease, QueuedLease) else leases).append(view)
+    gpus = []
+    for slot in sorted(state.slots.values(), key=_place):
+        gpus.append(encode(gpu_view(pool, slot)))
+        await turns.pass_on()
+    thresholds = state.settings.thresholds
+    frame = encode(
+        PoolView(
+            node=pool.node,
+            gpus=(),
+            thresholds=ThresholdsView(
+                memory_percent=thresholds.memory_percent, utilization_percent=thresholds.utilization_percent
+            ),
+            workers_per_gpu=state.settings.workers_per_gpu,
+            queue_length=len(state.queue),
+            server_id=pool.id,
+            machine=machine_mark(),
+            ignored_processes=tuple(sorted(state.ignored_processes)),
+            can_grant=pool.trouble is None,
+            trouble=pool.trouble,
+            now=iso_time(pool.wall_now()) if pool.is_open else None,
+            timestamp=pool.snapshot.timestamp,
+            source=pool.snapshot.source,
+        )
+    )
+    # What was made in pieces goes where the frame has nothing: after its node, and at its end.
+    before, after = frame.removesuffix(b',"leases":[],"queue":[]}').split(b'"gpus":[]', 1)
+    parts = (before, b",".join(gpus), after, b",".join(leases), b",".join(queue))
+    return b'%b"gpus":[%b]%b,"leases":[%b],"queue":[%b]}' % parts
 
 
-def gpu_states(driver: Driver) -> Iterator[tuple[GpuSlot, str]]:
+async def encode_leases(pool: Pool, lease_ids: Iterable[str], turns: Turns) -> AsyncIterator[tuple[Lease, bytes]]:
+    """These leases in short; those that are not written are left out."""
+    explainer = Explainer(pool.state, pool.now())
+    for lease_id in list(lease_ids):
+        await turns.pass_on()
+        lease = pool.state.leases.get(lease_id)
+        if lease is not None and pool.is_written(lease_id):
+            yield lease, encode(brief_view(pool.state, lease, pool.now(), explainer))
+
+
+def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:
     """All GPUs with their state in a word, and nothing else of them."""
-    now = driver.now()
-    for slot in list(driver.state.slots.values()):
-        is_known = _why_unknown(driver, slot) is None
-        yield slot, _word(slot, _verdict(driver.state, slot, now)) if is_known else "unknown"
+    now = pool.now()
+    for slot in list(pool.state.slots.values()):
+        is_known = _why_unknown(pool, slot) is None
+        yield slot, _word(slot, _verdict(pool.state, slot, now)) if is_known else "unknown"
 
 
-def slot_view(driver: Driver, slot: GpuSlot) -> dict[str, Any]:
+def gpu_view(pool: Pool, slot: GpuSlot) -> PoolGpu:
     """One GPU. What is not written is not shown: its state is unknown until it is."""
-    view = _gpu(driver.state, slot, driver.now())
-    why = _why_unknown(driver, slot)
-    if why is not None:
-        view |= {"state": "unknown", "reason": why}
-        if driver.is_open:
-            view["leases"] = [lease_id for lease_id in slot.occupants if driver.is_written(lease_id)]
-    return view
+    view = _gpu(pool.state, slot, pool.now())
+    why = _why_unknown(pool, slot)
+    if why is None:
+        return view
+    written = tuple(filter(pool.is_written, slot.occupants)) if pool.is_open else view.leases
+    return replace(view, state="unknown", reason=why, leases=written)
 
 
-def _why_unknown(driver: Driver, slot: GpuSlot) -> str | None:
-    if not driver.is_open:
-        return f"its leases are not known: {driver.trouble}"
-    if not all(map(driver.is_written, slot.occupants)):
+def _why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
+    if not pool.is_open:
+        return f"its leases are not known: {pool.trouble}"
+    if not all(map(pool.is_written, slot.occupants)):
         return "what happens to it is being written down"
     return None
 
@@ -86,45 +137,45 @@ def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
     return verdict
 
 
-def _word(slot: GpuSlot, verdict: Verdict) -> str:
+def _word(slot: GpuSlot, verdict: Verdict) -> GpuState:
     word = _STATES.get(type(verdict), "unknown")
     return "shared" if word == "leased" and slot.without_draining().is_shared else word
 
 
-def _gpu(state: PoolState, slot: GpuSlot, now: float) -> dict[str, Any]:
+def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
     verdict = _verdict(state, slot, now)
     reading, use = slot.reading, memory_use(slot, state.ignored_processes)
-    return {
-        "node": slot.key.node,
-        "gpu_id": reading.gpu.index if reading else None,
-        "uuid": slot.key.uuid,
-        "name": reading.gpu.name if reading else None,
-        "state": _word(slot, verdict),
-        "reason": str(verdict),
-        "verdict": verdict_view(verdict),
-        "leases": list(slot.occupants),
-        "is_out_of_service": slot.key in state.excluded,
-        "memory_total_mb": reading.memory_total_mb if reading else None,
-        "memory_used_mb": reading.memory_used_mb if reading else None,
-        "memory_committed_mb": round(use.committed_mb, 1) if use else None,
-        "memory_outside_mb": round(use.outside_mb, 1) if use else None,
-        "utilization_percent": reading.utilization_percent if reading else None,
-        "temperature_c": reading.temperature_c if reading else None,
-        "power_draw_w": reading.power_draw_w if reading else None,
-        "processes": None
+    return PoolGpu(
+        node=slot.key.node,
+        gpu_id=reading.gpu.index if reading else None,
+        uuid=slot.key.uuid,
+        name=reading.gpu.name if reading else None,
+        state=_word(slot, verdict),
+        reason=str(verdict),
+        verdict=verdict_view(verdict),
+        leases=tuple(slot.occupants),
+        is_out_of_service=slot.key in state.excluded,
+        memory_total_mb=reading.memory_total_mb if reading else None,
+        memory_used_mb=reading.memory_used_mb if reading else None,
+        memory_committed_mb=round(use.committed_mb, 1) if use else None,
+        memory_outside_mb=round(use.outside_mb, 1) if use else None,
+        utilization_percent=reading.utilization_percent if reading else None,
+        temperature_c=reading.temperature_c if reading else None,
+        power_draw_w=reading.power_draw_w if reading else None,
+        processes=None
         if reading is None or reading.processes is None
-        else [
-            {
-                "pid": process.id.pid,
-                "name": process.name,
-                "used_mb": process.memory_mb,
-                "lease_ids": list(place.lease_ids),
-                "is_outside": place.is_outside,
-                "is_ignored": place.is_ignored,
-            }
+        else tuple(
+            PoolProcess(
+                pid=process.id.pid,
+                name=process.name,
+                used_mb=process.memory_mb,
+                lease_ids=tuple(place.lease_ids),
+                is_outside=place.is_outside,
+                is_ignored=place.is_ignored,
+            )
             for process, place in place_processes(slot, state.ignored_processes)
-        ],
-    }
+        ),
+    )
 
 
 def _place(slot: GpuSlot) -> tuple[str, float, str]:

@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any, NamedTuple
 
 from gpu_worker_pool.core.accounting.timeline import Span, Timeline
+from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
-from gpu_worker_pool.server.authority.snapshot import encode
-from gpu_worker_pool.server.http.call import Call, Reply
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import Pauses
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.response import Response
+from gpu_worker_pool.wire.accounting import TimelineGpu, TimelineSpan, TimelineView
+from gpu_worker_pool.wire.routes import HOURS
 
-from .history import HistoryCalls
 from .lease_view import iso_time
+from .past_leases import PastLeases
 
-DEFAULT_HOURS = 6.0
-FEWEST_HOURS = 0.1
-MOST_HOURS = 168.0
 # More than any picture shows, and still an answer of a megabyte or two.
 MOST_SPANS = 5_000
 
 
-class ShownGpu(NamedTuple):
-    """A GPU as the picture names it; without index and name where it has not been looked at, or is there no more."""
+class TimelineCalls(PastLeases):
+    """Handles /timeline."""
 
-    uuid: str
-    gpu_id: int | None
-    name: str | None
+    def handlers(self) -> Handlers:
+        """By the names of their routes."""
+        return {"timeline": self.show}
 
-
-class TimelineCalls(HistoryCalls):
-    """Answers it."""
-
-    name = "timeline"
-
-    async def show(self, call: Call) -> Reply:
-        """GET /timeline: the spans of time that leases held GPUs, by GPU."""
-        return 200, await self.timeline(_hours(call.query("hours")))
+    async def show(self, call: Call) -> Response:
+        """The spans of time that leases held GPUs, by GPU."""
+        return Response(200, await self.timeline(call.query(HOURS)["hours"]))
 
     async def timeline(self, hours: float) -> bytes:
         """The spans of the last hours."""
         span_s = hours * 3600
         self.check_is_well()
-        gpus = _gpus(self.authority.driver.state.slots.values())
+        gpus = _gpus(self._pool.state.slots.values())
 
         def trace(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
             # One that drains has ended for its holder, and is written as such.
@@ -54,7 +47,7 @@ class TimelineCalls(HistoryCalls):
             active = [lease for lease in live.values() if isinstance(lease, ActiveLease)]
 
             def begin() -> Timeline:
-                now = self.now()
+                now = self._pool.wall_now()
                 timeline = Timeline(max(now - span_s, 0.0), now, most=MOST_SPANS)
                 for lease in sorted(active, key=lambda lease: lease.granted_at, reverse=True):
                     timeline.add(lease)
@@ -65,9 +58,9 @@ class TimelineCalls(HistoryCalls):
 
         return await self.read(trace)
 
-    def _encode(self, timeline: Timeline, complete_since: float | None, gpus: Sequence[ShownGpu]) -> bytes:
+    def _encode(self, timeline: Timeline, complete_since: float | None, gpus: Sequence[TimelineGpu]) -> bytes:
         known = {gpu.uuid for gpu in gpus}
-        gone = [ShownGpu(uuid, None, None) for uuid in sorted(timeline.by_gpu.keys() - known)]
+        gone = [_gpu(uuid, None) for uuid in sorted(timeline.by_gpu.keys() - known)]
         pauses = Pauses()
         shown = []
         for gpu in (*gpus, *gone):
@@ -75,59 +68,49 @@ class TimelineCalls(HistoryCalls):
             for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=_start):
                 spans.append(encode(_view(span)))
                 pauses.pass_on()
-            shown.append(b'%b,"spans":[%b]}' % (encode(gpu._asdict())[:-1], b",".join(spans)))
-        head = encode(
-            {
-                "node": self.node,
-                "since": iso_time(timeline.since),
-                "until": iso_time(timeline.now),
-                "complete_since": iso_time(complete_since),
-            }
+            shown.append(encode(gpu).removesuffix(b"]}") + b",".join(spans) + b"]}")
+        frame = encode(
+            TimelineView(
+                node=self._pool.node,
+                since=iso_time(timeline.since),
+                until=iso_time(timeline.now),
+                complete_since=iso_time(complete_since),
+                gpus=(),
+                is_cut=timeline.is_cut,
+                unknown_leases=timeline.unknown_leases,
+                server_id=self._pool.id,
+                source=self._pool.snapshot.source,
+            )
         )
-        rest = encode(
-            {
-                "is_cut": timeline.is_cut,
-                "unknown_leases": timeline.unknown_leases,
-                "server_id": self.authority.id,
-                "source": self.authority.sampler.snapshot.source,
-            }
-        )
-        return b'%b,"gpus":[%b],%b' % (head[:-1], b",".join(shown), rest[1:])
+        before, after = frame.split(b'"gpus":[]', 1)
+        return b'%b"gpus":[%b]%b' % (before, b",".join(shown), after)
 
 
-def _gpus(slots: Iterable[GpuSlot]) -> list[ShownGpu]:
+def _gpus(slots: Iterable[GpuSlot]) -> list[TimelineGpu]:
     """What is there, by index; a GPU once, though the node may have had another name before."""
-    found: dict[str, ShownGpu] = {}
+    found: dict[str, TimelineGpu] = {}
     for slot in slots:
         if slot.reading is not None or slot.key.uuid not in found:
-            gpu = slot.reading.gpu if slot.reading else None
-            found[slot.key.uuid] = ShownGpu(slot.key.uuid, gpu.index if gpu else None, gpu.name if gpu else None)
+            found[slot.key.uuid] = _gpu(slot.key.uuid, slot.reading.gpu if slot.reading else None)
     return sorted(found.values(), key=lambda gpu: (inf if gpu.gpu_id is None else gpu.gpu_id, gpu.uuid))
+
+
+def _gpu(uuid: str, gpu: Gpu | None) -> TimelineGpu:
+    return TimelineGpu(uuid=uuid, gpu_id=gpu.index if gpu else None, name=gpu.name if gpu else None, spans=())
 
 
 def _start(span: Span) -> tuple[float, str]:
     return (span.since, span.lease_id)
 
 
-def _view(span: Span) -> dict[str, Any]:
-    return {
-        "lease_id": span.lease_id,
-        "owner": span.owner,
-        "worker_id": span.worker_id,
-        "label": span.label,
-        "since": iso_time(span.since),
-        "until": iso_time(span.until),
-        "end_reason": span.end_reason,
-        "is_shared": span.is_shared,
-    }
-
-
-def _hours(query: Mapping[str, str]) -> float:
-    text = query.get("hours", str(DEFAULT_HOURS))
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = -inf
-    if not FEWEST_HOURS <= hours <= MOST_HOURS:
-        raise Refused(422, f"hours: {text[:40]!r} is no number of hours from {FEWEST_HOURS:g} to {MOST_HOURS:g}.")
-    return hours
+def _view(span: Span) -> TimelineSpan:
+    return TimelineSpan(
+        lease_id=span.lease_id,
+        owner=span.owner,
+        worker_id=span.worker_id,
+        label=span.label,
+        since=iso_time(span.since),
+        until=iso_time(span.until),
+        end_reason=span.end_reason,
+        is_shared=span.is_shared,
+    )

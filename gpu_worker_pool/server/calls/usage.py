@@ -12,12 +12,15 @@ from typing import Any
 from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, Reckoning, Usage
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
-from gpu_worker_pool.server.authority.snapshot import encode
-from gpu_worker_pool.server.http.call import Call, Reply
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.response import Response
+from gpu_worker_pool.wire.accounting import OtherUsage, OwnerUsage, UsageTotal, UsageView
+from gpu_worker_pool.wire.routes import SINCE, UNTIL
 
-from .history import HistoryCalls
 from .lease_view import iso_time
+from .past_leases import PastLeases
 
 DEFAULT_SPAN_S = 24 * 3600.0
 LATEST_S = 253_402_300_799.0  # the last second that a calendar of four digits has
@@ -26,27 +29,29 @@ US_PER_HOUR = 3600 * US_PER_S
 MOST_OWNERS = 2_000
 
 
-class UsageCalls(HistoryCalls):
-    """Answers it."""
+class UsageCalls(PastLeases):
+    """Handles /usage."""
 
-    name = "usage"
+    def handlers(self) -> Handlers:
+        """By the names of their routes."""
+        return {"usage": self.show}
 
-    async def show(self, call: Call) -> Reply:
-        """GET /usage: what the leases of a span come to, by owner."""
-        query = call.query("since", "until")
+    async def show(self, call: Call) -> Response:
+        """What the leases of a span come to, by owner."""
+        query = call.query(SINCE, UNTIL)
         self.check_is_well()  # before the journal is open not even the time is known
-        return 200, await self.usage(_time(query, "since"), _time(query, "until"))
+        return Response(200, await self.usage(_time(query, "since"), _time(query, "until")))
 
     async def usage_today(self) -> bytes:
         """The same since the last midnight of this machine's own time zone."""
         self.check_is_well()
-        now = self.now()
+        now = self._pool.wall_now()
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
         return await self.usage(min(midnight.timestamp(), now - 1.0), None)
 
     async def usage(self, since: float | None, until: float | None) -> bytes:
         """What the leases come to from a time on, and before another; None for the last day, and for now."""
-        now = self.now()
+        now = self._pool.wall_now()
         end = now if until is None else min(until, now)
         since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
         if since >= end:
@@ -54,7 +59,9 @@ class UsageCalls(HistoryCalls):
 
         def reckon(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
             live = _live(leases)
-            reckoning, complete_since = accounts.reckon(lambda: Reckoning(since, until, self.now()), but_for=live)
+            reckoning, complete_since = accounts.reckon(
+                lambda: Reckoning(since, until, self._pool.wall_now()), but_for=live
+            )
             for lease in live.values():
                 reckoning.count(lease)
             return self._encode(reckoning, complete_since)
@@ -70,18 +77,18 @@ class UsageCalls(HistoryCalls):
                 others.add(usage)
         left_out = len(reckoning.by_owner) - len(shown)
         return encode(
-            {
-                "node": self.node,
-                "since": iso_time(reckoning.since),
-                "until": iso_time(min(reckoning.now, inf if reckoning.until is None else reckoning.until)),
-                "complete_since": iso_time(complete_since),
-                "is_complete": complete_since is None or complete_since <= reckoning.since,
-                "owners": [{"owner": owner, **_view(usage)} for owner, usage in shown],
-                "others": {"owners": left_out, **_view(others)} if left_out else None,
-                "total": _view(reckoning.total()),
-                "server_id": self.authority.id,
-                "source": self.authority.sampler.snapshot.source,
-            }
+            UsageView(
+                node=self._pool.node,
+                since=iso_time(reckoning.since),
+                until=iso_time(min(reckoning.now, inf if reckoning.until is None else reckoning.until)),
+                complete_since=iso_time(complete_since),
+                is_complete=complete_since is None or complete_since <= reckoning.since,
+                owners=tuple(OwnerUsage(owner=owner, **_totals(usage)) for owner, usage in shown),
+                others=OtherUsage(owners=left_out, **_totals(others)) if left_out else None,
+                total=UsageTotal(**_totals(reckoning.total())),
+                server_id=self._pool.id,
+                source=self._pool.snapshot.source,
+            )
         )
 
 
@@ -109,7 +116,7 @@ def _place(item: tuple[str | None, Usage]) -> tuple[int, int, int, str]:
     return (-usage.gpu_us - usage.shared_gpu_us, -usage.leases, -usage.wait_us, owner or "")
 
 
-def _view(usage: Usage) -> dict[str, Any]:
+def _totals(usage: Usage) -> dict[str, Any]:
     return {
         "gpu_hours": _hours(usage.gpu_us),
         "shared_gpu_hours": _hours(usage.shared_gpu_us),
@@ -126,7 +133,7 @@ def _hours(time_us: int) -> float:
     return round(time_us / US_PER_HOUR, 6)
 
 
-def _time(query: dict[str, str], name: str) -> float | None:
+def _time(query: dict[str, Any], name: str) -> float | None:
     """A time among the query's parameters, in seconds since 1970; None where it is not given."""
     text = query.get(name)
     if text is None:

@@ -11,6 +11,8 @@ from functools import cached_property, lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Literal
 
+from .problems import Refused
+
 ADMIN = "admin"
 MIN_TOKEN_LENGTH = 8
 CHALLENGE = 'Bearer realm="gpu-worker-pool"'
@@ -29,14 +31,11 @@ PROXY_PREFIX = "x-forwarded"
 HOW_TO_PROVE_IT = 'send "Authorization: Bearer" with a token from the server\'s GPU_POOL_TOKENS'
 
 
-class Denied(Exception):  # noqa: N818 - reads as what happened to the caller
+class Denied(Refused):
     """The caller may not do this. The detail says what would help."""
 
     def __init__(self, status: Literal[401, 403], detail: str, challenge: str = CHALLENGE) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.headers = {"WWW-Authenticate": challenge} if status == 401 else {}
+        super().__init__(status, detail, {"WWW-Authenticate": challenge} if status == 401 else {})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
 """A request's body, read with bounds on its size and on the time it takes."""
-# ruff: noqa: N818 - the errors are named by what happened to the body
 
 from __future__ import annotations
 
@@ -8,6 +7,8 @@ from collections.abc import Mapping
 
 from starlette.types import Receive
 
+from .problems import Refused
+
 MAX_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 10.0
 
@@ -15,40 +16,8 @@ BODY_TIMEOUT_S = 10.0
 CLOSE = {"Connection": "close"}
 
 
-class BodyError(Exception):
-    """The body could not be had. Carries how to answer."""
-
-    status = 400
-    headers: Mapping[str, str] = {}
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
-
-
-class BodyTooLarge(BodyError):
-    """It has, or is said to have, more bytes than are taken."""
-
-    status = 413
-    headers = CLOSE
-
-
-class BodyTooSlow(BodyError):
-    """It did not arrive in time."""
-
-    status = 408
-    headers = CLOSE
-
-
-class BodyEncoded(BodyError):
-    """It is compressed: a few bytes that could become many."""
-
-    status = 415
-    headers: Mapping[str, str] = {"Accept-Encoding": "identity"}
-
-
-class ClientGone(BodyError):
-    """The client left before it had sent everything; nobody hears the answer."""
+class ClientGone(Exception):  # noqa: N818 - what happened, not a mistake
+    """The client left before it had sent everything, or while it waited; nobody hears the answer."""
 
 
 async def read_body(
@@ -58,20 +27,22 @@ async def read_body(
     limit: int = MAX_BODY_BYTES,
     timeout_s: float = BODY_TIMEOUT_S,
 ) -> bytes:
-    """The whole body; a BodyError if it is too large, too slow, compressed, or does not come to its end.
+    """The whole body; Refused if it is too large, too slow, compressed, or does not come to its end.
 
     The time is for the body as a whole: a client that sends a byte now and then is slow, too.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in {"", "identity"}:
-        raise BodyEncoded("The body must not be compressed; send it without Content-Encoding.")
+        detail = "The body must not be compressed; send it without Content-Encoding."
+        raise Refused(415, detail, {"Accept-Encoding": "identity"})
     if _says_more_than(limit, headers.get("content-length", "")):
         raise _too_large(limit)
     try:
         async with asyncio.timeout(timeout_s):
             return await _collect(receive, limit)
     except TimeoutError:
-        raise BodyTooSlow(f"The body did not arrive within {timeout_s:g} seconds; send it at once.") from None
+        detail = f"The body did not arrive within {timeout_s:g} seconds; send it at once."
+        raise Refused(408, detail, CLOSE) from None
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:
@@ -99,5 +70,5 @@ def _says_more_than(limit: int, length: str) -> bool:
     return len(digits) > 18 or int(digits) > limit
 
 
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is too large; at most {limit} bytes are taken.")
+def _too_large(limit: int) -> Refused:
+    return Refused(413, f"The body is too large; at most {limit} bytes are taken.", CLOSE)

@@ -1,32 +1,44 @@
-"""A call as those who answer it see it: who makes it, from where, and what was sent."""
+"""A call as its handler sees it: who makes it, from where, and what was sent."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
+from math import isfinite
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
+from gpu_worker_pool.wire.routes import Parameter
+from gpu_worker_pool.wire.strict import parse_form
+
 from .access import Caller, Denied, Tokens, identify, is_loopback, merge_headers, proxy_header
 from .bodies import read_body
 from .problems import Refused
+from .response import Response
 
-Reply = tuple[int, bytes]
+FormT = TypeVar("FormT")
 
 
 class Call:
-    """One request: who makes it, and how to read it."""
+    """One request: who makes it, and how to read it. `parameters` are those in its path."""
 
     def __init__(self, scope: Scope, receive: Receive, tokens: Tokens) -> None:
+        self.scope = scope
         self.receive = receive
-        self.headers = merge_headers(scope["headers"])
+        self.parameters: Mapping[str, str] = {}
+        self.tokens = tokens
         self.client_host: str | None = scope["client"][0] if scope.get("client") else None
-        self._query: bytes = scope.get("query_string", b"")
-        self._tokens = tokens
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """By lower-case name."""
+        return merge_headers(self.scope["headers"])
 
     def caller(self) -> Caller:
         """Who may change things; Denied for everybody else."""
-        return identify(self.client_host, self.headers, self._tokens)
+        return identify(self.client_host, self.headers, self.tokens)
 
     def caller_or_none(self) -> Caller | None:
         """Who makes a call that everybody may make."""
@@ -44,45 +56,77 @@ class Call:
         """What was sent."""
         return await read_body(self.receive, self.headers)
 
-    def number(self, name: str, default: int) -> int:
-        """A whole number among the query's parameters, whatever else is there."""
-        for known, value in parse_qsl(self._query.decode("latin-1")[:1000]):
-            if known == name:
-                if not (value.isascii() and value.isdigit() and len(value) < 10):
-                    raise Refused(422, f"{name}: {value[:40]!r} is no whole number of 0 or more.")
-                return int(value)
-        return default
+    async def form(self, kind: type[FormT]) -> FormT:
+        """What was sent, read to the letter."""
+        return parse_form(kind, await self.body())
 
-    def query(self, *known: str) -> dict[str, str]:
-        """The query's parameters, all of which must be known."""
-        found: dict[str, str] = {}
+    def query(self, *known: Parameter) -> dict[str, Any]:
+        """The value of each of these parameters, by name; Refused where another one is there, or one is no good."""
+        return {parameter.name: _value(parameter, text) for parameter, text in self._pairs(known).items()}
+
+    def lenient_query(self, parameter: Parameter) -> Any:
+        """The value of one parameter, whatever else is in the query."""
+        for name, text in parse_qsl(self._raw_query[:1000], keep_blank_values=not parameter.is_whole):
+            if name == parameter.name:
+                return _value(parameter, text)
+        return parameter.default
+
+    @property
+    def _raw_query(self) -> str:
+        query: bytes = self.scope.get("query_string", b"")
+        return query.decode("latin-1")
+
+    def _pairs(self, known: tuple[Parameter, ...]) -> dict[Parameter, str | None]:
+        names = {parameter.name: parameter for parameter in known}
+        found: dict[Parameter, str | None] = dict.fromkeys(known)
         try:
-            pairs = parse_qsl(self._query.decode("latin-1"), keep_blank_values=True, max_num_fields=20)
+            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=20)
         except ValueError:
             raise Refused(422, "The query has too many parameters.") from None
-        for name, value in pairs:
-            if name not in known:
-                possible = f"possible are {', '.join(known)}" if known else "none is possible here"
+        for name, text in pairs:
+            if name not in names:
+                possible = f"possible are {', '.join(names)}" if names else "none is possible here"
                 raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {possible}.")
-            if name in found:
+            if found[names[name]] is not None:
                 raise Refused(422, f"The query's parameter {name} is given twice.")
-            found[name] = value
+            found[names[name]] = text
         return found
 
 
-def not_possible(method: str, path: str, possible: tuple[str, ...]) -> Callable[[Call], Awaitable[Reply]] | None:
-    """What answers a call by a method that is not possible there."""
-    if method == "OPTIONS":
-        return None  # a browser asks what a page of another origin may do; that is answered for all calls alike
+def _value(parameter: Parameter, text: str | None) -> Any:
+    if text is None:
+        return parameter.default
+    if parameter.choices:
+        if text not in parameter.choices:
+            raise Refused(422, f"{parameter.name}: {text[:40]!r} is {_none_of(parameter.choices)}.")
+        return text
+    if parameter.is_whole:
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise Refused(422, f"{parameter.name}: {text[:40]!r} is no whole number of 0 or more.")
+        return int(text)
+    if parameter.range is None:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    low, high = parameter.range.low, parameter.range.high
+    if not isfinite(number) or not low <= number <= high:
+        raise Refused(
+            422, f"{parameter.name}: {text[:40]!r} is no number of {parameter.unit} from {low:g} to {high:g}."
+        )
+    return number
 
-    async def refuse(_: Call) -> Reply:
-        allowed = ", ".join(possible)
-        raise Refused(405, f"{method} is not possible at {path[:200]}; use {allowed}.", {"Allow": allowed})
 
-    return refuse
+def _none_of(choices: tuple[str, ...]) -> str:
+    return f"neither {' nor '.join(choices)}" if len(choices) == 2 else f"none of {', '.join(choices)}"
 
 
 async def until_gone(receive: Receive) -> None:
     """Return when the client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+Handlers = Mapping[str, Handler]

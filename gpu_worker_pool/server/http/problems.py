@@ -1,26 +1,24 @@
-"""Errors as `application/problem+json` (RFC 9457), with a detail that says what to do."""
+"""Errors as `application/problem+json` (RFC 9457): what each exception that ends a call is answered with."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
-from starlette.exceptions import HTTPException
+from gpu_worker_pool.host.identity import NoSuchProcess
+from gpu_worker_pool.ledger.driver import NotWritten
+from gpu_worker_pool.server.authority.presence import TooManyWaiting
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.wire.service import Problem
+from gpu_worker_pool.wire.strict import FormError
 
-from gpu_worker_pool.server.authority.snapshot import encode
+from .response import Response, as_headers
 
+logger = logging.getLogger(__name__)
 
-class Problem(BaseModel):
-    """What an error looks like."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
+PROBLEM = (b"content-type", b"application/problem+json")
+RETRY_AFTER = {"Retry-After": "1"}
 
 
 class Refused(Exception):  # noqa: N818 - reads as what happened to the caller
@@ -33,38 +31,28 @@ class Refused(Exception):  # noqa: N818 - reads as what happened to the caller
         self.headers = headers or {}
 
 
-def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """A response that says what is wrong and what to do."""
-    body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail).model_dump()
-    return Response(encode(body), status, headers, media_type="application/problem+json")
+def problem_of(error: Exception) -> Response:
+    """What is answered where a call ends like this."""
+    refused = _refusal(error)
+    title = HTTPStatus(refused.status).phrase
+    body = encode(Problem(title=title, status=refused.status, detail=refused.detail))
+    return Response(refused.status, body, (*as_headers(refused.headers), PROBLEM))
 
 
-def install_problem_handlers(app: FastAPI) -> None:
-    """Answer every error of the application in this form."""
-
-    @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> Response:
-        return problem(error.status_code, _detail(request, error), dict(error.headers or {}))
-
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> Response:
-        said = "; ".join(f"{_place(item['loc'])}: {item['msg']}" for item in error.errors()[:5])
-        return problem(422, said)
-
-    @app.exception_handler(Exception)
-    async def _unexpected(*_: object) -> Response:
-        return problem(500, "The server failed on this request; its log says why.")
-
-
-def _detail(request: Request, error: HTTPException) -> str:
-    if error.status_code == HTTPStatus.NOT_FOUND and error.detail == "Not Found":
-        home = f"{request.app.settings.api_prefix}/"
-        return f"There is nothing at {request.url.path[:200]}; {home} lists what there is."
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "GET")
-        return f"{request.method} is not possible at {request.url.path}; use {allowed}."
-    return str(error.detail)
-
-
-def _place(location: tuple[Any, ...]) -> str:
-    return ".".join(map(str, location))
+def _refusal(error: Exception) -> Refused:
+    match error:
+        case Refused():
+            return error
+        case FormError():
+            return Refused(error.status, error.detail)
+        case NoSuchProcess():
+            return Refused(422, f"{error}.")
+        case TooManyWaiting():
+            return Refused(503, str(error), RETRY_AFTER)
+        case NotWritten():
+            detail = f"Nothing can be granted or ended now: {str(error).rstrip('.')}."
+            if error.is_temporary:
+                detail += " Ask again with the same id; that is harmless."
+            return Refused(503, detail, RETRY_AFTER)
+    logger.error("a call failed", exc_info=error)
+    return Refused(500, "The server failed on this request; its log says why.")

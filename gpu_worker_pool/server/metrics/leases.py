@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.slot import memory_use
-from gpu_worker_pool.server.authority.authority import Authority
+from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
 
 MB = 1024 * 1024
@@ -30,10 +30,9 @@ OTHERS = "(others)"
 class LeaseMetrics(Collector):
     """Counts what happens, and reads the rest from the state."""
 
-    def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
-        self._driver = authority.driver
-        self._authority = authority
-        self._began = authority.driver.now()
+    def __init__(self, pool: Pool, registry: CollectorRegistry) -> None:
+        self._pool = pool
+        self._began = pool.now()
         self._owners: set[str] = set()
         self._gpu_seconds: dict[str, float] = {}
         self._granted = CounterMetric("gpupool_leases_granted", "Leases granted.", registry=registry)
@@ -49,22 +48,20 @@ class LeaseMetrics(Collector):
         self._write = Histogram(
             "gpupool_journal_write_seconds", "How long a commit took.", buckets=WRITE_BUCKETS_S, registry=registry
         )
-        authority.driver.listeners.append(self._follow)
-        authority.driver.write_listeners.append(self._write.observe)
+        pool.follow(self._follow)
+        pool.follow_writes(self._write.observe)
         registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """What is, at this moment."""
-        state = self._driver.state
+        state = self._pool.state
         kinds = Counter(type(lease) for lease in state.leases.values())
         yield GaugeMetricFamily("gpupool_leases_active", "Leases that hold GPUs.", kinds[ActiveLease])
         yield GaugeMetricFamily("gpupool_leases_queued", "Requests that wait.", kinds[QueuedLease])
         yield GaugeMetricFamily("gpupool_leases_draining", "Ended leases not yet gone.", kinds[DrainingLease])
+        yield GaugeMetricFamily("gpupool_waiting_connections", "Connections that wait for a lease.", self._pool.waiting)
         yield GaugeMetricFamily(
-            "gpupool_waiting_connections", "Connections that wait for a lease.", self._authority.waiting
-        )
-        yield GaugeMetricFamily(
-            "gpupool_can_grant", "1 where the journal can be written.", float(self._driver.trouble is None)
+            "gpupool_can_grant", "1 where the journal can be written.", float(self._pool.trouble is None)
         )
         yield GaugeMetricFamily(
             "gpupool_reading_stale_after_seconds",
@@ -95,7 +92,7 @@ class LeaseMetrics(Collector):
             "1 for the state the GPU is in, as in /pool; 0 for the others.",
             labels=["node", "gpu", "uuid", "state"],
         )
-        for slot, state_now in gpu_states(self._driver):
+        for slot, state_now in gpu_states(self._pool):
             # A GPU of which only the lease is known (it was not seen since the start) has no number.
             gpu = str(slot.reading.gpu.index) if slot.reading else ""
             for state in STATES:
@@ -104,9 +101,9 @@ class LeaseMetrics(Collector):
 
     def _gpu_seconds_now(self) -> dict[str, float]:
         """What has ended, and what is held until now; so the sum only grows."""
-        now_at = self._driver.now() + self._driver.state.wall_offset_s
+        now_at = self._pool.wall_now()
         totals = dict(self._gpu_seconds)
-        for lease in self._driver.state.leases.values():
+        for lease in self._pool.state.leases.values():
             if isinstance(lease, ActiveLease):
                 owner = self._label(lease.request.holder.owner)
                 totals[owner] = totals.get(owner, 0.0) + self._counted_s(lease.granted_at, now_at) * len(lease.gpus)
@@ -116,7 +113,7 @@ class LeaseMetrics(Collector):
         """How long it was held since this server runs. What came before was counted by the one before: whoever adds up
         counters over a restart would count it twice.
         """
-        began_at = self._began + self._driver.state.wall_offset_s
+        began_at = self._began + self._pool.state.wall_offset_s
         return max(until_at - max(granted_at, began_at), 0.0)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
@@ -142,7 +139,7 @@ class LeaseMetrics(Collector):
             self._gpu_seconds[owner] = self._gpu_seconds.get(owner, 0.0) + counted_s * len(lease.gpus)
 
     def _now(self, lease_id: str) -> QueuedLease | ActiveLease | EndedLease | None:
-        lease = self._driver.state.find(lease_id)
+        lease = self._pool.state.find(lease_id)
         return lease.ended if isinstance(lease, DrainingLease) else lease
 
     def _label(self, owner: str | None) -> str:

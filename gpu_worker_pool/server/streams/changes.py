@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.server.authority.authority import Authority
+from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 
 from .listener import HEARTBEAT_S, Listener
@@ -25,20 +25,20 @@ _NO_CHANGE = (ev.Refusal, ev.LeasesRenewed, ev.QueueSettled)
 class ChangeStream:
     """Counts changes, and wakes those who wait for one."""
 
-    def __init__(self, authority: Authority, *, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self._authority = authority
+    def __init__(self, pool: Pool, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._pool = pool
         self._heartbeat_s = heartbeat_s
         self._epoch = secrets.token_hex(4)
         self._count = 0
         self._shown: Snapshot | None = None
         self._waiting: set[Listener] = set()
-        authority.driver.listeners.append(self.follow)
+        pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Something happened in the pool."""
         for event in events:
             if isinstance(event, ev.GpusObserved):
-                self.show(self._authority.sampler.snapshot)
+                self.show(self._pool.snapshot)
             elif not isinstance(event, _NO_CHANGE):
                 self._change()
                 return  # one for all of them; a snapshot among the rest is shown by whoever watches for new ones

@@ -5,19 +5,23 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.server.authority.authority import Authority
-from gpu_worker_pool.server.authority.snapshot import Snapshot, encode
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.calls.lease_view import lease_view
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, QueueChange
 
 from .listener import HEARTBEAT_S, Listener
 
 # So many events are kept for whoever comes back after his connection broke.
 KEPT = 1000
+MOST_QUEUED = 100
 # How long after the last listener left events are still put down for his return.
 RETURN_S = 60.0
 
@@ -27,14 +31,14 @@ class EventStream:
     share, so a slow one costs no memory; one who falls behind its beginning is told to start over.
     """
 
-    def __init__(self, authority: Authority) -> None:
-        self._authority = authority
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self._epoch = secrets.token_hex(4)
         self._kept: deque[bytes] = deque(maxlen=KEPT)
         self._count = 0
         self._listeners: set[Listener] = set()
         self._wanted_until = float("-inf")
-        authority.driver.listeners.append(self.follow)
+        pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Put down what happened in the pool."""
@@ -48,19 +52,19 @@ class EventStream:
                     self._put_lease(event)
                     was_queue_changed = True
                 case ev.GpuDrained():
-                    self._put("gpu_drained", {"lease_id": event.lease_id, **_gpu(event.gpu)})
+                    self._put("gpu_drained", DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu)))
                 case ev.GpuExcluded():
-                    self._put("gpu_out_of_service", {**_gpu(event.gpu), "reason": event.reason})
+                    self._put("gpu_out_of_service", GpuOutOfService(**_gpu(event.gpu), reason=event.reason))
                 case ev.GpuIncluded():
-                    self._put("gpu_in_service", _gpu(event.gpu))
+                    self._put("gpu_in_service", GpuInService(**_gpu(event.gpu)))
                 case ev.ProcessIgnored() | ev.ProcessCounted():
-                    ignored = sorted(self._authority.driver.state.ignored_processes)
-                    self._put("ignored_processes", {"names": ignored})
+                    names = tuple(sorted(self._pool.state.ignored_processes))
+                    self._put("ignored_processes", IgnoredNames(names=names))
                 case _:
                     pass
         if was_queue_changed:
-            ids = islice(self._authority.driver.state.queue, 100)
-            self._put("queue", {"length": len(self._authority.driver.state.queue), "first": list(ids)})
+            queue = self._pool.state.queue
+            self._put("queue", QueueChange(length=len(queue), first=tuple(islice(queue, MOST_QUEUED))))
         self._wake()
 
     def show(self, snapshot: Snapshot) -> None:
@@ -88,10 +92,10 @@ class EventStream:
                     yield b": still here\n\n"
         finally:
             self._listeners.discard(listener)
-            self._wanted_until = self._authority.driver.now() + RETURN_S
+            self._wanted_until = self._pool.now() + RETURN_S
 
     def _is_wanted(self) -> bool:
-        return bool(self._listeners) or self._authority.driver.now() < self._wanted_until
+        return bool(self._listeners) or self._pool.now() < self._wanted_until
 
     def _forget(self) -> None:
         """What happens from here on is not put down, so whoever comes back after it must start over."""
@@ -100,14 +104,14 @@ class EventStream:
             self._epoch = secrets.token_hex(4)
 
     def _put_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
-        driver = self._authority.driver
-        lease = driver.state.find(event.lease_id)
+        state = self._pool.state
+        lease = state.find(event.lease_id)
         if lease is not None:
             # By now more may have happened to it; what is told is how it was.
-            view = lease_view(driver.state, lease, driver.now()) | _AS_IT_WAS[type(event)]
+            view = replace(lease_view(state, lease, self._pool.now()), **_AS_IT_WAS[type(event)])
             self._put(_LEASE_EVENTS[type(event)], view)
 
-    def _put(self, name: str, data: dict[str, Any]) -> None:
+    def _put(self, name: str, data: object) -> None:
         self._count += 1
         head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
         self._kept.append(head + encode(data) + b"\n\n")

@@ -4,113 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 
+from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import ReadingLines
-from gpu_worker_pool.server.authority.snapshot import encode
+from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.lease_view import iso_time
-from gpu_worker_pool.server.calls.leases import LeaseCalls
 from gpu_worker_pool.server.calls.peers import PeerCalls
+from gpu_worker_pool.server.calls.pool_view import encode_pool
 from gpu_worker_pool.server.calls.timeline import TimelineCalls
 from gpu_worker_pool.server.calls.usage import UsageCalls
-from gpu_worker_pool.server.http.call import Call
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.wire.page import PageExtras
+from gpu_worker_pool.wire.routes import PAGE_HOURS
 
 from .recent_events import Happenings
 
 # By name: the rules of imports take the package itself for its client, which the server does not load.
 VERSION: str = import_module("gpu_worker_pool").__version__
 MOST_QUEUED = 200
-DEFAULT_HOURS = "6"
-HOURS = ("1", "6", "24", "168")
 
 
 class PageData:
-    """All answers that pages share."""
+    """All answers that pages share. `has_tokens`: whether a token proves a name here."""
 
     def __init__(
         self,
         settings: ServerSettings,
-        leases: LeaseCalls,
+        pool: Pool,
+        sampler: Sampler,
+        *,
         usage: UsageCalls,
         timeline: TimelineCalls,
         peers: PeerCalls,
+        has_tokens: bool,
     ) -> None:
         self._settings = settings
-        self._leases = leases
-        self._authority = leases.authority
-        self._sampler = leases.authority.sampler
-        self._happenings = Happenings(leases.authority.driver)
+        self._pool = pool
+        self._sampler = sampler
+        self._happenings = Happenings(pool)
         self._started_at = iso_time(time.time())
         self._has_peers = peers.has_peers
+        self._has_tokens = has_tokens
         self._lines = ReadingLines(settings.max_history)
-        self._timelines = {
-            hours: SharedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in HOURS
+        self.timelines = {
+            hours: SharedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
         }
-        self._shared = {
-            "pool": SharedAnswer(self._pool, 0.5),
-            "history": SharedAnswer(self._history, 2.0, may_be_old=True),
-            "usage": SharedAnswer(usage.usage_today, 10.0, may_be_old=True),
-            "peers": SharedAnswer(peers.peers, 1.0, may_be_old=True),
-        }
-
-    def find(self, name: str, call: Call) -> SharedAnswer | None:
-        """The answer of this name; None where there is none, and Refused where the query is no good."""
-        if name == "timeline":
-            return self._timelines[_hours(call.query("hours"))]
-        found = self._shared.get(name)
-        if found is not None:
-            call.query()
-        return found
+        self.pool = SharedAnswer(self._make_pool, 0.5)
+        self.history = SharedAnswer(self._make_history, 2.0, may_be_old=True)
+        self.usage = SharedAnswer(usage.usage_today, 10.0, may_be_old=True)
+        self.peers = SharedAnswer(peers.peers, 1.0, may_be_old=True)
+        self._all = (self.pool, self.history, self.usage, self.peers, *self.timelines.values())
 
     def stop(self) -> None:
-        """Answer nobody any more."""
-        for answer in (*self._shared.values(), *self._timelines.values()):
+        """Let no caller wait any more."""
+        for answer in self._all:
             answer.stop()
 
     async def close(self) -> None:
         """Leave nothing running."""
-        for answer in (*self._shared.values(), *self._timelines.values()):
+        for answer in self._all:
             await answer.close()
 
-    async def _pool(self) -> bytes:
-        pool = await self._leases.pool(MOST_QUEUED)
+    async def _make_pool(self) -> bytes:
+        pool = await encode_pool(self._pool, MOST_QUEUED)
         settings, sampler = self._settings, self._sampler
-        rest = encode(
-            {
-                "now": iso_time(self._now()),
-                "started_at": self._started_at,
-                "measured_at": sampler.snapshot.taken.timestamp(),
-                "reading_age_s": round(sampler.age_s(), 3) if sampler.has_looked else None,
-                "stale_after_s": settings.stale_after_s,
-                "refresh_interval_s": settings.refresh_interval,
-                "max_history": settings.max_history,
-                "happened": self._happenings.views(),
-                "has_peers": self._has_peers,
-                "has_tokens": not self._leases.tokens.is_unset,
-                "title": settings.title,
-                "docs": settings.docs_url.lstrip("/") or None,
-                "version": VERSION,
-            }
+        extras = PageExtras(
+            # By the clock that the leases' times are written by; before those are known, by the wall.
+            now=iso_time(self._pool.wall_now() if self._pool.is_open else time.time()),
+            started_at=self._started_at,
+            measured_at=sampler.snapshot.taken.timestamp(),
+            reading_age_s=round(sampler.age_s(), 3) if sampler.has_looked else None,
+            stale_after_s=settings.stale_after_s,
+            refresh_interval_s=settings.refresh_interval,
+            max_history=settings.max_history,
+            happened=self._happenings.views(),
+            has_peers=self._has_peers,
+            has_tokens=self._has_tokens,
+            title=settings.title,
+            docs=settings.docs_url.lstrip("/") or None,
+            version=VERSION,
         )
-        return b'{"pool":%b,%b' % (pool, rest[1:])
+        return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
 
-    def _now(self) -> float:
-        """By the clock that the leases' times are written by; before those are known, by the wall."""
-        driver = self._authority.driver
-        return driver.now() + driver.state.wall_offset_s if driver.is_open else time.time()
-
-    async def _history(self) -> bytes:
+    async def _make_history(self) -> bytes:
         snapshots = list(self._sampler.history)
         return await asyncio.to_thread(self._lines.encode, snapshots)
-
-
-def _hours(query: Mapping[str, str]) -> str:
-    hours = query.get("hours", DEFAULT_HOURS)
-    if hours not in HOURS:
-        raise Refused(422, f"hours: {hours[:40]!r} is none of {', '.join(HOURS)}.")
-    return hours

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Request
-from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.server.calls.lease_view import gpu_view, iso_time
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.ledger.driver import Listener
+from gpu_worker_pool.server.calls.lease_view import gpu_ref, iso_time
+from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
 KEPT = 50
 LABEL = "command"
 
-_KINDS: dict[type[ev.Event], str] = {
+_KINDS: dict[type[ev.Event], RecentKind] = {
     ev.LeaseQueued: "queued",
     ev.LeaseGranted: "granted",
     ev.LeaseEnded: "ended",
@@ -24,6 +26,17 @@ _KINDS: dict[type[ev.Event], str] = {
     ev.GpuExcluded: "out_of_service",
     ev.GpuIncluded: "in_service",
 }
+
+
+class FollowedPool(Protocol):
+    """As much of the pool as is followed here."""
+
+    @property
+    def state(self) -> PoolState:
+        """What the pool has come to."""
+
+    def follow(self, listener: Listener) -> None:
+        """Tell the listener what happens."""
 
 
 class _Noted(NamedTuple):
@@ -36,10 +49,10 @@ class _Noted(NamedTuple):
 class Happenings:
     """Keeps the last `KEPT`. Each is put down as it is, which costs next to nothing; in words it is put when asked for."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, pool: FollowedPool) -> None:
+        self._pool = pool
         self._kept: deque[_Noted] = deque(maxlen=KEPT)
-        driver.listeners.append(self.follow)
+        pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Note what happened, but for waits that were over in the same breath."""
@@ -47,29 +60,29 @@ class Happenings:
         if not told:
             return
         granted = {event.lease_id for event in told if isinstance(event, ev.LeaseGranted)}
-        find = self._driver.state.find
+        find = self._pool.state.find
         for event in told:
             lease_id = getattr(event, "lease_id", None)
             if lease_id not in granted or not isinstance(event, ev.LeaseQueued):
                 self._kept.append(_Noted(event, None if lease_id is None else find(lease_id)))
 
-    def views(self) -> list[dict[str, Any]]:
-        """In JSON's terms, the latest first."""
-        return [self._view(noted) for noted in reversed(self._kept)]
+    def views(self) -> tuple[RecentEvent, ...]:
+        """The latest first."""
+        return tuple(self._view(noted) for noted in reversed(self._kept))
 
-    def _view(self, noted: _Noted) -> dict[str, Any]:
-        event, state = noted.event, self._driver.state
+    def _view(self, noted: _Noted) -> RecentEvent:
+        event, state = noted.event, self._pool.state
         request = event.request if isinstance(event, ev.LeaseQueued) else noted.lease.request if noted.lease else None
-        return {
-            "at": iso_time(event.at + state.wall_offset_s),
-            "kind": _KINDS[type(event)],
-            "lease_id": getattr(event, "lease_id", None),
-            "owner": request.holder.owner if request else None,
-            "worker_id": request.holder.worker_id if request else None,
-            "label": _label(request),
-            "gpus": [gpu_view(state, key) for key in _gpus(noted)],
-            "reason": str(event.reason) if isinstance(event, ev.LeaseEnded | ev.GpuExcluded) else None,
-        }
+        return RecentEvent(
+            at=iso_time(event.at + state.wall_offset_s),
+            kind=_KINDS[type(event)],
+            lease_id=getattr(event, "lease_id", None),
+            owner=request.holder.owner if request else None,
+            worker_id=request.holder.worker_id if request else None,
+            label=_label(request),
+            gpus=tuple(gpu_ref(state, key) for key in _gpus(noted)),
+            reason=str(event.reason) if isinstance(event, ev.LeaseEnded | ev.GpuExcluded) else None,
+        )
 
 
 def _label(request: Request | None) -> str | None:

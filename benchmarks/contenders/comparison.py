@@ -1,0 +1,336 @@
+"""One run of the comparison: what is measured, in which order, and the tables and plots that show it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.contenders import measures
+from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
+from benchmarks.contenders.measures import Clients, Running, running, taking_turns
+from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict
+from benchmarks.contenders.processes import memory_mb
+from benchmarks.contenders.promises import promises
+from benchmarks.contenders.servers import REDIS_TTL_S
+from benchmarks.contenders.takers import FILELOCK_SLEEP_S, LOOK_S, REDIS_SLEEP_S
+from benchmarks.shared.results import Cell, Results, duration, ecdf, show
+from benchmarks.shared.rounds import percentile, spread, spread_s
+
+GPUS = 8
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much of everything, by the pace of a contender where that differs."""
+
+    start_rounds: int
+    # Of request + release: of one client and of many.
+    rounds: int
+    alone_s: float
+    round_s: float
+    many: tuple[int, ...]
+    hand_over_rounds: int
+    hand_overs: Mapping[Pace, int]
+    kill_rounds: int
+    kills: Mapping[Pace, int]
+    never_s: float
+    crowd: int
+    crowd_s: float
+
+
+WHOLE = Effort(
+    start_rounds=2,
+    rounds=3,
+    alone_s=0.5,
+    round_s=1.0,
+    many=(8, 64),
+    hand_over_rounds=3,
+    hand_overs={"fast": 34, "looks": 5, "slow": 1},
+    kill_rounds=2,
+    kills={"fast": 3, "looks": 3, "slow": 1},
+    never_s=3.0,
+    crowd=64,
+    crowd_s=30.0,
+)
+QUICK = Effort(
+    start_rounds=1,
+    rounds=2,
+    alone_s=0.1,
+    round_s=0.1,
+    many=(8,),
+    hand_over_rounds=1,
+    hand_overs={"fast": 3, "looks": 3, "slow": 1},
+    kill_rounds=1,
+    kills={"fast": 1, "looks": 1, "slow": 1},
+    never_s=1.0,
+    crowd=16,
+    crowd_s=0.5,
+)
+# Of fewer, one alone would be the hundredth.
+ENOUGH_FOR_P99 = 100
+
+
+class Comparison:
+    """One run: what is measured is put into the results as it comes."""
+
+    def __init__(self, contenders: Sequence[Contender], effort: Effort, results: Results, folder: Path) -> None:
+        self._contenders = contenders
+        self._effort = effort
+        self._results = results
+        self._folder = folder
+        self._ready_s: dict[str, list[float]] = {}
+        self._weight_mb: dict[str, float] = {}
+        self._crowded_mb: dict[str, float] = {}
+        self._alone: dict[str, list[float]] = {}
+        # What was seen of promises.
+        self._reclaimed: dict[str, str] = {}
+        self._verdicts: dict[str, Verdict] = {}
+
+    def run(self) -> None:
+        """First those that wait for one GPU, then everybody on eight."""
+        one_gpu = [each for each in self._contenders if each.has_hand_over or each.has_reclaim]
+        with running(one_gpu, 1, self._folder, self._results.skip) as run:
+            present = {each.name for each in run.contenders}
+            self._note_starts(run)
+            with Clients(run) as clients:
+                self.hand_over(run, clients)
+                self.reclaim(run, clients)
+        eight_gpus = [each for each in self._contenders if each.rates or each.crowd_share]
+        known = {each.what for each in self._results.skipped}
+        with running(
+            eight_gpus, GPUS, self._folder, lambda *told: None if told[0] in known else self._results.skip(*told)
+        ) as run:
+            self._note_starts(run)
+            self.latency(run)
+            self.rates(run)
+            self.crowd(run)
+            self.start_and_memory(run)
+            present |= {each.name for each in run.contenders}
+        self._tell_what_is_left_out(present)
+        families = [family for family in HOW if any(name.startswith(family) for name in present)]
+        self._results.table("How each is used here", ["", "how"], [[family, HOW[family]] for family in families])
+        promises(self._results, families, self._reclaimed, self._verdicts)
+
+    def _tell_what_is_left_out(self, present: set[str]) -> None:
+        """By design: of those who are here."""
+        effort = self._effort
+        for each in self._contenders:
+            parts = {
+                "hand-over": each.has_hand_over,
+                "kill -9": each.has_reclaim,
+                "request + release": bool(each.rates),
+                **{f"{number} clients": number in each.rates for number in effort.many if each.rates},
+                "the crowd": bool(each.crowd_share),
+            }
+            missing = [part for part, is_measured in parts.items() if not is_measured]
+            if missing and each.name in present:
+                self._results.skip(f"{each.name} ({', '.join(missing)})", each.left_out)
+        looks, slow = effort.hand_overs["looks"], effort.hand_overs["slow"]
+        self._results.note(
+            f"What got less than the rest, so that all of it ends in time: {effort.hand_over_rounds * looks} hand-overs of "
+            f"those who look again after a while and {effort.hand_over_rounds * slow} of those who start a process for each "
+            f"grant or show it late, beside {effort.hand_over_rounds * effort.hand_overs['fast']} of the others; "
+            f"{effort.kill_rounds * effort.kills['slow']} of their holders killed, beside {effort.kill_rounds * effort.kills['fast']}; "
+            "and a shorter crowd of those who claim nothing."
+        )
+
+    def hand_over(self, run: Running, clients: Clients) -> None:
+        """Release to the next one."""
+        found = taking_turns(
+            [each for each in run.contenders if each.has_hand_over],
+            lambda each: measures.hand_overs(clients, each, self._effort.hand_overs[each.pace]),
+            self._effort.hand_over_rounds,
+            self._skip("hand-over"),
+        )
+        note = f"While they wait: the Redis lock is tried every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults; the statistics are looked at every {LOOK_S:g} s."
+        self._distribution("Release to the next one, who waits in another process, with 1 GPU", found, note)
+        self._plot("hand-over", "Release to the next one in another process", found)
+
+    def reclaim(self, run: Running, clients: Clients) -> None:
+        """Death of the holder to the next one."""
+        never = "redis-list"
+        found = taking_turns(
+            [each for each in run.contenders if each.has_reclaim and each.kind != never],
+            lambda each: measures.reclaims(clients, each, self._effort.kills[each.pace], SHORT_TTL_S + 10),
+            self._effort.kill_rounds,
+            self._skip("kill -9"),
+        )
+        # Those last: what they lose does not come back.
+        lost: list[list[Cell]] = []
+        for contender in run.contenders:
+            if contender.kind == never:
+                try:
+                    found[contender.name] = [measures.reclaims(clients, contender, 1, self._effort.never_s)]
+                except TimeoutError:  # that is what was to be seen
+                    told = self._reclaimed[contender.name] = f"not within {self._effort.never_s:g} s"
+                    lost.append([contender.name, told, None, None, 1])
+        for name, rounds in found.items():
+            self._reclaimed[name] = (
+                f"after {duration(statistics.median(time_s for times in rounds for time_s in times))}"
+            )
+        note = f"A Redis lock ends with its timeout; people set it to {REDIS_TTL_S:g} s or more, it is {SHORT_TTL_S:g} s here only so that it can be waited for. Of Ray and simple-gpu-scheduler the process that uses the GPU is killed, of all others the one that took it."
+        self._distribution(
+            "kill -9 of the holder to the next one, who waits in another process, with 1 GPU", found, note, lost
+        )
+        self._plot("reclaim", "kill -9 of the holder to the next one", found)
+
+    def latency(self, run: Running) -> None:
+        """One client."""
+        contenders = [each for each in run.contenders if each.rates]
+        with Clients(run) as clients:
+            found = taking_turns(
+                contenders,
+                lambda each: measures.cycles(clients, each, self._effort.alone_s),
+                self._effort.rounds,
+                self._skip("request + release"),
+            )
+            self._alone = {name: [len(times) / sum(times) for times in rounds] for name, rounds in found.items()}
+            for server, serving in run.servers.items():
+                self._weight_mb[server] = memory_mb(serving.pids)
+        note = "Of Ray's task this is a task that does nothing, from its submission to its answer; of simple-gpu-scheduler, from the line to the start of a command, which is a Python without its site packages."
+        self._distribution(f"Request + release, one client, {GPUS} GPUs", found, note)
+
+    def rates(self, run: Running) -> None:
+        """One client, as it was just measured, and many."""
+        effort = self._effort
+        found: dict[int, dict[str, list[float]]] = {1: self._alone}
+        for number in effort.many:
+            with measures.racing(run, number) as rate:
+                rounds = taking_turns(
+                    [each for each in run.contenders if number in each.rates],
+                    lambda each, rate=rate: [rate(each, effort.round_s)],  # type: ignore[misc]
+                    effort.rounds,
+                    self._skip(f"{number} clients"),
+                )
+            found[number] = {name: [one for (one,) in rates] for name, rates in rounds.items()}
+        table: dict[str, list[Cell]] = {each.name: [each.name] for each in run.contenders if each.rates}
+        points: dict[str, list[tuple[float | str, float]]] = {}
+        for number, by_name in found.items():
+            for name, row in table.items():
+                rates = by_name.get(name, [])
+                row.extend([statistics.median(rates), spread(rates)] if rates else [None, None])
+                if rates and statistics.median(rates) > 0:
+                    points.setdefault(name, []).append((number, statistics.median(rates)))
+        natures = {each.name: each.client for each in run.contenders}
+        columns = [text for number in found for text in (f"{number} client{'s' * (number > 1)}, 1/s", "rounds")]
+        self._results.table(
+            f"Request + release a second, {GPUS} GPUs",
+            ["", *columns, "a client is"],
+            [[*row, natures[name]] for name, row in table.items()],
+            note=f"Medians of {effort.rounds} rounds in turn of {effort.round_s:g} s, of one client {effort.alone_s:g} s, each from when the rate no longer grew. Statistics only: a look, nobody is told. With more clients than GPUs the others wait in between.",
+        )
+        self._results.plot(
+            "rate", "Request + release", kind="line", x="clients", y="1/s", log_x=True, log_y=True, series=points
+        )
+
+    def crowd(self, run: Running) -> None:
+        """All at once, with a witness."""
+        effort = self._effort
+        rows: list[list[Cell]] = []
+        for contender in [each for each in run.contenders if each.crowd_share]:
+            seconds = max(0.5, effort.crowd_s * contender.crowd_share)
+            try:
+                verdict, weight_mb = measures.crowd(run, contender, effort.crowd, seconds)
+            except measures.Trouble as trouble:
+                self._skip("crowd")(contender.name, str(trouble))
+                continue
+            self._crowded_mb[contender.server] = max(weight_mb, self._crowded_mb.get(contender.server, 0.0))
+            self._verdicts[contender.name] = verdict
+            claim = contender.order if contender.claims_exclusion else "claims nothing at all"
+            rows.append(_crowd_row(contender.name, verdict, seconds, claim))
+        low_s, high_s = measures.WORKLOAD_HOLD_S
+        self._results.table(
+            f"{effort.crowd} clients on {GPUS} GPUs, each holds for {low_s * 1000:g} to {high_s * 1000:g} ms, one is killed halfway",
+            [
+                "", "for", "grants", "GPUs held twice", "overtaken", "by places, at most", "processes were late, p99",
+                "longest wait", "the killed one's GPU is used again after", "what it says of the order",
+            ],
+            rows,
+            note=f"Held twice: whoever holds a GPU takes a lock on a file of that GPU, independently of who hands it out, and finds it taken. Overtaken: somebody asked more than {MARGIN_S * 1000:g} ms later and ran more than {MARGIN_S * 1000:g} ms earlier; who waited in vain until the end is not counted, nor who asked in the first {duration(min(BEGINNING_S, effort.crowd_s / 4))}, while all begin at once. Late: after a process wanted to run again; where that is more than the margin, some of what looks overtaken was only late, and what is seen of the Redis list, which serves in order of arrival, is that.{measures.own_order_told(run)} Statistics are about as old here as a GPU is held for: those who hold for hours collide only with those who look at the same moment.",
+        )  # fmt: skip
+
+    def start_and_memory(self, run: Running) -> None:
+        """From nothing to the first grant, and what it weighs. Last, when what the crowd was granted has been given back."""
+        contenders = [each for each in run.contenders if each.rates]
+        weights: dict[str, float] = {}
+
+        def start(contender: Contender) -> list[float]:
+            took_s, weights[contender.name] = measures.first_grant(run, contender)
+            return [took_s]
+
+        found = taking_turns(contenders, start, self._effort.start_rounds, self._skip("start"))
+        rows: list[list[Cell]] = []
+        for contender in contenders:
+            times_s = [time_s for (time_s,) in found.get(contender.name, [])]
+            ready_s = self._ready_s.get(contender.server)
+            rows.append(
+                [
+                    contender.name,
+                    duration(statistics.median(ready_s)) if ready_s else None,
+                    duration(statistics.median(times_s)) if times_s else None,
+                    spread_s(times_s) if times_s else None,
+                    self._weight_mb.get(contender.server) or None,
+                    self._crowded_mb.get(contender.server) or None,
+                    weights.get(contender.name),
+                ]
+            )
+        self._results.table(
+            "Start and memory",
+            [
+                "", "server ready after", "client's first GPU after", "rounds", "server, MB",
+                f"server with {self._effort.crowd} clients, MB", "a client, MB",
+            ],
+            rows,
+            note="Memory is PSS: what processes share is divided among them. A client is a process of Python that holds a GPU; of Ray a driver and the process of its task or actor, of simple-gpu-scheduler the command as well. Making the files of a new PostgreSQL is not counted. Contenders with one server share its lines.",
+        )  # fmt: skip
+
+    def _note_starts(self, run: Running) -> None:
+        for name, serving in run.servers.items():
+            if serving.ready_s is not None:
+                self._ready_s.setdefault(name, []).append(serving.ready_s)
+
+    def _skip(self, what: str) -> measures.Skip:
+        return lambda name, reason: self._results.skip(f"{name}, {what}", reason)
+
+    def _distribution(
+        self, title: str, found: dict[str, list[list[float]]], note: str, more: Sequence[Sequence[Cell]] = ()
+    ) -> None:
+        rows: list[Sequence[Cell]] = []
+        for name, rounds in found.items():
+            times_s = [time_s for times in rounds for time_s in times]
+            medians = [statistics.median(times) for times in rounds]
+            number = len(times_s)
+            tail = duration(percentile(times_s, 99)) if number >= ENOUGH_FOR_P99 else f"most: {duration(max(times_s))}"
+            rows.append([name, duration(statistics.median(times_s)), tail, spread_s(medians), number])
+        self._results.table(title, ["", "p50", "p99", "medians of rounds", "number"], [*rows, *more], note)
+
+    def _plot(self, plot_id: str, title: str, found: dict[str, list[list[float]]]) -> None:
+        series = {
+            name: ecdf([time_s * 1000 for times in rounds for time_s in times])
+            for name, rounds in found.items()
+            if rounds
+        }
+        self._results.plot(plot_id, title, kind="ecdf", x="ms", y="share", log_x=True, series=series)
+
+
+def _crowd_row(name: str, verdict: Verdict, seconds: float, claim: str) -> list[Cell]:
+    reused = "nobody was killed" if not verdict.has_victim else f"not within {duration(verdict.watched_s)}"
+    if verdict.reused_s is not None:
+        reused = duration(verdict.reused_s)
+    share = f"{show(verdict.overtaken_percent)} %"
+    late = None if verdict.late_p99_s is None else duration(verdict.late_p99_s)
+    wait = duration(verdict.longest_wait_s)
+    return [
+        name,
+        f"{seconds:g} s",
+        verdict.grants,
+        verdict.twice,
+        share,
+        verdict.most_places,
+        late,
+        wait,
+        reused,
+        claim,
+    ]

@@ -1,0 +1,58 @@
+"""Where a holder elsewhere reports: a task of Ray or a command of a scheduler, that runs once it was given its GPU.
+
+Whoever asked for it waits at the desk; the holder says which GPU it has, since when and its pid, and runs until the
+connection ends. Nothing but the standard library, because each start of a holder is measured.
+
+    python -I -S desk.py PATH      # be such a holder, on the GPUs of CUDA_VISIBLE_DEVICES
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+
+
+class Desk:
+    """A Unix socket of one who asks; one holder at a time."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._listener.settimeout(timeout_s)
+
+    def wait(self) -> "Visitor":
+        """Until a holder reports."""
+        connection, _ = self._listener.accept()
+        with connection.makefile("rb") as lines:
+            told = json.loads(lines.readline())
+        return Visitor(connection, told["at"], told["gpus"], told["pid"])
+
+
+class Visitor:
+    """A holder that runs, until it is told to end."""
+
+    def __init__(self, connection: socket.socket, at: float, gpus: list[int], pid: int) -> None:
+        self._connection = connection
+        self.at = at
+        self.gpus = gpus
+        self.pid = pid
+
+    def end(self) -> None:
+        """Let it end; it does so by itself."""
+        self._connection.close()
+
+
+def report_and_hold(path: str, gpus: list[int]) -> None:
+    """Report at the desk, and return when told to end."""
+    at = time.monotonic()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+        connection.sendall(json.dumps({"at": at, "gpus": gpus, "pid": os.getpid()}).encode() + b"\n")
+        connection.recv(1)
+
+
+if __name__ == "__main__":
+    report_and_hold(sys.argv[1], [int(gpu) for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",")])

@@ -1,0 +1,196 @@
+"""What is measured of a contender, on servers that run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.contenders.field import SERVERS, Contender
+from benchmarks.contenders.order import BEGINNING_S, Verdict, judge, out_of_order
+from benchmarks.contenders.processes import Client, memory_mb
+from benchmarks.contenders.servers import Serving
+from benchmarks.peers import MissingError
+
+# Time enough for the next one to have begun to wait.
+SETTLE_S = 0.02
+WORKLOAD_HOLD_S = (0.05, 0.15)
+
+Trouble = (OSError, RuntimeError, AssertionError)
+Skip = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Running:
+    """The contenders whose servers run, and with how many GPUs."""
+
+    servers: dict[str, Serving]
+    contenders: list[Contender]
+    gpus: int
+    folder: Path
+
+    def client(self, contender: Contender) -> Client:
+        """A new process that asks."""
+        serving = self.servers[contender.server]
+        return Client(contender.kind, {**serving.settings, **contender.settings}, serving.python)
+
+
+class Clients:
+    """Processes that are there for all rounds. Each has held a GPU once when it is handed out: it is loaded and connected."""
+
+    def __init__(self, run: Running) -> None:
+        self._run = run
+        self._stack = ExitStack()
+        self._clients: dict[tuple[str, str], Client] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def of(self, contender: Contender, role: str) -> Client:
+        """The contender's process of this role."""
+        key = contender.name, role
+        if key not in self._clients:
+            client = self._stack.enter_context(self._run.client(contender))
+            client.ask("take")
+            client.ask("release")
+            self._clients[key] = client
+        return self._clients[key]
+
+    def forget(self, contender: Contender, role: str) -> None:
+        """It was killed: the next one is a new one."""
+        self._clients.pop((contender.name, role)).bury()
+
+
+@contextmanager
+def running(contenders: Iterable[Contender], gpus: int, folder: Path, skip: Skip) -> Iterator[Running]:
+    """Their servers, each once; whose server cannot be had is left out, and the reason told."""
+    contenders = list(contenders)
+    servers: dict[str, Serving] = {}
+    with ExitStack() as stack:
+        for name in dict.fromkeys(contender.server for contender in contenders):
+            try:
+                servers[name] = stack.enter_context(SERVERS[name](folder / f"{name}-{gpus}", gpus))
+            except (MissingError, *Trouble) as trouble:
+                skip(", ".join(each.name for each in contenders if each.server == name), str(trouble))
+        yield Running(servers, [each for each in contenders if each.server in servers], gpus, folder)
+
+
+def taking_turns(
+    contenders: Iterable[Contender],
+    measure: Callable[[Contender], list[float]],
+    rounds: int,
+    skip: Callable[[str, str], None],
+) -> dict[str, list[list[float]]]:
+    """What each found in each round; every other round goes backwards. Who fails is out, and the reason told."""
+    found: dict[str, list[list[float]]] = {contender.name: [] for contender in contenders}
+    left = list(contenders)
+    for _ in range(rounds):
+        for contender in list(left):
+            try:
+                found[contender.name].append(measure(contender))
+            except Trouble as trouble:
+                skip(contender.name, str(trouble))
+                left.remove(contender)
+                del found[contender.name]
+        left.reverse()
+    return found
+
+
+def first_grant(run: Running, contender: Contender) -> tuple[float, float]:
+    """Seconds from the start of a client's process to its first GPU, and its megabytes then."""
+    began = time.monotonic()
+    with run.client(contender) as client:
+        held = client.ask("take")
+        took_s = time.monotonic() - began
+        weight_mb = memory_mb({client.pid, held["pid"]})
+        client.ask("release")
+    return took_s, weight_mb
+
+
+@contextmanager
+def racing(run: Running, clients: int) -> Iterator[Callable[[Contender, float], float]]:
+    """Cycles a second of so many clients of a contender, which are there for all rounds."""
+    with ExitStack() as stack:
+        racers: dict[str, Client] = {}
+
+        def rate(contender: Contender, seconds: float) -> float:
+            if contender.name not in racers:
+                racers[contender.name] = stack.enter_context(run.client(contender))
+            order = {"clients": clients, "seconds": seconds, "warm_up_s": contender.warm_up_s * min(1.0, seconds)}
+            return float(racers[contender.name].ask("rate", **order)["rate"])
+
+        yield rate
+
+
+def cycles(clients: Clients, contender: Contender, seconds: float) -> list[float]:
+    """Seconds of each cycle of one client, for so long."""
+    return [float(time_s) for time_s in clients.of(contender, "alone").ask("cycles", seconds=seconds)["times_s"]]
+
+
+def hand_overs(clients: Clients, contender: Contender, number: int) -> list[float]:
+    """Seconds from before a release to when the next one, who waits in another process, runs."""
+    found = []
+    one, other = clients.of(contender, "holder"), clients.of(contender, "waiter")
+    for _ in range(number):
+        one.ask("take")
+        time.sleep(contender.shows_s)
+        other.tell("take")
+        # At a random moment, so that whoever looks now and then is not met at the same point each time.
+        time.sleep(SETTLE_S + random.uniform(0, contender.poll_s))
+        began = one.ask("release")["began"]
+        found.append(other.answer()["at"] - began)
+        other.ask("release")
+    return found
+
+
+def reclaims(clients: Clients, contender: Contender, number: int, longest_s: float) -> list[float]:
+    """Seconds from before `kill -9` of the holder to when the next one runs; TimeoutError if that takes too long."""
+    found = []
+    waiter = clients.of(contender, "waiter")
+    for _ in range(number):
+        holder = clients.of(contender, "holder")
+        pid = holder.ask("take")["pid"]
+        time.sleep(contender.shows_s)
+        waiter.tell("take")
+        time.sleep(SETTLE_S + random.uniform(0, contender.poll_s))
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        if pid == holder.pid:
+            clients.forget(contender, "holder")
+        found.append(waiter.answer(longest_s)["at"] - began)
+        waiter.ask("release")
+    return found
+
+
+def crowd(run: Running, contender: Contender, clients: int, seconds: float) -> tuple[Verdict, float]:
+    """So many that ask, hold for a moment and give back; and the megabytes of the server meanwhile."""
+    folder = run.folder / f"{contender.name}-witnesses"
+    folder.mkdir()
+    with run.client(contender) as client:
+        order = {"clients": clients, "seconds": seconds, "folder": str(folder), "hold_s": WORKLOAD_HOLD_S}
+        client.tell("crowd", has_victim=True, **order)
+        time.sleep(seconds / 3)
+        weight_mb = memory_mb(run.servers[contender.server].pids)
+        rows = client.answer(seconds + 120.0)["rows"]
+    return judge(rows, min(BEGINNING_S, seconds / 4)), weight_mb
+
+
+def own_order_told(run: Running) -> str:
+    """What our own journal says of the order, as a sentence; nothing where we do not run."""
+    if "ours, full" not in run.servers:
+        return ""
+    (journal,) = (run.folder / f"ours, full-{run.gpus}").glob("*.sqlite3")
+    grants, wrong = out_of_order(journal)
+    return f" Our own journal, where nobody is late, has {grants:,} grants since it began, {wrong:,} of them out of the order of arrival."

@@ -1,0 +1,108 @@
+"""What a crowd's lines say: who was on a GPU together with somebody else, who was overtaken, and what a death cost."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from benchmarks.shared.rounds import percentile
+
+# Two that ask within this time may come to the server in another order, and so may two answers come to the clients: as
+# long as a process may wait until it runs. Each crowd says how late its processes were (`late_p99_s`), and one that is
+# served by a queue that keeps its order for sure (BLPOP of Redis) shows how much is seen nevertheless.
+MARGIN_S = 0.01
+# While all begin at once they wait for the processor longer than that: who asks then is not judged.
+BEGINNING_S = 1.0
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the witness and the clocks of a crowd testify."""
+
+    grants: int
+    twice: int
+    # Of so many that were judged for the order.
+    judged: int
+    overtaken: int
+    most_places: int
+    longest_wait_s: float
+    # After the death of a holder until its GPU was used again; None where nobody was killed or it never was.
+    reused_s: float | None
+    has_victim: bool
+    # How long others were still granted GPUs after that death.
+    watched_s: float
+    # How much later than it had set its clock to a process ran again, p99; None where that was not noted.
+    late_p99_s: float | None
+
+    @property
+    def overtaken_percent(self) -> float:
+        return 100 * self.overtaken / max(1, self.judged)
+
+
+def judge(rows: Sequence[Row], beginning_s: float = 0.0, margin_s: float = MARGIN_S) -> Verdict:
+    """Of all that was granted. Rows have when it was `asked` and `granted`, which `gpu`, and whether somebody else was on it.
+
+    The order is judged of those who asked when the beginning was over.
+    """
+    first = min((row["asked"] for row in rows), default=0.0)
+    overtaken = places([row for row in rows if row["asked"] >= first + beginning_s], margin_s)
+    late = [row["late"] for row in rows if "late" in row]
+    killed = [row for row in rows if "killed" in row]
+    reused = [
+        row["granted"] - victim["killed"]
+        for victim in killed
+        for row in rows
+        if row["gpu"] == victim["gpu"] and row["granted"] > victim["killed"]
+    ]
+    return Verdict(
+        grants=len(rows),
+        twice=sum(row["twice"] for row in rows),
+        judged=len(overtaken),
+        overtaken=sum(number > 0 for number in overtaken),
+        most_places=max(overtaken, default=0),
+        longest_wait_s=max((row["granted"] - row["asked"] for row in rows), default=0.0),
+        reused_s=min(reused, default=None),
+        has_victim=bool(killed),
+        watched_s=max([0.0, *(row["granted"] - victim["killed"] for victim in killed for row in rows)]),
+        late_p99_s=percentile(late, 99) if late else None,
+    )
+
+
+def places(rows: Sequence[Row], margin_s: float) -> list[int]:
+    """For each, how many asked after it and were granted before it, both by more than the margin."""
+    ordered = sorted(rows, key=lambda row: row["asked"])
+    asked = [row["asked"] for row in ordered]
+    found = []
+    for row in ordered:
+        first = bisect_right(asked, row["asked"] + margin_s)
+        last = bisect_right(asked, row["granted"] - margin_s)
+        found.append(sum(later["granted"] < row["granted"] - margin_s for later in ordered[first:last]))
+    return found
+
+
+def out_of_order(journal: Path) -> tuple[int, int]:
+    """Of our own server's journal: the grants, and those of them that were queued before one that was granted earlier.
+
+    Nobody is late there: it is the order in which requests came to the server, and in which it decided.
+    """
+    with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
+        events = connection.execute("SELECT kind, body FROM event ORDER BY position").fetchall()
+    queued: dict[str, int] = {}
+    grants = wrong = latest = 0
+    for number, (kind, body) in enumerate(events):
+        if kind == "LeaseQueued":
+            queued[json.loads(body)["lease_id"]] = number
+        elif kind == "LeaseGranted" and (place := queued.get(json.loads(body)["lease_id"])) is not None:
+            grants += 1
+            wrong += place < latest
+            latest = max(latest, place)
+    return grants, wrong

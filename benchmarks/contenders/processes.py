@@ -1,0 +1,141 @@
+"""Processes of a contender, as whoever measures sees them: told what to do, weighed, and ended by their pid."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+ANSWER_S = 120.0
+END_S = 15.0
+
+
+class Client:
+    """A process that runs worker.py."""
+
+    def __init__(self, kind: str, settings: Mapping[str, Any], python: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is left
+        orders = json.dumps({"kind": kind, "settings": settings})
+        self._process = subprocess.Popen(
+            [*python, "-m", "benchmarks.contenders.worker", orders],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment(),
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end(self._process)
+        self._errors.close()
+
+    def bury(self) -> None:
+        """It was killed. Until its parent has looked, its pid is in use and it seems to be there."""
+        self._process.wait(END_S)
+
+    def ask(self, do: str, timeout_s: float = ANSWER_S, **order: Any) -> Any:
+        """Tell it what to do, and wait for what it says to that."""
+        self.tell(do, **order)
+        return self.answer(timeout_s)
+
+    def tell(self, do: str, **order: Any) -> None:
+        """Tell it what to do."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self, timeout_s: float = ANSWER_S) -> Any:
+        """What it says to what it was told; TimeoutError if that takes too long."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            raise TimeoutError(f"a client says nothing for {timeout_s:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").splitlines()
+            raise RuntimeError(f"a client has ended: {said[-1] if said else 'without a word'}")
+        return json.loads(line)
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[int]:
+    """A server; its pid. It and all that it started are ended."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment(env), start_new_session=True, **options
+        )
+    try:
+        yield process.pid
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Politely first; then whatever is left of its session, which nobody but us has started anything in."""
+    if process.poll() is None:
+        process.terminate()
+        deadline = time.monotonic() + END_S
+        # It is not waited for yet, so that its number stays its own until the end.
+        while time.monotonic() < deadline and not _is_over(process.pid):
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The few variables that a process needs; nobody's settings."""
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR") if key in os.environ}
+    return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
+
+
+def memory_mb(pids: Iterable[int]) -> float:
+    """Of these and of all that they started. What several share is counted once, in parts (PSS)."""
+    return sum(map(_pss_mb, _with_children(set(pids))))
+
+
+def _with_children(pids: set[int]) -> set[int]:
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def _pss_mb(pid: int) -> float:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0  # it has ended
+    lines = (line.split() for line in rollup.splitlines())
+    return next((int(line[1]) / 1024 for line in lines if line[0] == "Pss:"), 0.0)
+
+
+def _is_over(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

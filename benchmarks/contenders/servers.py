@@ -1,0 +1,223 @@
+"""The server side of each contender: started in a folder of its own, on this machine only, and ended by its pid."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import peers
+from benchmarks.contenders.processes import HERE, running
+from benchmarks.shared.servers import answers, free_port, pool_process
+
+READY_S = 60.0
+POLL_S = 0.002
+# What people give a lock, so that it outlives a short trouble of its holder.
+REDIS_TTL_S = 30.0
+RAY_OBJECT_STORE_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server side that is ready: what its clients need, how long it took to start, and its processes."""
+
+    settings: dict[str, Any]
+    ready_s: float | None = None
+    pids: Sequence[int] = ()
+    # Before the command of a client.
+    python: Sequence[str] = field(default=(sys.executable,))
+
+
+Serve = Callable[[Path, int], AbstractContextManager[Serving]]
+
+
+def pool(durability: str) -> Serve:
+    """This project's server with simulated GPUs."""
+
+    @contextmanager
+    def serve(folder: Path, gpus: int) -> Iterator[Serving]:
+        began = time.monotonic()
+        with pool_process(folder, str(gpus), durability) as (port, pid):
+            yield Serving({"port": port}, time.monotonic() - began, [pid])
+
+    return serve
+
+
+@contextmanager
+def statistics(folder: Path, gpus: int) -> Iterator[Serving]:
+    """The same server, asked for nothing but statistics: it reads them from an `nvidia-smi` that shows what is used.
+
+    What a client has taken shows there at once, and for as long as its process lives.
+    """
+    used = folder.with_name(f"{folder.name}-used")
+    used.mkdir()
+    programs = folder.with_name(f"{folder.name}-bin")
+    programs.mkdir()
+    script = programs / "nvidia-smi"
+    script.write_text(_nvidia_smi(used, gpus), encoding="utf-8")
+    script.chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "REFRESH_INTERVAL": "0.1", "SIMULATED_GPUS": ""}
+    began = time.monotonic()
+    with pool_process(folder, "", "normal", env) as (port, pid):
+        yield Serving({"port": port, "folder": str(used)}, time.monotonic() - began, [pid])
+
+
+def redis(*, is_durable: bool) -> Serve:
+    """Redis as it comes, or one that syncs each change to the disk before it answers; with a list of the free GPUs."""
+
+    @contextmanager
+    def serve(folder: Path, gpus: int) -> Iterator[Serving]:
+        python, server = peers.python_with("redis"), peers.program("redis-server")
+        port = free_port()
+        folder.mkdir()
+        durable = ["--appendonly", "yes", "--appendfsync", "always"] if is_durable else []
+        began = time.monotonic()
+        command = [str(server), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), *durable]
+        with running(command, folder / "log") as pid:
+            _wait_until(lambda: answers(port, b"PING\r\n", b"+PONG"), folder / "log")
+            ready_s = time.monotonic() - began
+            numbers = " ".join(str(gpu) for gpu in range(gpus))
+            assert answers(port, f"RPUSH gpus {numbers}\r\n".encode(), b":")
+            yield Serving({"port": port, "gpus": gpus, "ttl_s": REDIS_TTL_S}, ready_s, [pid], [str(python)])
+
+    return serve
+
+
+@contextmanager
+def files(folder: Path, gpus: int) -> Iterator[Serving]:
+    """No server, but a folder for the files of filelock."""
+    python = peers.python_with("filelock")
+    folder.mkdir()
+    yield Serving({"folder": str(folder), "gpus": gpus}, python=[str(python)])
+
+
+@contextmanager
+def postgres(folder: Path, gpus: int) -> Iterator[Serving]:
+    """PostgreSQL as it comes, with room for enough connections. Making its files is not counted as a start."""
+    python = peers.python_with("psycopg")
+    server, initdb = peers.program("postgres"), peers.program("initdb")
+    folder.mkdir()
+    port = free_port()
+    # It refuses to be root, and then its files belong into a folder that another user can reach.
+    user = _harmless_user()
+    who: dict[str, Any] = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    with tempfile.TemporaryDirectory(prefix="bench-pg-") as name:
+        if user is not None:
+            os.chown(name, user.pw_uid, user.pw_gid)
+        data = Path(name) / "data"
+        make = [str(initdb), "-D", str(data), "-A", "trust", "-U", "bench", "--no-sync", "--no-locale", "-E", "UTF8"]
+        subprocess.run(make, check=True, capture_output=True, timeout=READY_S, cwd=name, **who)
+        began = time.monotonic()
+        options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": name, "max_connections": "200"}
+        command = [
+            str(server),
+            "-D",
+            str(data),
+            "-p",
+            str(port),
+            *(f"--{key}={value}" for key, value in options.items()),
+        ]
+        with running(command, folder / "log", cwd=name, **who) as pid:
+            mark = data / "postmaster.pid"
+            _wait_until(
+                lambda: mark.exists() and mark.read_text(encoding="utf-8").rstrip().endswith("ready"), folder / "log"
+            )
+            address = f"host=127.0.0.1 port={port} user=bench dbname=postgres"
+            yield Serving({"address": address, "gpus": gpus}, time.monotonic() - began, [pid], [str(python)])
+
+
+@contextmanager
+def scheduler(folder: Path, gpus: int) -> Iterator[Serving]:
+    """simple_gpu_scheduler, that reads its commands from a named pipe, so that several processes can ask it at all."""
+    python = peers.python_with("simple_gpu_scheduler")
+    folder.mkdir()
+    lines = folder / "lines"
+    os.mkfifo(lines)
+    numbers = [str(gpu) for gpu in range(gpus)]
+    # Opened for both, so that it does not end when nobody happens to have it open.
+    descriptor = os.open(lines, os.O_RDWR | os.O_CLOEXEC)
+    began = time.monotonic()
+    try:
+        with running(
+            [python, "-m", "simple_gpu_scheduler.scheduler", "--gpus", *numbers], folder / "log", stdin=descriptor
+        ) as pid:
+            holder = shlex.join([str(python), "-I", "-S", str(HERE / "desk.py")])
+            settings = {"lines": str(lines), "folder": str(folder), "holder": holder}
+            yield Serving(settings, time.monotonic() - began, [pid])
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def ray(folder: Path, gpus: int) -> Iterator[Serving]:
+    """A node of Ray without its dashboard, in a network of its own in which there is nothing but loopback.
+
+    It listens on all addresses of the machine even when it is told otherwise; in there they are one.
+    """
+    python = peers.python_with("ray")
+    alone: list[str | Path] = [peers.program("unshare"), "--user", "--map-root-user", "--net"]
+    enter, ip = peers.program("nsenter"), peers.program("ip")
+    if subprocess.run([*alone, ip, "link"], capture_output=True, check=False, timeout=READY_S).returncode:
+        raise peers.MissingError(
+            "it listens on all addresses, and here it cannot be given a network of its own (unshare)"
+        )
+    folder.mkdir()
+    log = folder / "log"
+    port = free_port()
+    start = [python.with_name("ray"), "start", "--head", "--block", f"--port={port}", f"--num-gpus={gpus}"]
+    start += [
+        # It starts no more processes at a time than that: a GPU must not wait for a processor that is only a number.
+        f"--num-cpus={gpus}",
+        "--include-dashboard=false",
+        "--include-log-monitor=false",
+        "--disable-usage-stats",
+    ]
+    # Its sockets have long names, and a socket's may not be longer than 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        start += [f"--object-store-memory={RAY_OBJECT_STORE_BYTES}", f"--temp-dir={name}"]
+        shell = f"{ip} link set lo up && exec {shlex.join(map(str, start))}"
+        began = time.monotonic()
+        with running([*alone, "sh", "-c", shell], log) as pid:
+            _wait_until(lambda: "Ray runtime started" in log.read_text(encoding="utf-8", errors="replace"), log)
+            joined = [str(enter), f"--target={pid}", "--user", "--net", "--preserve-credentials", str(python)]
+            settings = {"address": f"127.0.0.1:{port}", "folder": name, "gpus": gpus}
+            yield Serving(settings, time.monotonic() - began, [pid], joined)
+
+
+def _nvidia_smi(used: Path, gpus: int) -> str:
+    """A script that shows a GPU as used while there is a file GPU.PID.NUMBER of a process that lives."""
+    return f"""#!/bin/sh
+case "$*" in *compute-apps*) exit 0 ;; esac
+for gpu in {" ".join(str(gpu) for gpu in range(gpus))}; do
+  use="500, 0"
+  for file in {shlex.quote(str(used))}/$gpu.*; do
+    pid=${{file##*/}}; pid=${{pid#*.}}; pid=${{pid%.*}}
+    [ -e "$file" ] && [ -d "/proc/$pid" ] && use="60000, 90"
+  done
+  echo "$gpu, GPU-00000000-0000-0000-0000-00000000000$gpu, Pretended, 81920, $use, 40, 100, 400"
+done
+"""
+
+
+def _harmless_user() -> pwd.struct_passwd | None:
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name: entry for entry in pwd.getpwall()}
+    return known.get("postgres") or known["nobody"]
+
+
+def _wait_until(is_ready: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while not is_ready():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"it did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+        time.sleep(POLL_S)

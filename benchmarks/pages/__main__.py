@@ -1,0 +1,191 @@
+"""What open pages cost the leases: lease + release of one client with 50 pages open, beside the same with none.
+
+The server, the client and the pages are three processes on this machine. Rounds with and without pages alternate, and
+what counts is the ratio of rounds that follow each other: the times are those of this machine, on this day. It stops by
+itself.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.leases.locks import PoolLease, who_asks
+from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
+from benchmarks.shared.servers import ROOT, pool_process
+
+# Until what was opened or closed has settled.
+SETTLE_S = 0.3
+
+
+@dataclass(frozen=True)
+class Effort:
+    pages: int
+    rounds: int
+    seconds: float
+
+
+QUICK = Effort(pages=5, rounds=1, seconds=0.1)
+WHOLE = Effort(pages=50, rounds=5, seconds=1.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server: its GPUs, what else is there, and what the one who is measured asks for."""
+
+    name: str
+    gpus: str
+    held: int = 0
+    waiting: int = 0
+    wishes: dict[str, object] = field(default_factory=dict)
+
+
+SMALL = Case("8 GPUs, nobody else", "8")
+# All but one GPU are held, and very many wait for those.
+LARGE = Case("200 GPUs, 500 leases, 300 of them waiting", "200xT4,1xA100-80GB", 200, 300, {"model": "A100"})
+
+
+@dataclass
+class State:
+    """What was measured with pages, or without."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    p99s_s: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    looks: int = 0
+
+
+class Crowd:
+    """The pages, in a process of their own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def open(self, pages: int) -> None:
+        self._tell(f"open {pages}")
+
+    def close(self) -> int:
+        """How often the pages looked while they were open."""
+        return self._tell("close")
+
+    def _tell(self, line: str) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the process of the pages has ended"
+        return int(answer)
+
+
+@contextmanager
+def crowd(port: int) -> Iterator[Crowd]:
+    command = [sys.executable, "-m", "benchmarks.pages.crowd", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Crowd(process)
+        finally:
+            process.terminate()
+
+
+def fill(port: int, case: Case) -> None:
+    """Others who hold GPUs, and who wait for them."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        for number in range(case.held + case.waiting):
+            form = {"owner": f"owner-{number % 20}", "worker_id": f"worker-{number}", "model": "T4", "ttl_s": 3600.0}
+            form["labels"] = {"command": f"python train.py --seed {number}"}
+            connection.request("PUT", f"/leases/other-{number}", json.dumps(form).encode())
+            response = connection.getresponse()
+            assert response.status == (201 if number < case.held else 202), (number, response.read())
+            response.read()
+
+
+def cpu_s(pid: int) -> float:
+    """What the process has used of the processors so far."""
+    used = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(lease: PoolLease, pid: int, seconds: float, state: State) -> float:
+    """The median of a lease + release within this time."""
+    time.sleep(SETTLE_S)
+    times: list[float] = []
+    used, began = cpu_s(pid), time.perf_counter()
+    while (start := time.perf_counter()) < began + seconds:
+        lease.acquire()
+        lease.release()
+        times.append(time.perf_counter() - start)
+    state.cpu.append((cpu_s(pid) - used) / (time.perf_counter() - began))
+    state.latencies_s += times
+    state.p99s_s.append(percentile(times, 99))
+    return statistics.median(times)
+
+
+def compare(results: Results, case: Case, effort: Effort, folder: Path) -> None:
+    none, some = State(), State()
+    with pool_process(folder, case.gpus, "normal") as (port, pid), crowd(port) as pages:
+        fill(port, case)
+        lease = PoolLease(port, {**who_asks(), **case.wishes})
+
+        def with_pages() -> float:
+            pages.open(effort.pages)
+            median_s = measure(lease, pid, effort.seconds, some)
+            some.looks += pages.close()
+            return median_s
+
+        measure(lease, pid, effort.seconds / 2, State())
+        contenders = {"no page": lambda: measure(lease, pid, effort.seconds, none), "pages": with_pages}
+        medians = in_turn(contenders, effort.rounds)
+    rows: list[list[Cell]] = []
+    for name, state, of_rounds in (
+        ("no page", none, medians["no page"]),
+        (f"{effort.pages} pages", some, medians["pages"]),
+    ):
+        rows.append(
+            [
+                name,
+                duration(statistics.median(of_rounds)),
+                spread_s(of_rounds),
+                duration(statistics.median(state.p99s_s)),
+                spread_s(state.p99s_s),
+                len(state.latencies_s),
+                statistics.median(state.cpu),
+                state.looks / (effort.rounds * effort.seconds),
+            ]
+        )
+    p99_ratios = ratios(some.p99s_s, none.p99s_s)
+    results.table(
+        f"Lease + release, one client, {case.name}; {effort.rounds} rounds of {effort.seconds:g} s in turn",
+        ["", "median", "rounds", "p99", "rounds", "leases", "server's CPU, s a second", "looks a second"],
+        rows,
+        note=(
+            f"With pages / without: median {median_ratio(medians['pages'], medians['no page']):.2f} x "
+            f"(rounds: {spread(ratios(medians['pages'], medians['no page']))}), "
+            f"p99 {statistics.median(p99_ratios):.2f} x (rounds: {spread(p99_ratios)})."
+        ),
+    )
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    effort = QUICK if options.quick else WHOLE
+    results = Results("pages", "What open pages cost the leases.")
+    with tempfile.TemporaryDirectory(prefix="page-benchmark-") as name:
+        compare(results, SMALL, effort, Path(name) / "small")
+        if not options.quick:
+            compare(results, LARGE, effort, Path(name) / "large")
+    results.finish(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The runs of a replay: which there are, and how they are spread over processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from benchmarks.replay.openb import Trace, cut, read_trace, sample_nodes
+from benchmarks.replay.policies import POLICIES
+from benchmarks.replay.runs import run_sampled, run_timed
+from benchmarks.replay.tables import Run
+
+DEMAND = 1.3
+NEEDS_FORESIGHT = "FGD"
+QUICK_NODES, QUICK_TASKS = 40, 300
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as it is handed to another process."""
+
+    experiment: str
+    policy: int
+    seed: int
+    is_queued: bool = False
+    fraction: float = 1.0
+    speedup: float = 1.0
+
+    def __str__(self) -> str:
+        what = ("queued" if self.is_queued else "skipped") if self.experiment == "sampled" else self.scenario
+        return f"{self.experiment}, {what}, {POLICIES[self.policy].name}, seed {self.seed}"
+
+    @property
+    def scenario(self) -> str:
+        return f"{self.fraction:g} of the nodes, arrivals at {self.speedup:g}x"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the trace is, and whether only a sample of it is wanted."""
+
+    nodes: Path
+    pods: Path
+    is_quick: bool
+
+
+@lru_cache(maxsize=1)
+def load(source: Source) -> Trace:
+    """The trace; once in each process."""
+    trace = read_trace(source.nodes, source.pods)
+    return cut(trace, QUICK_NODES, QUICK_TASKS, seed=1) if source.is_quick else trace
+
+
+def carry_out(source: Source, job: Job) -> Run:
+    trace, policy = load(source), POLICIES[job.policy]
+    if job.experiment == "sampled":
+        return run_sampled(trace, policy, DEMAND, job.seed, is_queued=job.is_queued)
+    smaller = sample_nodes(trace, job.fraction, job.seed)
+    return run_timed(smaller, policy, job.fraction, job.speedup, job.seed)
+
+
+def jobs_of(seeds: int, queued_seeds: int, scenarios: Iterable[tuple[float, float, int]]) -> Iterator[Job]:
+    for number, policy in enumerate(POLICIES):
+        if policy.is_placement:
+            yield from (Job("sampled", number, seed) for seed in range(1, seeds + 1))
+        if policy.name == "ours" or not policy.is_placement:
+            yield from (Job("sampled", number, seed, is_queued=True) for seed in range(1, queued_seeds + 1))
+    for fraction, speedup, choices in scenarios:
+        # Choices of nodes may be very unlike: the policies are compared on each, never across.
+        for seed in range(1, choices + 1):
+            for number, policy in enumerate(POLICIES):
+                if policy.name != NEEDS_FORESIGHT:
+                    yield Job("timed", number, seed, fraction=fraction, speedup=speedup)
+
+
+def run_all(source: Source, jobs: Sequence[Job], processes: int) -> list[Run]:
+    """What the jobs found, in their order."""
+    if processes == 1:
+        return [_told(job, carry_out(source, job)) for job in jobs]
+    # The long ones first, so that no process is left with one at the end.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        futures = {job: pool.submit(carry_out, source, job) for job in sorted(jobs, key=lambda job: -job.speedup)}
+        return [_told(job, futures[job].result()) for job in jobs]
+
+
+def _told(job: Job, run: Run) -> Run:
+    print(f"done: {job}", file=sys.stderr)
+    return run

@@ -1,0 +1,273 @@
+"""The two experiments of benchmarks/replay, each a function of a trace, a policy and a seed."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+from benchmarks.replay.fragmentation import kinds_of
+from benchmarks.replay.openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
+from benchmarks.replay.policies import Policy
+from benchmarks.replay.pool import SimulatedPool
+from gpu_worker_pool.core.model.request import MAX_TTL_S
+
+RENEW_EVERY_S = MAX_TTL_S / 3
+POINTS = 200
+# The first few come long before all others; what is allocated until then says nothing.
+EARLY_PART = 0.01
+# Whoever waited more than so many times as long as it ran has starved.
+STARVED_TIMES = 10
+FRAGMENTATION_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What decisions took, in processor time. A decision is one step of the core: a request, a release or a reading,
+    with the passes over the queue that follow.
+    """
+
+    decisions: int
+    per_s: float
+    mean_us: float
+    p99_us: float
+
+
+def speed_of(decisions_s: Sequence[float]) -> Speed:
+    in_order = sorted(decisions_s)
+    mean_s = statistics.fmean(in_order)
+    return Speed(len(in_order), 1 / mean_s, mean_s * 1e6, quantile(in_order, 0.99) * 1e6)
+
+
+def quantile(in_order: Sequence[float], part: float) -> float:
+    """The value that this part of them does not exceed."""
+    return in_order[min(len(in_order) - 1, int(len(in_order) * part))]
+
+
+def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_queued: bool) -> dict[str, Any]:
+    """Tasks drawn until they ask for `demand` times the capacity, as in `fill`."""
+    return fill(trace, sample_tasks(trace, demand, seed), policy, seed, is_queued=is_queued)
+
+
+def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_queued: bool) -> dict[str, Any]:
+    """These tasks come one after the other, and none goes.
+
+    Whoever cannot be served at once goes away again, as somebody who asks the pool with a wait of 0 s: so no queue forms,
+    and the placement alone decides. With `is_queued` they wait instead, and the queue's rule decides too.
+    """
+    pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
+    demand = sum(task.milli for task in tasks) / pool.capacity_milli
+    asked_milli = served = gone = refused = 0
+    first_miss: float | None = None
+    series: list[tuple[float, float, float]] = []
+    for number, task in enumerate(tasks):
+        lease_id, now = f"task-{number}", float(number)
+        asked_milli += task.milli
+        if not (policy.is_strict and pool.waiting):
+            granted = pool.ask(lease_id, task, now)
+            served += len(granted or ())
+            refused += granted is None
+            if not granted and first_miss is None:
+                first_miss = pool.allocated_milli / pool.capacity_milli
+            if granted == [] and not is_queued:
+                pool.leave(lease_id, now)
+                gone += 1
+        if asked_milli / pool.capacity_milli >= (len(series) + 1) * demand / POINTS:
+            asked, allocated = asked_milli / pool.capacity_milli, pool.allocated_milli / pool.capacity_milli
+            series.append((asked, allocated, pool.fragmented()))
+    allocated, fragmented = pool.allocated_milli / pool.capacity_milli, pool.fragmented()
+    return {
+        "policy": policy.name,
+        "unserved": "queued" if is_queued else "skipped",
+        "seed": seed,
+        "demand": demand,
+        "tasks": len(tasks),
+        "served": served,
+        "gone": gone,
+        "refused": refused,
+        "waiting": len(tasks) - served - gone - refused,
+        "allocated": allocated,
+        "allocated_at_first_miss": first_miss,
+        "fragmented_of_capacity": fragmented,
+        "fragmented_of_free": fragmented / (1 - allocated) if allocated < 1 else 0.0,
+        "free_whole_gpus": sum(left == GPU_MILLI for free in pool.free_milli.values() for left in free.values()),
+        "speed": asdict(speed_of(pool.decisions_s)),
+        "series": {"columns": ["demand", "allocated", "fragmented_of_capacity"], "points": series},
+    }
+
+
+class TimedRun:
+    """A trace in its own time, or with arrivals `speedup` times as fast; every task runs for as long as it did there."""
+
+    def __init__(self, trace: Trace, policy: Policy, speedup: float, seed: int) -> None:
+        self.tasks = trace.tasks
+        self.trace = trace
+        self.policy = policy
+        self.arrives_at = [task.created_at / speedup for task in trace.tasks]
+        self.pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
+        self.began_at: dict[int, float] = {}
+        self.refused: set[int] = set()
+        self.moments: list[tuple[float, int, int]] = []
+        self.fragmented: list[float] = []
+        self._ends: list[tuple[float, int]] = []
+        # With a strict order these have not asked yet, because somebody ahead waits.
+        self._line: deque[int] = deque()
+        self._renewed_at = 0.0
+
+    @property
+    def waiting(self) -> int:
+        return self.pool.waiting + len(self._line)
+
+    def run(self) -> None:
+        arrivals = deque(range(len(self.tasks)))
+        while arrivals or self._ends:
+            arrives_at = self.arrives_at[arrivals[0]] if arrivals else inf
+            now = min(arrives_at, self._ends[0][0] if self._ends else inf)
+            self._renew_until(now)
+            if self._ends and self._ends[0][0] <= arrives_at:
+                self._began(self.pool.leave(f"task-{heapq.heappop(self._ends)[1]}", now), now)
+            elif self.policy.is_strict:
+                self._line.append(arrivals.popleft())
+            else:
+                self._ask(arrivals.popleft(), now)
+            while self._line and not self.pool.waiting:
+                self._ask(self._line.popleft(), now)
+            self.moments.append((now, self.pool.allocated_milli, self.waiting))
+            if self.waiting and len(self.moments) % FRAGMENTATION_EVERY == 0:
+                self.fragmented.append(self.pool.fragmented())
+
+    def _ask(self, number: int, now: float) -> None:
+        granted = self.pool.ask(f"task-{number}", self.tasks[number], now)
+        if granted is None:
+            self.refused.add(number)
+        else:
+            self._began(granted, now)
+
+    def _began(self, lease_ids: Sequence[str], now: float) -> None:
+        for lease_id in lease_ids:
+            number = int(lease_id.removeprefix("task-"))
+            self.began_at[number] = now
+            heapq.heappush(self._ends, (now + self.tasks[number].duration_s, number))
+
+    def _renew_until(self, now: float) -> None:
+        while self._renewed_at + RENEW_EVERY_S <= now:
+            self._renewed_at += RENEW_EVERY_S
+            self.pool.renew(self._renewed_at)
+
+    def waits_s(self, size: str | None = None) -> dict[int, float]:
+        """How long each waited who was served."""
+        return {
+            number: began_at - self.arrives_at[number]
+            for number, began_at in self.began_at.items()
+            if size in (None, self.tasks[number].size)
+        }
+
+
+def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, seed: int) -> dict[str, Any]:
+    """Replay a trace that has been cut to a fraction of its nodes already, and sum up what happened."""
+    run = TimedRun(trace, policy, speedup, seed)
+    run.run()
+    capacity = run.pool.capacity_milli
+    spans = [
+        (later - at, milli / capacity, waiting)
+        for (at, milli, waiting), (later, _, _) in zip(run.moments, run.moments[1:], strict=False)
+    ]
+    crowded_s = sum(span for span, _, waiting in spans if waiting)
+    overtaken = _overtaken(run)
+    since, until = arriving(run.arrives_at)
+    return {
+        "policy": policy.name,
+        "nodes": len(trace.nodes),
+        "gpus": trace.gpus,
+        "node_fraction": fraction,
+        "speedup": speedup,
+        "seed": seed,
+        "tasks": len(run.tasks),
+        "served": len(run.began_at),
+        "refused": len(run.refused),
+        "never_served": len(run.tasks) - len(run.began_at) - len(run.refused),
+        "most_waiting": max(waiting for _, _, waiting in run.moments),
+        "peak_allocated": max(milli for _, milli, _ in run.moments) / capacity,
+        "mean_allocated_while_they_arrive": _mean_allocated(run, since, until),
+        "crowded_s": crowded_s,
+        "mean_allocated_while_somebody_waits": (
+            sum(span * part for span, part, waiting in spans if waiting) / crowded_s if crowded_s else None
+        ),
+        "mean_fragmented_while_somebody_waits": statistics.fmean(run.fragmented) if run.fragmented else None,
+        "wait_s": _waits(run, None),
+        "by_size": {
+            size: _waits(run, size) | {"most_overtaken": max((overtaken[n] for n in _of(run.tasks, size)), default=0)}
+            for size in SIZES
+            if _of(run.tasks, size)
+        },
+        "speed": asdict(speed_of(run.pool.decisions_s)),
+        "wait_cdf": {"columns": ["wait_s", "share_of_tasks"], "points": _cdf(sorted(run.waits_s().values()))},
+        "allocation": {"columns": ["at_s", "allocated", "waiting"], "points": _over_time(run, capacity)},
+    }
+
+
+def arriving(arrives_at: Sequence[float]) -> tuple[float, float]:
+    """From when all but the early few are still to come until the last one has; they are in order."""
+    return quantile(arrives_at, EARLY_PART), arrives_at[-1]
+
+
+def _mean_allocated(run: TimedRun, since: float, until: float) -> float | None:
+    """The mean over this time, which is the same for all policies; None where it has no length."""
+    milli_s = sum(
+        max(0.0, min(later, until) - max(at, since)) * milli
+        for (at, milli, _), (later, _, _) in zip(run.moments, run.moments[1:], strict=False)
+    )
+    return milli_s / run.pool.capacity_milli / (until - since) if until > since else None
+
+
+def _of(tasks: Sequence[Task], size: str) -> list[int]:
+    return [number for number, task in enumerate(tasks) if task.size == size]
+
+
+def _waits(run: TimedRun, size: str | None) -> dict[str, Any]:
+    waits_of = run.waits_s(size)
+    if not waits_of:
+        return {"served": 0}
+    waits_s = sorted(waits_of.values())
+    return {
+        "served": len(waits_s),
+        "waited": sum(wait_s > 0 for wait_s in waits_s),
+        "mean": statistics.fmean(waits_s),
+        "p50": quantile(waits_s, 0.5),
+        "p95": quantile(waits_s, 0.95),
+        "p99": quantile(waits_s, 0.99),
+        "max": waits_s[-1],
+        "starved": sum(wait_s > STARVED_TIMES * run.tasks[number].duration_s for number, wait_s in waits_of.items()),
+    }
+
+
+def _overtaken(run: TimedRun) -> list[int]:
+    """How many who came later began before each of them; none where it was refused, since it did not wait."""
+    counts = [0] * len(run.tasks)
+    later: list[float] = []
+    for number in reversed(range(len(run.tasks))):
+        if number not in run.refused:
+            counts[number] = bisect_left(later, run.began_at.get(number, inf))
+        if number in run.began_at:
+            insort(later, run.began_at[number])
+    return counts
+
+
+def _cdf(waits_s: Sequence[float]) -> list[tuple[float, float]]:
+    """Up to so many points of the distribution, closer together towards its end."""
+    if not waits_s:
+        return []
+    parts = sorted({*(n / POINTS for n in range(1, POINTS)), 0.999, 1.0})
+    points = {(quantile(waits_s, part), part) for part in parts}
+    return sorted(points)
+
+
+def _over_time(run: TimedRun, capacity: int) -> list[tuple[float, float, int]]:
+    """The state at evenly spaced moments of the replay's steps: where much happens there are many."""
+    every = max(1, len(run.moments) // POINTS)
+    return [(at, milli / capacity, waiting) for at, milli, waiting in run.moments[::every]]

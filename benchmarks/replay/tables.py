@@ -1,0 +1,327 @@
+"""What the replay of a trace found, as tables and plots."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from benchmarks.replay.openb import SIZES, Trace
+from benchmarks.replay.policies import Policy
+from benchmarks.replay.runs import EARLY_PART, STARVED_TIMES, arriving
+from benchmarks.shared.results import Results, show
+
+Run = dict[str, Any]
+
+OURS, NO_HOLDS = "ours", "no holds"
+SEVERAL_GPUS = SIZES[2:]
+WAITS = ("mean wait, s", "p50, s", "p95, s", "p99, s", "longest, s", f"waited over {STARVED_TIMES} x their run")
+# How far below the best other placement of the same run ours may be and still count as good.
+AS_GOOD_POINTS = -0.05
+QUOTED = {"random": 0.875, "best fit": 0.931, "FGD": 0.954}
+QUOTED_FROM = (
+    "Quoted, not measured here, from Weng et al., Beware of Fragmentation, USENIX ATC '23: there, CPUs and memory of the nodes "
+    "limit too, and the sampling differs slightly (it takes the shuffled trace once and draws on top), so that these are not to "
+    "be compared with the rest, but among each other. "
+    "Quoted from the issue that asked for this, of a quick model with GPUs alone: random 94.3 %, best fit 96.0 %, FGD 96.0 %."
+)
+
+
+def trace_in_short(trace: Trace) -> dict[str, int]:
+    """How much there is of everything."""
+    return {
+        "nodes": len(trace.nodes),
+        "gpus": trace.gpus,
+        "tasks": len(trace.tasks) + trace.without_gpu + trace.not_askable,
+        "tasks_with_gpu": len(trace.tasks),
+        "without_gpu": trace.without_gpu,
+        "not_askable": trace.not_askable,
+        "never_scheduled": sum(not task.was_scheduled for task in trace.tasks),
+    }
+
+
+def tell_trace(results: Results, trace: Trace) -> None:
+    found = trace_in_short(trace)
+    results.note(
+        f"The trace: {found['nodes']:,} nodes, {found['gpus']:,} GPUs, {found['tasks']:,} tasks. {found['tasks_with_gpu']:,} ask "
+        f"for GPUs; {found['without_gpu']:,} do not and are left out, as are {found['not_askable']:,} that name models in a way "
+        "the pool cannot ask for. A fraction of a GPU is a share of its memory."
+    )
+    if found["never_scheduled"]:
+        results.note(_never_scheduled(trace))
+    arrives_at = [task.created_at for task in trace.tasks]
+    since, until = arriving(arrives_at)
+    if until > arrives_at[0]:
+        early = (since - arrives_at[0]) / (until - arrives_at[0])
+        results.note(
+            f'Below, "while they arrive" is from when {EARLY_PART:.0%} of the tasks have come until the last one has, '
+            f"which is the same time for all. The time until then, {early:.1%} of that of all arrivals, is left out."
+        )
+
+
+def _never_scheduled(trace: Trace) -> str:
+    """How many of the tasks never ran, and what is made of them."""
+    never = [task for task in trace.tasks if not task.was_scheduled]
+    part = sum(task.milli * task.duration_s for task in never) / sum(t.milli * t.duration_s for t in trace.tasks)
+    return (
+        f"{len(never):,} of these ({len(never) / len(trace.tasks):.1%}) were never scheduled in the trace (they have no "
+        "scheduled_time). They count as tasks like all others: they come at their creation_time and, once served, run for as "
+        f"long as they stood there until their deletion_time: {show(statistics.median(t.duration_s for t in never))} s at the "
+        f"median, together {part:.2%} of the GPU time that all ask for."
+    )
+
+
+def tell_policies(results: Results, policies: Iterable[Policy]) -> None:
+    results.table("What is compared", ["policy", "what it does"], [[policy.name, policy.says] for policy in policies])
+
+
+def tell_sampled(results: Results, runs: Sequence[Run], demand: float) -> None:
+    """How much can be allocated."""
+    skipped = by_policy([run for run in runs if run["unserved"] == "skipped"])
+    results.table(
+        f"Tasks drawn until they ask for {demand:.0%} of all GPUs; nobody leaves, who cannot be served at once goes away",
+        [
+            "placement",
+            "allocated, %",
+            "least to most",
+            "at the first miss, %",
+            "of the free, of no use, %",
+            "decisions/s",
+            "quoted, %",
+        ],
+        [
+            [
+                name,
+                percent(middle(group, "allocated")),
+                spread(group, "allocated"),
+                percent(middle(group, "allocated_at_first_miss")),
+                percent(middle(group, "fragmented_of_free")),
+                whole(middle(group, "speed", "per_s")),
+                f"{100 * QUOTED[name]:.1f}" if name in QUOTED else None,
+            ]
+            for name, group in skipped
+        ],
+        note=f"Medians over {len(skipped[0][1])} samples. {QUOTED_FROM}",
+    )
+    _tell_lead(results, dict(skipped), demand)
+    results.plot(
+        "allocated",
+        "Allocated, by what was asked for",
+        kind="line",
+        x="asked for, % of all GPUs",
+        y="allocated, %",
+        series={
+            name: [(100 * asked, 100 * allocated) for asked, allocated, _ in group[0]["series"]["points"]]
+            for name, group in skipped
+        },
+        note=f"The sample of seed {skipped[0][1][0]['seed']}.",
+    )
+    queued = by_policy([run for run in runs if run["unserved"] == "queued"])
+    results.table(
+        "The same, but who cannot be served waits",
+        ["queue", "allocated, %", "least to most", "waiting at the end", "decisions/s"],
+        [
+            [
+                name,
+                percent(middle(group, "allocated")),
+                spread(group, "allocated"),
+                whole(middle(group, "waiting")),
+                whole(middle(group, "speed", "per_s")),
+            ]
+            for name, group in queued
+        ],
+        note=f"Medians over {len(queued[0][1])} samples." if len(queued[0][1]) > 1 else "One sample of tasks.",
+    )
+
+
+def _tell_lead(results: Results, groups: dict[str, list[Run]], demand: float) -> None:
+    """Ours beside the best of the others, on the same sample of tasks each."""
+    others = [run for name, group in groups.items() if name != OURS for run in group]
+    best = {
+        run["seed"]: max((other for other in others if other["seed"] == run["seed"]), key=lambda run: run["allocated"])
+        for run in groups[OURS]
+    }
+    leads = [100 * (run["allocated"] - best[run["seed"]]["allocated"]) for run in groups[OURS]]
+    lead = round(statistics.median(leads), 2)
+    names = sorted({run["policy"] for run in best.values()})
+    results.figure(
+        "replay_allocated",
+        f"GPU capacity allocated at {demand:.0%} demand: our placement less the best other one, on the same sample of tasks",
+        value=lead,
+        unit="percentage points",
+        target=f">= {AS_GOOD_POINTS:.2f} percentage points: as good as the best of the run",
+        is_met=lead >= AS_GOOD_POINTS,
+        spread=f"{len(leads)} samples: {min(leads):.2f} to {max(leads):.2f}; ours is lower in {sum(lead < 0 for lead in leads)}",
+        why=f"the best other one was {' or '.join(names)}, with {spread(list(best.values()), 'allocated')} % allocated",
+    )
+
+
+def tell_timed(results: Results, runs: Sequence[Run]) -> None:
+    """How long they wait: a table for each choice of nodes, a row for each run."""
+
+    def setting(run: Run) -> tuple[float, float, int]:
+        return run["node_fraction"], run["speedup"], run["seed"]
+
+    for number, (_, group) in enumerate(groupby(runs, key=setting)):
+        found = {run["policy"]: run for run in group}
+        title = title_of(found[OURS])
+        is_crowded = any(run["most_waiting"] for run in found.values())
+        notes = [cost_of_holds(found[OURS], found[NO_HOLDS])] if is_crowded else ["Nobody waited."]
+        if refused := found[OURS]["refused"]:
+            notes.append(f"Refused, because none of these nodes could ever serve it: {refused:,}.")
+        _tell_waits(results, title, found, note=" ".join(notes))
+        if is_crowded:
+            _tell_sizes(results, f"{title}: by what was asked for", found)
+            results.plot(
+                f"waits-{number}",
+                title,
+                kind="ecdf",
+                x="waited, s",
+                y="share of the tasks",
+                log_x=True,
+                # On such a scale there is no zero; who did not wait stands at a second.
+                series={
+                    name: [(max(wait_s, 1.0), share) for wait_s, share in run["wait_cdf"]["points"]]
+                    for name, run in found.items()
+                },
+                note="Who waited less than a second stands at a second.",
+            )
+
+
+def title_of(run: Run) -> str:
+    """What was replayed, and on which nodes."""
+    own_time = "in its own time" if run["speedup"] == 1 else f"with arrivals {run['speedup']:g} times as fast"
+    if run["node_fraction"] == 1:
+        return f"The trace {own_time}, on all nodes ({run['gpus']:,} GPUs)"
+    return f"The trace {own_time}, on {run['node_fraction']:g} of the nodes (those of seed {run['seed']}: {run['gpus']:,} GPUs)"
+
+
+def cost_of_holds(ours: Run, no_holds: Run) -> str:
+    """What is worse, better and the same because who waits holds GPUs. Of all that is measured here, less is better."""
+    measures = [
+        ("the number that waited", "", *(run["wait_s"]["waited"] for run in (ours, no_holds))),
+        ("the mean wait", " s", *(run["wait_s"]["mean"] for run in (ours, no_holds))),
+        ("the longest wait", " s", *(run["wait_s"]["max"] for run in (ours, no_holds))),
+    ]
+    several = [[run["by_size"][size] for size in SEVERAL_GPUS if size in run["by_size"]] for run in (ours, no_holds)]
+    several = [[found for found in sizes if found["served"]] for sizes in several]
+    if all(several):
+        means = [sum(s["mean"] * s["served"] for s in sizes) / sum(s["served"] for s in sizes) for sizes in several]
+        measures += [
+            ("the mean wait for several GPUs", " s", *means),
+            ("the longest wait for several GPUs", " s", *(max(found["max"] for found in sizes) for sizes in several)),
+        ]
+    worse: list[str] = []
+    better: list[str] = []
+    same: list[str] = []
+    for what, unit, with_holds, without in measures:
+        if show(with_holds) == show(without):
+            same.append(f"{what} ({show(with_holds)}{unit})")
+        else:
+            text = f"{what} ({show(with_holds)} beside {show(without)}{unit})"
+            (worse if with_holds > without else better).append(text)
+    return (
+        "What it costs and buys that who waits holds GPUs, ours beside no holds. "
+        f"Worse: {', '.join(worse) or 'nothing'}. Better: {', '.join(better) or 'nothing'}. "
+        f"The same: {', '.join(same) or 'nothing'}."
+    )
+
+
+def _tell_waits(results: Results, title: str, runs: dict[str, Run], note: str) -> None:
+    results.table(
+        title,
+        [
+            "policy",
+            f"waited, of {runs[OURS]['served']:,}",
+            *WAITS,
+            "allocated while they arrive, %",
+            "at most, %",
+            "while somebody waits, %",
+            "decisions/s",
+        ],
+        [
+            [
+                name,
+                run["wait_s"]["waited"],
+                run["wait_s"]["mean"],
+                *(whole(run["wait_s"][part]) for part in ("p50", "p95", "p99", "max")),
+                run["wait_s"]["starved"],
+                percent(run["mean_allocated_while_they_arrive"]),
+                percent(run["peak_allocated"]),
+                percent(run["mean_allocated_while_somebody_waits"]),
+                whole(run["speed"]["per_s"]),
+            ]
+            for name, run in runs.items()
+        ],
+        note=note,
+    )
+
+
+def _tell_sizes(results: Results, title: str, runs: dict[str, Run]) -> None:
+    columns = ("p50", "p95", "p99", "max", "starved", "most_overtaken")
+    results.table(
+        title,
+        [
+            "policy and size",
+            "served",
+            "waited",
+            *WAITS,
+            "most overtaken",
+        ],
+        [
+            [
+                f"{name}: {size}",
+                found["served"],
+                found.get("waited"),
+                found.get("mean"),
+                *(whole(found.get(column)) for column in columns),
+            ]
+            for name, run in runs.items()
+            for size, found in run["by_size"].items()
+        ],
+        note=who_starves(runs),
+    )
+
+
+def who_starves(runs: dict[str, Run]) -> str:
+    """For each policy, the size of which the largest part waited far longer than it ran."""
+    texts: list[str] = []
+    for name, run in runs.items():
+        sizes = {size: found for size, found in run["by_size"].items() if found.get("starved")}
+        if sizes:
+            worst = max(sizes, key=lambda size: sizes[size]["starved"] / sizes[size]["served"])
+            texts.append(f"{name}: {worst}, {sizes[worst]['starved']:,} of {sizes[worst]['served']:,}")
+        else:
+            texts.append(f"{name}: nobody")
+    return f"Who starves: where the largest part waited over {STARVED_TIMES} x their run. {'; '.join(texts)}."
+
+
+def middle(runs: Sequence[Run], *path: str) -> float | None:
+    """The median over the seeds of what stands there; None where it stands nowhere."""
+    found: list[float] = []
+    for run in runs:
+        value: Any = run
+        for part in path:
+            value = value.get(part) if value is not None else None
+        if value is not None:
+            found.append(value)
+    return statistics.median(found) if found else None
+
+
+def by_policy(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
+    """In the order in which they came."""
+    return [(name, list(group)) for name, group in groupby(runs, key=lambda run: str(run["policy"]))]
+
+
+def percent(part: float | None) -> str | None:
+    return None if part is None else f"{100 * part:.2f}"
+
+
+def whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def spread(runs: Sequence[Run], key: str) -> str:
+    values = [run[key] for run in runs]
+    return f"{100 * min(values):.2f} to {100 * max(values):.2f}"

@@ -1,0 +1,154 @@
+"""docs/BENCHMARKS.md from the data of one run, and from nothing else: the same data make the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from benchmarks.shared.results import NOT_KNOWN, quantity, show
+
+Data: TypeAlias = Mapping[str, Any]
+
+# The figures to reach, in the order of the design: each must be there, or it says that it was not measured.
+FIGURES = {
+    "statistics_vs_bare": "`GET /gpu/summary` beside a bare ASGI handler",
+    "statistics_vs_bare_with_log": "the same with the access log on both sides",
+    "statistics_while_probe_hangs": "p99 of a GET while `nvidia-smi` takes 2 s",
+    "longest_while_probe_hangs": "the longest of them",
+    "lease_vs_redis": "lease + release, one client, beside the Redis lock",
+    "lease_fsync_vs_redis_fsync": "the same with fsync",
+    "full_vs_normal_64_gpus": "64 clients: the rate at `full` beside `normal`",
+    "full_vs_normal_8_gpus": "the same with 8 GPUs",
+    "hand_over_p50": "release to the next waiter, p50",
+    "hand_over_p99": "release to the next waiter, p99",
+    "hand_over_client_p50": "the same by the Python client, p50",
+    "hand_over_client_p99": "the same by the Python client, p99",
+    "reclaim_p50": "`kill -9` of a holder to the next waiter, p50",
+    "decision_time": "a decision at 10,000 GPUs and waiters",
+    "decision_growth": "growth of a decision",
+    "endpoints_first_gpu": "a client with 100 endpoints, some dead: time to the first GPU",
+    "import_time": "import of the client",
+    "import_weight": "what the client imports",
+    "replay_allocated": "GPU capacity allocated at 130 % demand, of a real trace",
+}
+VERDICTS = {True: "reached", False: "**missed**", None: "not measured"}
+TRACE = "https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2023"
+
+
+def document(run: Data) -> str:
+    """The whole text."""
+    lines: list[str] = []
+    for part in (_opening(run), _figures(run), _missing(run), *(_benchmark(run, one) for one in run["benchmarks"])):
+        lines += [*part, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def image_of(name: str, plot_id: str) -> str:
+    """The file of a plot."""
+    return f"bench-{name}-{plot_id}.svg".replace("_", "-")
+
+
+def _opening(run: Data) -> Iterator[str]:
+    yield "# Benchmarks"
+    yield ""
+    yield "This document is written by `make bench`: every number in it was measured in one run on one machine, but for what"
+    yield "was asked for, what is to be reached, and what is named as quoted. `benchmarks/measured.json` holds the data. Do not"
+    yield "edit it. Ratios count, because those who are compared take turns in the same run; a time is that of this machine."
+    yield '"Rounds" or "spread" is the lowest and the highest of them.'
+    yield ""
+    yield "To do it again: `make bench OPENB=folder`. `make bench QUICK=1` shows in a few minutes whether everything runs, and writes"
+    yield "nothing here. Others to compare with are installed into `.bench-venv`; redis-server and PostgreSQL are found if installed."
+    yield "The trace that is replayed is public, and is read from the folder in `make bench OPENB=folder`: the files"
+    yield f"`openb_node_list_gpu_node.csv` and `openb_pod_list_default.csv` of [cluster-trace-gpu-v2023]({TRACE})."
+    yield ""
+    if run["note"]:
+        yield f"**{_plain(run['note'])}**"
+        yield ""
+    yield "## The machine"
+    yield ""
+    yield from _table(["", ""], list(run["machine"].items()))
+
+
+def _figures(run: Data) -> Iterator[str]:
+    found = {figure["id"]: figure for results in _all_results(run) for figure in results["figures"]}
+    yield "## Figures to reach"
+    yield ""
+    rows = []
+    for figure_id, what in FIGURES.items():
+        figure = found.pop(figure_id, None)
+        rows.append(_figure_row(figure) if figure else [what, NOT_KNOWN, NOT_KNOWN, VERDICTS[None], "see below"])
+    rows += [_figure_row(figure) for figure in found.values()]
+    yield from _table(["what", "measured", "to reach", "", "why not"], rows)
+
+
+def _figure_row(figure: Data) -> list[str]:
+    measured = quantity(figure["value"], figure["unit"])
+    if figure["spread"]:
+        measured += f" ({figure['spread']})"
+    return [figure["what"], measured, figure["target"], VERDICTS[figure["is_met"]], figure["why"]]
+
+
+def _missing(run: Data) -> Iterator[str]:
+    reasons = [f"{one['name']}: {one['failure']}" for one in run["benchmarks"] if one["failure"]]
+    reasons += [f"{skip['what']}: {skip['reason']}" for results in _all_results(run) for skip in results["skipped"]]
+    if run["plots_skipped"]:
+        reasons.append(f"plots: {run['plots_skipped']}")
+    yield "## Not measured"
+    yield ""
+    yield from [f"- {_plain(reason)}" for reason in reasons] or ["Nothing was left out."]
+
+
+def _benchmark(run: Data, one: Data) -> Iterator[str]:
+    yield f"## {one['name']}"
+    yield ""
+    results = one["results"]
+    if results is None:
+        yield f"Not measured: {_plain(one['failure'])}"
+        return
+    yield f"{results['about']} By `{one['command']}`, in {show(one['took_s'])} s."
+    for note in results["notes"]:
+        yield ""
+        yield _plain(note)
+    for table in results["tables"]:
+        yield ""
+        yield f"### {_plain(table['title'])}"
+        yield ""
+        yield from _table(table["columns"], table["rows"])
+        if table["note"]:
+            yield ""
+            yield _plain(table["note"])
+    for plot in () if run["plots_skipped"] else results["plots"]:
+        yield ""
+        yield f"![{_plain(plot['title'])}](images/{image_of(results['name'], plot['id'])})"
+        if plot["note"]:
+            yield ""
+            yield _plain(plot["note"])
+
+
+def _all_results(run: Data) -> list[Data]:
+    return [one["results"] for one in run["benchmarks"] if one["results"] is not None]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Columns of numbers are set to the right, but for the first, which names the row."""
+    texts = [[show(cell) for cell in row] for row in rows]
+    yield _row(columns)
+    sides = (
+        "---:" if number and _is_numbers([row[number] for row in texts]) else "---" for number in range(len(columns))
+    )
+    yield f"| {' | '.join(sides)} |"
+    yield from (_row(row) for row in texts)
+
+
+def _is_numbers(cells: Sequence[str]) -> bool:
+    return all(cell == NOT_KNOWN or cell[:1].isdigit() or cell[:2].strip("-")[:1].isdigit() for cell in cells)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _plain(text: str) -> str:
+    """One line, in which nothing is taken for a tag."""
+    text = " ".join(text.split())
+    return text.replace("<=", "≤").replace(">=", "≥").replace("->", "→").replace("<", "&lt;")

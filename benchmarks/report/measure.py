@@ -1,0 +1,130 @@
+"""Runs one benchmark in a process of its own, up to a limit, and reads what it wrote."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shared.results import Results
+
+ROOT = Path(__file__).parents[2]
+QUICK_S = 180.0
+# For a benchmark that is told to stop to end the servers it has started.
+STOP_S = 20.0
+NODES, PODS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`limit_s` is about twice what it takes on two cores."""
+
+    name: str
+    limit_s: float
+
+
+BENCHMARKS = (
+    Benchmark("leases", 240),
+    Benchmark("contenders", 600),
+    Benchmark("serving", 120),
+    Benchmark("pages", 120),
+    Benchmark("endpoints", 120),
+    Benchmark("import_time", 60),
+    Benchmark("decisions", 90),
+    Benchmark("growth", 180),
+    Benchmark("balancing", 60),
+    Benchmark("replay", 420),
+)
+
+
+class NotMeasuredError(Exception):
+    """The text says why."""
+
+
+def measure(benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]:
+    """What it measured, or why it did not."""
+    module = f"benchmarks.{benchmark.name}"
+    command = ["python", "-m", module, *(["--quick"] if options.quick else [])]
+    print(f"\n=== {module}\n", flush=True)
+    began = time.monotonic()
+    results, failure = None, ""
+    try:
+        if benchmark.name == "replay":
+            command += trace(options.openb)
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            data = Path(folder) / "results.json"
+            limit_s = min(benchmark.limit_s, QUICK_S) if options.quick else benchmark.limit_s
+            run([sys.executable, *command[1:], "--json", str(data)], limit_s)
+            results = read(data)
+    except NotMeasuredError as error:
+        failure = str(error)
+        print(f"not measured: {failure}", flush=True)
+    # As one would type it, without the place that a folder has on this machine.
+    shown = " ".join(Path(word).name if word.endswith(".csv") else word for word in command)
+    took_s = round(time.monotonic() - began, 1)
+    return {"name": benchmark.name, "command": shown, "took_s": took_s, "failure": failure, "results": results}
+
+
+def read(data: Path) -> dict[str, Any]:
+    """What a benchmark wrote. One of another shape must not spoil the document of all others."""
+    if not data.is_file():
+        raise NotMeasuredError("it wrote nothing")
+    results: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
+    if missing := {field.name for field in fields(Results)} - results.keys():
+        raise NotMeasuredError(
+            f"what it wrote is not of the shape of benchmarks/shared/results.py: no {', '.join(sorted(missing))}"
+        )
+    return results
+
+
+def trace(folder: Path | None) -> list[str]:
+    """The options that name the trace."""
+    if folder is None:
+        raise NotMeasuredError("no trace was named: make bench OPENB=folder")
+    missing = [name for name in (NODES, PODS) if not (folder / name).is_file()]
+    if missing:
+        raise NotMeasuredError(f"the folder named by OPENB has no {' and no '.join(missing)}")
+    return ["--nodes", str(folder.resolve() / NODES), "--pods", str(folder.resolve() / PODS)]
+
+
+def run(command: list[str], limit_s: float) -> None:
+    """To its end; where it takes too long it is told to stop, so that it ends what it has started."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        # In a session of its own, so that whatever it leaves behind can be ended with it, and nothing else.
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=errors, start_new_session=True)
+        try:
+            code = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise NotMeasuredError(f"it took longer than {limit_s:g} s") from None
+        finally:
+            end(process)
+        errors.seek(0)
+        said = errors.read()
+    sys.stderr.write(said)
+    if code != 0:
+        last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
+        raise NotMeasuredError(f"it failed: {last[:300]}")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it, then make it; then whatever it left in its session."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,383 @@
+"""How fast the statistics are served, beside a plain FastAPI handler and a bare ASGI handler in the same run.
+
+Each server is a process of its own; the load comes from this process over keep-alive connections. Rounds alternate
+between the servers. Then requests at a steady rate to servers whose driver hangs and to ones whose driver does not.
+Loopback only; it stops by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.serving.load import Answered, as_many_as_it_takes, at_a_steady_rate, run_on_time
+from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.rounds import in_turn, percentile, ratios, spread, spread_s
+from benchmarks.shared.servers import asgi_process, pool_process, resident_mb
+
+CONNECTIONS = (1, 16, 64)
+SUMMARY, STATS = "/gpu/summary", "/gpu/stats"
+OURS, PLAIN, BARE = "this server", "plain FastAPI", "bare ASGI"
+OURS_LOGGED, BARE_LOGGED = "this server, its default settings", "bare ASGI, uvicorn's default settings"
+BOTH_OFF, BOTH_ON, OURS_ON = "off on both sides", "on with both (the default)", "on with ours, off with the bare one"
+QUICK_SMI, SLOW_SMI, AGAIN_SMI = "quick nvidia-smi", "slow nvidia-smi", "another quick nvidia-smi"
+HANG_PATHS = (STATS, SUMMARY, "/gpu/count", "/health", "/pool", "/metrics")
+HANG_RATE, HANG_CONNECTIONS = 200, 4
+# The design says "unchanged". What follows is our own reading of it: about as far as two that are alike are apart.
+MOST_WHILE_HANGING, LONGEST_WHILE_HANGING = 1.25, 1.5
+
+PLAIN_FASTAPI = """
+import json
+from fastapi import FastAPI
+app = FastAPI()
+SUMMARY = json.loads({body!r})
+@app.get("/gpu/summary")
+async def summary():
+    return SUMMARY
+"""
+BARE_ASGI = """
+BODY = {body!r}
+HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(BODY)).encode())]
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({{"type": message["type"] + ".complete"}})
+            if message["type"] == "lifespan.shutdown":
+                return
+    await send({{"type": "http.response.start", "status": 200, "headers": HEADERS}})
+    await send({{"type": "http.response.body", "body": BODY}})
+"""
+# As uvicorn logs where nobody tells it not to.
+WITH_ACCESS_LOG = """
+import logging.config
+from uvicorn.config import LOGGING_CONFIG
+logging.config.dictConfig(LOGGING_CONFIG)
+"""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """`looks` is how many looks at the GPUs the server is asked through, one of which takes `look_s`."""
+
+    rounds: int
+    seconds: float
+    connections: tuple[int, ...]
+    looks: int
+    look_s: float = 2.0
+    has_all: bool = True
+
+    @property
+    def look_every_s(self) -> float:
+        """Longer than a look takes, so that a driver that hangs is asked as often as one that does not."""
+        return 1.25 * self.look_s
+
+
+QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), looks=2, look_s=0.3, has_all=False)
+WHOLE = Effort(rounds=9, seconds=0.2, connections=CONNECTIONS, looks=10)
+
+
+@dataclass
+class Server:
+    """A server under load, and what it did in each round."""
+
+    port: int
+    pid: int
+    rates: list[float] = field(default_factory=list)
+    answered: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def request_s(self) -> float:
+        """Its processor time for one request."""
+        return self.cpu_s / self.answered
+
+    def one_round(self, path: str, connections: int, seconds: float) -> float:
+        """Requests a second in one more round."""
+        cpu_before_s = cpu_s(self.pid)
+        answered, took_s = as_many_as_it_takes(self.port, path, connections, seconds)
+        self.cpu_s += cpu_s(self.pid) - cpu_before_s
+        self.answered += answered
+        self.seconds += took_s
+        self.rates.append(answered / took_s)
+        return self.rates[-1]
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time that a process has had, all its threads together."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def fetch(port: int, path: str) -> bytes:
+    """The body of one answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), answer
+    return body
+
+
+def compare(results: Results, effort: Effort, folder: Path) -> None:
+    with ExitStack() as stack:
+        servers: dict[str, tuple[int, int]] = {}
+        sizes: list[list[Cell]] = []
+
+        def start(name: str, begin: Callable[[], tuple[int, int]]) -> None:
+            began = time.perf_counter()
+            servers[name] = begin()
+            sizes.append([name, duration(time.perf_counter() - began), resident_mb(servers[name][1])])
+
+        start(OURS, lambda: stack.enter_context(pool_process(folder / "ours", "8", "full")))
+        body = asyncio.run(fetch(servers[OURS][0], SUMMARY))
+        plain, bare = PLAIN_FASTAPI.format(body=body), BARE_ASGI.format(body=body)
+        if effort.has_all:
+            start(PLAIN, lambda: stack.enter_context(asgi_process(folder / "plain", plain)))
+        start(BARE, lambda: stack.enter_context(asgi_process(folder / "bare", bare)))
+        logged = {"LOG_LEVEL": "info", "ACCESS_LOG": "true"}
+        start(OURS_LOGGED, lambda: stack.enter_context(pool_process(folder / "ours-logged", "8", "full", logged)))
+        start(BARE_LOGGED, lambda: stack.enter_context(asgi_process(folder / "bare-logged", WITH_ACCESS_LOG + bare)))
+        compare_rates(results, effort, servers)
+        results.table("Start to the first answer, and memory while idle", ["", "start", "memory, MB"], sizes)
+        for name in ("ours-logged", "bare-logged"):
+            lines = (folder / name / "log").read_bytes().count(b"GET /gpu/summary")
+            assert lines > 0, f"{name} has no access log"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A server of ours and a bare one that took turns, maybe with others."""
+
+    path: str
+    connections: int
+    logs: str
+    found: dict[str, Server]
+    ours: str = OURS
+    bare: str = BARE
+
+    @property
+    def percents(self) -> list[float]:
+        """Ours of the bare one, of each round."""
+        return [100 * ratio for ratio in ratios(self.found[self.ours].rates, self.found[self.bare].rates)]
+
+    @property
+    def percent(self) -> float:
+        return statistics.median(self.percents)
+
+    @property
+    def by_cpu(self) -> str | None:
+        """The same by the processor time of a request, in which whoever else runs does not show."""
+        ours, bare = self.found[self.ours], self.found[self.bare]
+        # The clock of it is coarse: none may be seen in the rounds of a quick run.
+        return f"{100 * bare.request_s / ours.request_s:.0f} %" if ours.cpu_s and bare.cpu_s else None
+
+    def row(self) -> list[Cell]:
+        ours, bare = self.found[self.ours], self.found[self.bare]
+        plain = self.found.get(PLAIN) if self.ours == OURS else None
+        return [
+            f"{self.path}, {self.connections}",
+            self.logs,
+            *(round(statistics.median(one.rates)) if one else None for one in (ours, plain, bare)),
+            f"{self.percent:.0f} %",
+            f"{min(self.percents):.0f} to {max(self.percents):.0f} %",
+            self.by_cpu,
+            f"{100 * ours.cpu_s / ours.seconds:.0f} %",
+        ]
+
+
+def compare_rates(results: Results, effort: Effort, servers: dict[str, tuple[int, int]]) -> None:
+    without_log = [name for name in servers if name in {OURS, PLAIN, BARE}]
+    found = {
+        connections: take_turns(effort, servers, servers if connections == 64 else without_log, SUMMARY, connections)
+        for connections in effort.connections
+    }
+    off, both, ours_only = (
+        Pair(SUMMARY, 64, BOTH_OFF, found[64]),
+        Pair(SUMMARY, 64, BOTH_ON, found[64], OURS_LOGGED, BARE_LOGGED),
+        Pair(SUMMARY, 64, OURS_ON, found[64], OURS_LOGGED),
+    )
+    fewer = [Pair(SUMMARY, connections, BOTH_OFF, found[connections]) for connections in found if connections != 64]
+    stats = Pair(STATS, 64, BOTH_OFF, take_turns(effort, servers, [OURS, BARE], STATS, 64))
+    results.table(
+        f"Requests a second, medians of {effort.rounds} rounds of {effort.seconds:g} s in turn",
+        [
+            "GET, connections", "access log", OURS, PLAIN, BARE,
+            "ours of bare", "rounds", "ours of bare, by processor time", "ours had of a processor",
+        ],
+        [pair.row() for pair in (*fewer, off, both, ours_only, stats)],
+        note="The others have one answer, which is that of /gpu/summary. By processor time: the server's own for each "
+        "request, in which it does not show how much of the machine somebody else takes.",
+    )  # fmt: skip
+    for figure_id, pair, others in (
+        ("statistics_vs_bare", off, (both, ours_only)),
+        ("statistics_vs_bare_with_log", both, (off, ours_only)),
+    ):
+        results.figure(
+            figure_id,
+            f"`GET {SUMMARY}`, 64 connections, access log {pair.logs}, beside a bare ASGI handler: requests a second",
+            value=pair.percent,
+            unit="%",
+            target=">= 50 %",
+            is_met=pair.percent >= 50,
+            spread="; ".join(
+                (
+                    f"rounds: {spread(pair.percents)}",
+                    f"by processor time: {pair.by_cpu or 'not known'}",
+                    *(f"access log {other.logs}: {other.percent:.0f} %" for other in others),
+                )
+            ),
+            why=f"a request takes {duration(pair.found[pair.ours].request_s)} of this server's processor time and "
+            f"{duration(pair.found[pair.bare].request_s)} of the bare handler's: it is looked up and counted before its "
+            "ready bytes are sent",
+        )
+
+
+def take_turns(
+    effort: Effort, servers: dict[str, tuple[int, int]], names: Iterable[str], path: str, connections: int
+) -> dict[str, Server]:
+    """These servers under the same load, in turn."""
+    found = {name: Server(*servers[name]) for name in names}
+
+    def one_round(name: str) -> float:
+        # The others have one answer, which is that of the summary.
+        asked = path if name in {OURS, OURS_LOGGED} else SUMMARY
+        return found[name].one_round(asked, connections, effort.seconds)
+
+    in_turn({name: partial(one_round, name) for name in found}, effort.rounds)
+    return found
+
+
+def hang(results: Results, effort: Effort, folder: Path) -> None:
+    """GETs at a steady rate while every look at the GPUs takes long, beside the same with a quick one, all at once."""
+    row = "echo 0, GPU-1, 'Fake GPU', 1000, 10, 0, 30, 50, 100"
+    waits_s = {QUICK_SMI: 0.0, SLOW_SMI: effort.look_s}
+    if effort.has_all:
+        waits_s[AGAIN_SMI] = 0.0  # how far two that are alike differ
+    with ExitStack() as stack:
+        ports: dict[str, int] = {}
+        for number, (kind, wait_s) in enumerate(waits_s.items()):
+            programs = folder / f"bin-{number}"
+            programs.mkdir()
+            script = programs / "nvidia-smi"
+            script.write_text(
+                f'#!/bin/sh\ncase "$1" in *compute*) exit 0;; esac\nsleep {wait_s:g}; {row}\n', encoding="utf-8"
+            )
+            script.chmod(0o755)
+            env = {"PATH": f"{programs}:{os.environ['PATH']}", "REFRESH_INTERVAL": f"{effort.look_every_s:g}"}
+            ports[kind], _ = stack.enter_context(pool_process(folder / f"hang-{number}", "", "full", env))
+        seconds = effort.looks * effort.look_every_s
+        found = run_on_time(at_a_steady_rate(ports, HANG_PATHS, HANG_RATE, seconds, HANG_CONNECTIONS))
+    _show_hang(results, effort, found)
+
+
+def _show_hang(results: Results, effort: Effort, found: dict[str, list[Answered]]) -> None:
+    about = (
+        f"each look at the GPUs takes {effort.look_s:g} s or next to nothing; both begin one every "
+        f"{effort.look_every_s:g} s, {effort.looks} looks long"
+    )
+    results.table(
+        f"GETs while the driver hangs: {about}",
+        ["", "median", "p99", "p99, by looks", "longest", "longest, by looks", "requests"],
+        [
+            [
+                kind,
+                duration(statistics.median(latencies(answered))),
+                duration(p99(answered)),
+                spread_s(by_look(answered, effort, p99)),
+                duration(longest(answered)),
+                spread_s(by_look(answered, effort, longest)),
+                len(answered),
+            ]
+            for kind, answered in found.items()
+        ],
+        note=f"{HANG_RATE} requests a second to each server, at times fixed before and counted from those, over "
+        f"{HANG_CONNECTIONS} connections to each; all servers in the same time; {', '.join(HANG_PATHS)} in turn. A fake "
+        "nvidia-smi stands where the driver would be. By looks: the lowest and the highest of the times from one look "
+        "to the next.",
+    )
+    results.table(
+        "The same by what was asked for: p99",
+        ["GET", *found],
+        [
+            [path, *(duration(p99([one for one in answered if one.path == path])) for answered in found.values())]
+            for path in HANG_PATHS
+        ],
+    )
+    for figure_id, what, measure, most in (
+        ("statistics_while_probe_hangs", "p99", p99, MOST_WHILE_HANGING),
+        ("longest_while_probe_hangs", "longest of those between two looks", longest, LONGEST_WHILE_HANGING),
+    ):
+        slow, quick, noise = beside(found, effort, measure)
+        found_ratios = ratios(slow, quick)
+        ratio = statistics.median(found_ratios)
+        results.figure(
+            figure_id,
+            f"any GET ({len(HANG_PATHS)} paths in turn), while `nvidia-smi` takes {effort.look_s:g} s, beside while it "
+            f"does not: the {what}, median of {effort.looks} looks",
+            value=ratio,
+            unit="x",
+            target=f"unchanged: <= {most:g} x (our reading of it)",
+            is_met=ratio <= most,
+            spread=f"looks: {spread(found_ratios)}; {_alike(noise)}; the longest of all {duration(longest(found[SLOW_SMI]))}",
+            why=f"not known; {_alike(noise)}",
+        )
+
+
+def beside(
+    found: dict[str, list[Answered]], effort: Effort, measure: Callable[[Sequence[Answered]], float]
+) -> tuple[list[float], list[float], float | None]:
+    """By looks: of the slow one, of the quick ones (their mean), and how far the two quick ones are apart."""
+    slow, *quick = (by_look(found[kind], effort, measure) for kind in (SLOW_SMI, QUICK_SMI, AGAIN_SMI) if kind in found)
+    noise = statistics.median(ratios(quick[1], quick[0])) if len(quick) > 1 else None
+    return slow, [statistics.fmean(values) for values in zip(*quick, strict=True)], noise
+
+
+def by_look(
+    answered: Iterable[Answered], effort: Effort, measure: Callable[[Sequence[Answered]], float]
+) -> list[float]:
+    """One value for each time from one look to the next: noise that comes in bursts is in few of them."""
+    found: list[list[Answered]] = [[] for _ in range(effort.looks)]
+    for one in answered:
+        found[min(int(one.due_s / effort.look_every_s), effort.looks - 1)].append(one)
+    return [measure(some) for some in found]
+
+
+def latencies(answered: Iterable[Answered]) -> list[float]:
+    return [one.latency_s for one in answered]
+
+
+def p99(answered: Iterable[Answered]) -> float:
+    return percentile(latencies(answered), 99)
+
+
+def longest(answered: Iterable[Answered]) -> float:
+    return max(latencies(answered))
+
+
+def _alike(noise: float | None) -> str:
+    return "only one quick one was asked" if noise is None else f"two quick ones are apart by {noise:.2f} x"
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    effort = QUICK if options.quick else WHOLE
+    results = Results("serving", "How fast the statistics are served, and whether a driver that hangs is felt.")
+    with tempfile.TemporaryDirectory(prefix="serving-benchmark-") as name:
+        compare(results, effort, Path(name))
+        hang(results, effort, Path(name))
+    results.finish(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Many endpoints for a client: stand-ins with statistics, all in one process of their own, and real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.shared.servers import pool_server
+from gpu_worker_pool import GPUWorkerPoolClient
+from tests.client.statistics_server import StatisticsServer, idle
+
+GPUS_EACH = 8
+
+
+@contextmanager
+def statistics_servers(
+    live: int, refusing: int = 0, hanging: int = 0, *, are_busy: bool = False
+) -> Iterator[tuple[list[str], list[str]]]:
+    """The URLs of the live ones, and of the dead ones, of which those that hang come first.
+
+    They are stand-ins: each answers with the same statistics and has no leases, and all of them share a process. Of busy
+    ones no GPU is to be had.
+    """
+    # Each takes a socket to listen and one for the connection; where they are too few, as many as are allowed.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(there, live, refusing, hanging, are_busy), daemon=True
+    )
+    process.start()
+    try:
+        yield here.recv()
+    finally:
+        here.send(None)
+        process.join()
+
+
+@contextmanager
+def lease_servers(folder: Path, number: int) -> Iterator[list[str]]:
+    """The URLs of so many servers of ours, with leases and simulated GPUs, a process each."""
+    with ExitStack() as stack:
+        # One after the other: their start is not what is measured, and on few cores it is no slower.
+        ports = [stack.enter_context(pool_server(folder / f"real-{one}", GPUS_EACH, "full")) for one in range(number)]
+        yield [f"http://127.0.0.1:{port}" for port in ports]
+
+
+def _serve(pipe: Connection, live: int, refusing: int, hanging: int, are_busy: bool) -> None:  # noqa: FBT001 - of a process
+    asyncio.run(_serve_all(pipe, live, refusing, hanging, are_busy=are_busy))
+
+
+async def _serve_all(pipe: Connection, live: int, refusing: int, hanging: int, *, are_busy: bool) -> None:
+    gpus = idle(GPUS_EACH)
+    if are_busy:
+        gpus = [{**gpu, "memory_usage_percent": 99.0, "utilization_percent": 100} for gpu in gpus]
+    async with AsyncExitStack() as stack:
+
+        async def start(number: int, *, hangs: bool = False) -> list[StatisticsServer]:
+            return [await stack.enter_async_context(StatisticsServer(gpus, hangs=hangs)) for _ in range(number)]
+
+        lively, hung, gone = await start(live), await start(hanging, hangs=True), await start(refusing)
+        for server in gone:
+            await server.stop()
+        pipe.send(([server.url for server in lively], [server.url for server in (*hung, *gone)]))
+        await asyncio.to_thread(pipe.recv)
+
+
+async def poll_round_s(urls: list[str], poll_s: float, rounds: int) -> float:
+    """Seconds of processor time that a client spends on looking at all endpoints once."""
+    async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=poll_s):
+        await asyncio.sleep(2 * poll_s)
+        began = time.process_time()
+        await asyncio.sleep(rounds * poll_s)
+        return (time.process_time() - began) / rounds

@@ -1,0 +1,43 @@
+"""Those that are compared take turns, and what counts is what was found in rounds that they share."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.shared.results import duration, show
+
+
+def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each found in each round. Every other round goes backwards, so that nobody gains by his place."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for _ in range(rounds):
+        for name in names:
+            found[name].append(contenders[name]())
+        names.reverse()
+    return found
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of all do not exceed, or nearly."""
+    return sorted(values)[min(int(len(values) * percent / 100), len(values) - 1)]
+
+
+def spread(rounds: Sequence[float]) -> str:
+    """The lowest and the highest round."""
+    return f"{show(min(rounds))} to {show(max(rounds))}"
+
+
+def spread_s(rounds: Sequence[float]) -> str:
+    """The same for seconds."""
+    return f"{duration(min(rounds))} to {duration(max(rounds))}"
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Of each round: those that share a round share its noise."""
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(ratios(ours, theirs))

@@ -1,0 +1,166 @@
+"""What the benchmarks start: this server, others to compare it with, on free ports of this machine, ended by their pid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+START_S = 30.0
+
+# Answers as a lease would be answered, and does nothing: what HTTP itself costs under the same server.
+BARE_ASGI = """
+BODIES = {"PUT": b'{"state": "active"}', "DELETE": b'{"state": "ended"}', "GET": b"{}"}
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    if scope["method"] == "PUT":
+        await receive()
+    body = BODIES[scope["method"]]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 201 if scope["method"] == "PUT" else 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def pool_server(folder: Path, gpus: int, durability: str, env: dict[str, str] | None = None) -> Iterator[int]:
+    """This server with so many simulated GPUs, from when it says that it is ready; its port."""
+    with pool_process(folder, str(gpus), durability, env) as (port, _):
+        yield port
+
+
+@contextmanager
+def pool_process(
+    folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[int, int]]:
+    """The same with GPUs of any kind; its port and its pid."""
+    port = free_port()
+    folder.mkdir()
+    notify_path = folder / "notify"
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH") if key in os.environ}
+    settings = {
+        **kept,
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        "SIMULATED_GPUS": gpus,
+        "GPU_POOL_STATE_DIR": str(folder),
+        "GPU_POOL_DURABILITY": durability,
+        "LOG_LEVEL": "warning",
+        "ACCESS_LOG": "false",
+        "PYTHONPATH": str(ROOT),
+        "NOTIFY_SOCKET": str(notify_path),
+        **(env or {}),
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, (folder / "log").open("wb") as log:
+        ready.bind(str(notify_path))
+        ready.settimeout(START_S)
+        command = [sys.executable, "-m", "gpu_worker_pool.gpu_server"]
+        with _process(command, settings, folder, log.fileno()) as pid:
+            try:
+                assert ready.recv(1024) == b"READY=1"
+            except TimeoutError:
+                raise RuntimeError(f"the server did not start: {(folder / 'log').read_text()}") from None
+            yield port, pid
+
+
+@contextmanager
+def bare_server(folder: Path) -> Iterator[int]:
+    """A handler that answers leases with constant bytes, under uvicorn as this server is; its port."""
+    with asgi_process(folder, BARE_ASGI) as (port, _):
+        yield port
+
+
+@contextmanager
+def asgi_process(folder: Path, source: str) -> Iterator[tuple[int, int]]:
+    """The `app` of a program under uvicorn, from its first answer; its port and its pid."""
+    port = free_port()
+    folder.mkdir()
+    (folder / "compared.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "uvicorn", "compared:app", "--port", str(port), "--no-access-log"]
+    with (
+        (folder / "log").open("wb") as log,
+        _process([*command, "--log-level", "warning"], dict(os.environ), folder, log.fileno()) as pid,
+    ):
+        _wait_for(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 ", folder)
+        yield port, pid
+
+
+@contextmanager
+def redis_server(folder: Path, *, is_durable: bool) -> Iterator[int]:
+    """A Redis that keeps nothing, or one that syncs every change to the disk before it answers; its port."""
+    port = free_port()
+    folder.mkdir()
+    found = shutil.which("redis-server")
+    assert found is not None, "redis-server is not on the PATH"
+    append_only = ["yes", "--appendfsync", "always"] if is_durable else ["no"]
+    command = [found, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    with (
+        (folder / "log").open("wb") as log,
+        _process([*command, "--appendonly", *append_only], dict(os.environ), folder, log.fileno()),
+    ):
+        _wait_for(port, b"PING\r\n", b"+PONG", folder)
+        yield port
+
+
+def resident_mb(pid: int) -> float:
+    """The memory that a process has now."""
+    return _of_status_mb(pid, "VmRSS:")
+
+
+def high_water_mb(pid: int) -> float:
+    """The most memory that a process has had; not getrusage's, which begins with the parent's."""
+    return _of_status_mb(pid, "VmHWM:")
+
+
+def _of_status_mb(pid: int, name: str) -> float:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.split(name)[1].split()[0]) / 1024
+
+
+@contextmanager
+def _process(command: list[str], env: dict[str, str], folder: Path, log: int) -> Iterator[int]:
+    process = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(port: int, question: bytes, answer: bytes, folder: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not answers(port, question, answer):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the server did not start: {(folder / 'log').read_text()}")
+        time.sleep(0.01)
+
+
+def answers(port: int, question: bytes, answer: bytes) -> bool:
+    """Whether somebody there answers the question so."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(question)
+            return connection.recv(4096).startswith(answer)
+    except OSError:
+        return False

@@ -1,0 +1,173 @@
+"""A command and its guard, as `gpu-pool` sees them; guard.py says what a guard does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gpu_worker_pool.cli.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
+
+from . import guard
+
+_ADVICE = {
+    errno.ENOENT: "the program that its first line names does not exist; correct that line",
+    errno.EACCES: "it is not executable; use chmod +x, or name the program that runs it (python …)",
+    errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
+}
+# How soon processes that are still there are killed again: they may have forked in between.
+_KILL_AGAIN_S = 0.01
+
+
+class GuardDied(Exception):  # noqa: N818 - what happened
+    """The guard was killed. What it guarded is dead by then."""
+
+
+class GuardedCommand:
+    """A command under guard. It is made before the GPU is requested, because the guard is the holder of the lease."""
+
+    # The guards that live. Any other descendant of ours was left by a guard that was killed.
+    _guards: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        guard.become_subreaper()
+        self._line, theirs = socket.socketpair()
+        self._line.setblocking(False)  # noqa: FBT003 - its only parameter
+        with theirs:
+            self._guard = subprocess.Popen(  # noqa: S603 - our own program
+                # -I and -S: nothing of the user's environment, and no packages.
+                [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # In a group of its own, so that a signal to our group does not end both of us at once.
+                process_group=0,
+            )
+        self._guards.add(self._guard.pid)
+        self._buffer = bytearray()
+        self._safe_until: float | None = None
+        self.command_pid: int | None = None
+        # Whether the guard ended the command because no update said in time that the lease is safe.
+        self.was_late = False
+
+    @property
+    def pid(self) -> int:
+        """The process id of the guard, which lives for as long as any process of the command."""
+        return self._guard.pid
+
+    async def start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        streams: tuple[int, int, int],
+        *,
+        group: int,
+        grace_s: float,
+        safe_until: float | None,
+    ) -> None:
+        """Start the command with these standard streams, in this process group (0: one of its own).
+
+        `grace_s` is the time between SIGTERM and SIGKILL if this process dies, or if the command leaves processes
+        behind. `safe_until` is as in `tell_safe_until`. Failure with 126 or 127 where the command cannot be run.
+        """
+        self._safe_until = safe_until
+        message = guard.frame(
+            {
+                "do": "start",
+                "command": list(command),
+                "env": dict(env),
+                "safe_until": safe_until,
+                "group": group,
+                "grace_s": grace_s,
+            }
+        )
+        sent = socket.send_fds(self._line, [message], list(streams))
+        await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
+        answer = await self._receive()
+        if answer["event"] == "failed":
+            raise _cannot_run(command[0], answer["errno"], answer["why"])
+        self.command_pid = answer["pid"]
+
+    async def wait(self) -> int:
+        """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
+        answer = await self._receive()
+        self.was_late = answer["was_late"]
+        code = os.waitstatus_to_exitcode(answer["status"])
+        return code if code >= 0 else SIGNAL_BASE - code
+
+    def tell_safe_until(self, at: float) -> None:
+        """Tell the guard until when the lease is safe, on the clock of leases. It ends the command then, unless it is
+        told a later time.
+        """
+        if at != self._safe_until:
+            self._safe_until = at
+            self._send({"do": "safe", "until": at})
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to every process of the command."""
+        self._send({"do": "signal", "number": number})
+
+    def end(self, grace_s: float) -> None:
+        """Send SIGTERM to every process of the command, and SIGKILL after `grace_s`. `wait` tells the end."""
+        self._send({"do": "end", "grace_s": grace_s})
+
+    def close(self) -> None:
+        """End the guard, and with it what may be left of the command."""
+        self._line.close()
+        self._guard.wait()
+        self._guards.discard(self._guard.pid)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the guard has ended, or was killed: `wait` reports it
+            self._line.send(guard.frame(message))
+
+    async def _receive(self) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        while True:
+            for message in guard.unframe(self._buffer):
+                return message
+            try:
+                data = await loop.sock_recv(self._line, 65536)
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                await self._kill_orphans()
+                raise GuardDied
+            self._buffer += data
+
+    async def _kill_orphans(self) -> None:
+        # What the command had started became our child when its guard died.
+        while left := self._unguarded():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not block
+            await asyncio.sleep(_KILL_AGAIN_S)
+
+    def _unguarded(self) -> list[int]:
+        guarded = {pid for guard_pid in self._guards for pid in (guard_pid, *guard.descendants(guard_pid))}
+        return [pid for pid in guard.descendants(os.getpid()) if pid not in guarded]
+
+
+def check_can_run(program: str, environ: Mapping[str, str]) -> None:
+    """Raise Failure with 126 or 127 where the program cannot be run: better now than after a night in the queue."""
+    if shutil.which(program, path=environ.get("PATH", os.defpath)) is not None:
+        return
+    if "/" in program and Path(program).exists():
+        raise _cannot_run(program, errno.EACCES, "")
+    raise Failure(f"{program}: no such program; check the name and PATH", NOT_FOUND)
+
+
+def _cannot_run(program: str, number: int, why: str) -> Failure:
+    return Failure(f"{program} cannot be run: {_ADVICE.get(number, why)}", CANNOT_RUN)

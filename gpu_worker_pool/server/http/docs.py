@@ -1,0 +1,133 @@
+"""The OpenAPI document and the two pages that show it, without the internet: their scripts come with a package."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import cached_property
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.wire.routes import Resource, Route
+
+from .call import Call, Handlers
+from .problems import Refused
+from .response import Response
+
+# Carries the scripts of both pages; nothing else of it is used.
+ASSETS_PACKAGE = "fastapi_offline"
+MISSING = (
+    "<!doctype html><title>API documentation</title><p>The scripts of this page are not installed. Install them with "
+    "<code>pip install 'gpu-worker-pool[server]'</code>. The description of the API itself is at "
+    '<a href="{openapi}">{openapi}</a>.'
+)
+HTML = ((b"content-type", b"text/html; charset=utf-8"),)
+
+
+def assets_folder() -> Path | None:
+    """Where the scripts are; None where they are not installed."""
+    # Not loaded, as it would load FastAPI: only its place is wanted.
+    found = find_spec(ASSETS_PACKAGE)
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent / "static"
+    return folder if (folder / "swagger-ui-bundle.js").is_file() else None
+
+
+class Docs:
+    """Handles them. An empty address in the settings switches a page off."""
+
+    def __init__(self, table: Iterable[Resource], settings: ServerSettings, assets: Path | None) -> None:
+        self._documented = tuple(table)
+        self._settings = settings
+        self._assets = assets
+        self._openapi_url = f"{settings.api_prefix}/openapi.json"
+        self._assets_url = f"{settings.api_prefix}/docs-assets"
+
+    def resources(self) -> list[Resource]:
+        """Where they are."""
+        pages = {"openapi": "/openapi.json", "swagger": self._settings.docs_url, "redoc": self._settings.redoc_url}
+        if self._assets is not None and (pages["swagger"] or pages["redoc"]):
+            pages["docs_asset"] = "/docs-assets/{file}"
+        return [
+            Resource(path, None, (Route("GET", name, "", None),), cors="asks") for name, path in pages.items() if path
+        ]
+
+    def handlers(self) -> Handlers:
+        """By the names of their routes."""
+        known: Handlers = {
+            "openapi": self.openapi,
+            "swagger": self.swagger,
+            "redoc": self.redoc,
+            "docs_asset": self.asset,
+        }
+        return {route.name: known[route.name] for resource in self.resources() for route in resource.routes}
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        from .openapi import make_document  # noqa: PLC0415 - it loads FastAPI, which takes longer than a whole start
+
+        settings = self._settings
+        return make_document(
+            self._documented,
+            prefix=settings.api_prefix,
+            title=settings.title,
+            version=settings.version,
+            description=settings.description,
+        )
+
+    async def openapi(self, _: Call) -> Response:
+        """The document itself."""
+        return Response(200, encode(self.document))
+
+    async def swagger(self, _: Call) -> Response:
+        """Swagger UI."""
+        from fastapi.openapi.docs import get_swagger_ui_html  # noqa: PLC0415 - as above
+
+        if self._assets is None:
+            return Response(200, MISSING.format(openapi=self._openapi_url).encode(), HTML)
+        page = get_swagger_ui_html(
+            openapi_url=self._openapi_url,
+            title=escape(self._settings.title),
+            swagger_js_url=f"{self._assets_url}/swagger-ui-bundle.js",
+            swagger_css_url=f"{self._assets_url}/swagger-ui.css",
+            swagger_favicon_url=f"{self._assets_url}/favicon.png",
+        )
+        return Response(200, bytes(page.body), HTML)
+
+    async def redoc(self, _: Call) -> Response:
+        """ReDoc."""
+        from fastapi.openapi.docs import get_redoc_html  # noqa: PLC0415 - as above
+
+        if self._assets is None:
+            return Response(200, MISSING.format(openapi=self._openapi_url).encode(), HTML)
+        page = get_redoc_html(
+            openapi_url=self._openapi_url,
+            title=escape(self._settings.title),
+            redoc_js_url=f"{self._assets_url}/redoc.standalone.js",
+            redoc_favicon_url=f"{self._assets_url}/favicon.png",
+            with_google_fonts=False,
+        )
+        return Response(200, bytes(page.body), HTML)
+
+    async def asset(self, call: Call) -> Response:
+        """A script or picture of these pages."""
+        from starlette.exceptions import HTTPException  # noqa: PLC0415 - few servers are asked for these
+        from starlette.responses import FileResponse  # noqa: PLC0415
+        from starlette.staticfiles import StaticFiles  # noqa: PLC0415
+
+        path = call.scope["path"]
+        try:
+            static = StaticFiles(directory=self._assets)
+            found = await static.get_response(call.parameters["file"], {**call.scope, "method": "GET"})
+        except HTTPException:
+            prefix = self._settings.api_prefix
+            raise Refused(404, f"There is nothing at {path[:200]}; {prefix}/ lists what there is.") from None
+        body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
+        headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
+        return Response(found.status_code, body, headers)

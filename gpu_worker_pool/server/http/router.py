@@ -1,0 +1,137 @@
+"""One router for all calls, compiled from the route table: methods, CORS, problems, and how a response is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import aclosing
+from functools import partial
+
+from starlette.datastructures import URL
+from starlette.datastructures import Headers as RequestHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
+
+from gpu_worker_pool.wire.routes import Resource
+
+from .accept import wants_page
+from .access import Tokens
+from .bodies import ClientGone
+from .call import Call, Handlers
+from .places import Place, Places
+from .problems import Refused, problem_of
+from .response import Headers, Response
+
+READABLE = (b"access-control-allow-origin", b"*")
+READING = frozenset({"GET", "HEAD"})
+
+
+class Router:
+    """Finds the handler of a call, and writes what it answers. `page_headers` are on every answer of the page.
+
+    A ValueError where the handlers are not exactly those of the table.
+    """
+
+    def __init__(
+        self,
+        table: Iterable[Resource],
+        handlers: Iterable[Handlers],
+        *,
+        prefix: str,
+        tokens: Tokens,
+        enable_cors: bool,
+        page_headers: Headers,
+    ) -> None:
+        self._places = Places(table, handlers, prefix=prefix)
+        self._polled = self._places.polled
+        self._prefix = prefix
+        self._tokens = tokens
+        self._page_headers = page_headers
+        # Reading only, and never with credentials: a page of any origin may look, none may act.
+        self._cors = (
+            CORSMiddleware(_nowhere, allow_origins=["*"], allow_methods=sorted(READING)) if enable_cors else None
+        )
+        self._readable: Headers = (READABLE,) if enable_cors else ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call, errors included."""
+        method, path = scope["method"], scope["path"]
+        polled = self._polled.get(path)
+        if polled is not None and method in READING:
+            await _write(Response(200, polled()), self._readable, send)
+            return
+        places = self._places.find(path)
+        call = Call(scope, receive, self._tokens)
+        way = None if places else self._way_below_prefix(path, call)
+        if way is not None and method in READING:
+            await _write(way, (), send)
+            return
+        resource = places[0].resource if places else None
+        if self._cors is not None and (resource is None or resource.cors != "never"):
+            if method == "OPTIONS" and {"origin", "access-control-request-method"} <= call.headers.keys():
+                await self._cors.preflight_response(RequestHeaders(scope=scope))(scope, receive, send)
+                return
+            if resource is None or resource.cors == "asks":
+                send = partial(self._cors.send, send=send, request_headers=RequestHeaders(scope=scope))
+        try:
+            response = await self._answer("GET" if method == "HEAD" else method, places, call)
+        except ClientGone:
+            return
+        except Exception as error:  # noqa: BLE001 - each is answered, and logged where it is a fault of ours
+            response = problem_of(error)
+        await _write(response, self._added(resource, method), send, is_head=method == "HEAD")
+
+    async def _answer(self, method: str, places: list[Place], call: Call) -> Response:
+        for place in places:
+            handler = place.handlers.get(method)
+            if handler is not None:
+                call.parameters = place.parameters
+                return await handler(call)
+        path = call.scope["path"]
+        if not places:
+            shorter = path.rstrip("/")
+            if shorter != path and any(not place.resource.tag for place in self._places.find(shorter)):
+                return redirect(str(URL(scope={**call.scope, "path": shorter})))
+            raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists what there is.")
+        allowed = ", ".join(dict.fromkeys(known for place in reversed(places) for known in place.handlers))
+        is_page = places[0].resource.tag == "page"
+        detail = f"{method} is not possible at {path[:200]}; use {allowed}."
+        raise Refused(405, detail, {"Allow": "GET, HEAD" if is_page else allowed})
+
+    def _way_below_prefix(self, path: str, call: Call) -> Response | None:
+        """Where to go from an address that is only on the way to ours. Told relatively: a proxy may know us by others."""
+        prefix, vary = self._prefix, (b"vary", b"Accept")
+        if prefix and path == prefix:
+            return redirect(f"{prefix.rpartition('/')[2]}/", vary)
+        is_for_page = prefix and path == "/" and wants_page(call.headers.get("accept"))
+        return redirect(f"{prefix.lstrip('/')}/ui", vary) if is_for_page else None
+
+    def _added(self, resource: Resource | None, method: str) -> Headers:
+        if resource is None:
+            return ()
+        if resource.tag == "page":
+            return self._page_headers
+        return self._readable if resource.cors == "always" and method in READING else ()
+
+
+def redirect(location: str, *headers: tuple[bytes, bytes]) -> Response:
+    """A response that sends the caller elsewhere."""
+    return Response(307, b"", (*headers, (b"location", location.encode("latin-1"))))
+
+
+async def _write(response: Response, added: Headers, send: Send, *, is_head: bool = False) -> None:
+    status, body, headers = response
+    if isinstance(body, bytes):
+        length = () if status == 304 else ((b"content-length", b"%d" % len(body)),)
+        await send({"type": "http.response.start", "status": status, "headers": [*headers, *added, *length]})
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *added]})
+    async with aclosing(body) as pieces:
+        if not is_head:
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _nowhere(*_: object) -> None:
+    raise AssertionError("only its headers are used")

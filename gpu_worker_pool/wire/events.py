@@ -1,0 +1,71 @@
+"""The data of Server-Sent Events, by the event's name. Those about a lease carry the lease as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .leases import DrainingLeaseView, LeaseView, WaitingLeaseView
+from .statistics import GpuSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainedGpu:
+    """A GPU that is free of the processes of a lease that ended."""
+
+    lease_id: str
+    node: str
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuOutOfService:
+    """A GPU that an operator took out of service."""
+
+    node: str
+    uuid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInService:
+    """A GPU that an operator put back."""
+
+    node: str
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IgnoredNames:
+    """Processes of these names do not count as use from outside the pool."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueChange:
+    """The queue as it is now: how long, and the ids of the first."""
+
+    length: int
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """Events that only say that something happened."""
+
+
+AnyLease = LeaseView | WaitingLeaseView | DrainingLeaseView
+EVENTS: dict[str, object] = {
+    "lease_queued": AnyLease,
+    "lease_granted": AnyLease,
+    "lease_ended": AnyLease,
+    "gpu_drained": DrainedGpu,
+    "gpu_out_of_service": GpuOutOfService,
+    "gpu_in_service": GpuInService,
+    "ignored_processes": IgnoredNames,
+    "queue": QueueChange,
+    "readings": GpuSummary,
+    "changed": Nothing,
+    "still_here": Nothing,
+    "reset": Nothing,
+}

@@ -1,0 +1,211 @@
+"""Every benchmark still runs and gives results that fit together, and the document shows them and no other number."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.balancing import chance
+from benchmarks.report.document import FIGURES, document, image_of
+from benchmarks.report.measure import BENCHMARKS, ROOT, NotMeasuredError, read, run
+from benchmarks.report.writing import DATA, DOCUMENT
+from benchmarks.shared.fit import exponent
+from benchmarks.shared.results import duration, ecdf, show, to_json
+from tests.processes import has_ended
+
+# These have tests of their own.
+RUN_HERE = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in {"contenders", "replay"}]
+# Only a whole run starts the servers for it; the other one is of the trace, and has a test of its own.
+NOT_HERE = {"full_vs_normal_64_gpus", "replay_allocated"}
+LIMIT_S = 120.0
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+@cache
+def quick_results(name: str) -> dict[str, Any]:
+    """What a benchmark writes in a quick run."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "results.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(data)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
+    for table in found["tables"]:
+        assert table["title"] in done.stdout
+    return found
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_a_benchmark_runs_and_its_results_fit_together(name: str) -> None:
+    results = quick_results(name)
+
+    assert (results["name"], results["is_quick"]) == (name, True)
+    assert results["tables"]
+    for table in results["tables"]:
+        assert table["rows"]
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}
+    for plot in results["plots"]:
+        assert plot["series"]
+        for series in plot["series"].values():
+            assert len(series["x"]) == len(series["y"]) > 0
+    for figure in results["figures"]:
+        assert (figure["value"] is None) == (figure["is_met"] is None)
+        assert figure["is_met"] or figure["why"]
+        if bound := re.search(r"([<>])= ([\d.]+)", figure["target"]):
+            limit, value = float(bound[2]), figure["value"]
+            assert value is None or figure["is_met"] == (value <= limit if bound[1] == "<" else value >= limit)
+
+
+def test_every_figure_of_the_design_is_measured_by_some_benchmark() -> None:
+    measured = {figure["id"] for name in RUN_HERE for figure in quick_results(name)["figures"]}
+
+    assert measured >= FIGURES.keys() - NOT_HERE
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def results_of(name: str, **parts: Any) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"notes": [], "skipped": [], "tables": [], "plots": [], "figures": []}
+    return {"name": name, "about": "About this.", "is_quick": False, **nothing, **parts}
+
+
+def run_of(*benchmarks: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    return {"note": "", "machine": {}, "plots_skipped": "", "benchmarks": list(benchmarks), **parts}
+
+
+def measured(results: dict[str, Any]) -> dict[str, Any]:
+    name = results["name"]
+    return {"name": name, "command": f"python {name}.py", "took_s": 71.0, "failure": "", "results": results}
+
+
+FIGURE = {"id": "lease_vs_redis", "what": "a lease", "unit": "x", "target": "<= 2.5", "spread": "rounds: 81 to 83"}
+EXAMPLE = run_of(
+    measured(
+        results_of(
+            "leases",
+            notes=["Redis: redis-server 97.91."],
+            skipped=[{"what": "Ray", "reason": "pip found none for 93"}],
+            tables=[
+                {"title": "A table", "columns": ["", "a | b"], "rows": [["one", 987654.3], ["two", None]], "note": "N."}
+            ],
+            plots=[{"id": "p", "title": "A plot", "note": ""}],
+            figures=[{**FIGURE, "value": 86.421, "is_met": False, "why": "the reason"}],
+        )
+    ),
+    {"name": "late", "command": "python late.py", "took_s": 9.0, "failure": "it took too long", "results": None},
+    machine={"processor": "one of 79 cores"},
+)
+
+
+def test_the_document_shows_what_was_measured_and_what_was_not() -> None:
+    text = document(EXAMPLE)
+
+    assert "| a lease | 86.4 x (rounds: 81 to 83) | ≤ 2.5 | **missed** | the reason |" in text
+    assert "| import of the client | - | - | not measured | see below |" in text
+    assert "| one | 987,654 |\n| two | - |" in text
+    assert "a \\| b" in text
+    assert "- late: it took too long\n- Ray: pip found none for 93" in text
+    assert "![A plot](images/bench-leases-p.svg)" in text
+
+
+def test_the_document_has_no_number_that_is_not_in_the_data() -> None:
+    own = set(NUMBER.findall(document(run_of())))
+    numbers = {show(number) for number in (987654.3, 86.421, 71.0)}
+
+    found = set(NUMBER.findall(document(EXAMPLE))) - own
+
+    assert found <= numbers | set(NUMBER.findall(to_json(EXAMPLE)))
+    assert numbers <= found
+
+
+def test_plots_that_could_not_be_drawn_are_not_linked() -> None:
+    text = document({**EXAMPLE, "plots_skipped": "no matplotlib"})
+
+    assert "- plots: no matplotlib" in text
+    assert "images/" not in text
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="nothing was measured for the document yet: make bench")
+def test_the_document_is_what_its_data_make_it() -> None:
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+
+    assert DOCUMENT.read_text(encoding="utf-8") == document(data), "do not edit it: python -m benchmarks.report --again"
+    plots = {
+        image_of(one["name"], plot["id"])
+        for one in data["benchmarks"]
+        if one["results"]
+        for plot in one["results"]["plots"]
+    }
+    drawn = {path.name for path in (DOCUMENT.parent / "images").glob("bench-*.svg")}
+    assert drawn == (set() if data["plots_skipped"] else plots)
+
+
+# --- its parts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_benchmark_that_takes_too_long_is_stopped_with_all_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import subprocess, pathlib\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "try:\n    child.wait()\n"
+        f"except KeyboardInterrupt:\n    pathlib.Path({str(tmp_path / 'told')!r}).touch()\n",
+        encoding="utf-8",
+    )
+
+    with pytest.raises(NotMeasuredError, match="longer than 1 s"):
+        run([sys.executable, str(script)], 1.0)
+
+    assert (tmp_path / "told").exists()
+    assert has_ended(int((tmp_path / "pid").read_text(encoding="ascii")), within_s=10.0)
+
+
+def test_a_benchmark_that_fails_says_so_in_its_last_line(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("raise SystemExit('the disk is full')", encoding="utf-8")
+
+    with pytest.raises(NotMeasuredError, match="it failed: the disk is full"):
+        run([sys.executable, str(script)], 30.0)
+
+
+def test_results_of_another_shape_are_refused(tmp_path: Path) -> None:
+    data = tmp_path / "results.json"
+
+    with pytest.raises(NotMeasuredError, match="wrote nothing"):
+        read(data)
+    data.write_text('{"name": "replay", "waits": []}', encoding="utf-8")
+    with pytest.raises(NotMeasuredError, match="no about, figures, is_quick"):
+        read(data)
+
+
+def test_numbers_are_shown_to_three_digits() -> None:
+    assert [show(cell) for cell in (None, "as it is", 0, 12345, 0.0012345, 1.5, 98765.4)] == [
+        "-", "as it is", "0", "12,345", "0.00123", "1.50", "98,765",
+    ]  # fmt: skip
+    assert [duration(seconds) for seconds in (0.00043, 0.00123, 2.1)] == ["430 µs", "1.23 ms", "2.10 s"]
+
+
+def test_a_distribution_keeps_its_ends_however_many_values_it_has() -> None:
+    assert ecdf([3.0, 1.0, 2.0, 2.0]) == [(1.0, 0.25), (2.0, 0.5), (2.0, 0.75), (3.0, 1.0)]
+    assert ecdf(float(value) for value in range(1000))[-1] == (999.0, 1.0)
+    assert len(ecdf(float(value) for value in range(1000))) == 100
+
+
+def test_the_exponent_of_a_power_is_found() -> None:
+    assert exponent({size: 3 * size**0.5 for size in (10, 100, 1000)}) == pytest.approx(0.5)
+
+
+def test_the_chance_of_a_chi_square_is_that_of_the_tables() -> None:
+    """The 5 % and the 95 % point of five degrees of freedom."""
+    assert chance(11.070, 5) == pytest.approx(0.05, abs=0.002)
+    assert chance(1.145, 5) == pytest.approx(0.95, abs=0.002)

@@ -1,0 +1,334 @@
+"""`leases`, `release`, `explain`, `wait`, `drain` and `undrain` at a real server that has tokens."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker_pool.cli.commands.leases import short_ids
+from gpu_worker_pool.cli.commands.wait import TimeOver, Wanted
+from gpu_worker_pool.cli.pools.reading import read_pool
+from gpu_worker_pool.cli.pools.servers import Answer
+from tests.cli.in_process import called
+from tests.cli.own_process import gpu_pool, start_gpu_pool
+from tests.client.foreign_servers import (
+    Behaviour,
+    ForeignServer,
+    ScriptedLeases,
+    internal_error,
+    lease,
+    not_found,
+    saying,
+    statistics,
+)
+from tests.server.leasing import OFTEN, get, new_id, put, queue, queued, release, release_all, take, wait_until_free
+from tests.server.running import RunningServer, free_port
+
+ADA, ADMIN = "adas-secret", "admins-secret"
+AS_ADA = {"Authorization": f"Bearer {ADA}"}
+AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningServer]:
+    with RunningServer({**OFTEN, "SIMULATED_GPUS": "2xT4", "GPU_POOL_TOKENS": f"ada:{ADA},admin:{ADMIN}"}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: RunningServer) -> Iterator[RunningServer]:
+    """With all GPUs free."""
+    yield running
+    release_all(running, AS_ADMIN)
+
+
+# --- leases --------------------------------------------------------------------------------------------------------
+
+
+def test_leases_lists_who_holds_and_who_waits_and_only_mine_or_in_a_state(server: RunningServer) -> None:
+    mine, other, waiter = new_id("mine"), new_id("other"), new_id("waiter")
+    take(server, mine, owner=getpass.getuser(), worker_id="w1", labels={"command": "python train.py"})
+    take(server, other, owner="[b]bob", ttl_s=90)
+    queue(server, waiter, owner="carol", priority=7)
+    down = free_port()
+    done = called("leases", "-e", f"{server.url},http://127.0.0.1:{down}")
+    assert done.code == 0
+    assert f"127.0.0.1-{down} is down" in done.err
+    heading, *rows = [line.split() for line in done.out.splitlines()]
+    assert heading == ["ID", "STATE", "SERVER", "OWNER", "WORKER", "GPUS", "SINCE", "EXPIRES", "PRIORITY", "COMMAND"]
+    place = f"127.0.0.1-{server.port}"
+    assert [row[:5] for row in rows] == [
+        [mine, "active", place, getpass.getuser(), "w1"],
+        [other, "active", place, "[b]bob", "-"],
+        [waiter, "queued", place, "carol", "-"],
+    ]
+    assert [row[-1] for row in rows] == ["train.py", "-", "-"]
+    assert rows[2][-2] == "7"
+    of_mine = called("leases", "--mine", "--json", server=server).json
+    assert (of_mine["schema"], of_mine["down"]) == ("gpu-pool/leases/1", [])
+    assert [lease["id"] for lease in of_mine["leases"]] == [mine]
+    waiting = called("leases", "--state", "queued", "--state", "draining", "--json", server=server).json["leases"]
+    assert [(lease["id"], lease["position"], lease["gpus"]) for lease in waiting] == [(waiter, 1, [])]
+
+
+def test_ids_are_shortened_to_what_only_one_has() -> None:
+    assert short_ids(["abcdefgh-1", "abcdefgh-2", "zz", "zzz"]) == {
+        "abcdefgh-1": "abcdefgh-1",
+        "abcdefgh-2": "abcdefgh-2",
+        "zz": "zz",
+        "zzz": "zzz",
+    }
+    assert short_ids(["0123456789", "9876543210"]) == {"0123456789": "01234567", "9876543210": "98765432"}
+
+
+# --- release -------------------------------------------------------------------------------------------------------
+
+
+def test_release_gives_back_leaves_the_queue_and_takes_a_beginning_that_only_one_has(server: RunningServer) -> None:
+    take(server, "give-1-back", owner="bob")
+    take(server, "give-2-back", owner="carol")
+    queue(server, "leave-the-queue", owner="dave")
+    unsure = called("release", "give", server=server)
+    assert (unsure.code, unsure.out) == (1, "")
+    assert "give-1-back, give-2-back" in unsure.err
+    done = gpu_pool("release", "leave", "give-1", "nobody", server=server)
+    assert done.code == 1
+    first, second = done.out.splitlines()
+    assert first.startswith("dave left the queue")
+    assert second.startswith("gave back GPU ")
+    assert second.endswith("of bob (give-1-back)")
+    assert "no lease nobody" in done.err
+    assert "is told that its lease is lost" in done.err
+    assert [get(server, id_)["end_reason"] for id_ in ("leave-the-queue", "give-1-back")] == ["cancelled", "released"]
+    assert get(server, "give-2-back")["state"] == "active"
+
+
+def test_an_id_that_is_over_is_not_taken_for_the_beginning_of_another_one(server: RunningServer) -> None:
+    take(server, "run-1", owner="bob")
+    release(server, "run-1")
+    wait_until_free(server)
+    take(server, "run-10", owner="carol")
+    done = called("release", "run-1", "--json", server=server).json
+    assert [(lease["id"], lease["was"], lease["end_reason"]) for lease in done["released"]] == [
+        ("run-1", "ended", "released")
+    ]
+    assert get(server, "run-10")["state"] == "active"
+
+
+def test_who_may_not_release_is_told_whose_it_is_and_what_is_needed(server: RunningServer) -> None:
+    lease_id = new_id("adas")
+    assert put(server, lease_id, headers=AS_ADA).status == 201
+    refused = called("release", lease_id, "--json", server=server)
+    assert refused.code == 1
+    assert "ada's" in refused.err
+    assert "GPU_POOL_TOKEN" in refused.err
+    assert [item["id"] for item in refused.json["failed"]] == [lease_id]
+    assert get(server, lease_id)["state"] == "active"
+    (gone,) = called("release", lease_id, "--json", server=server, env={"GPU_POOL_TOKEN": ADA}).json["released"]
+    assert (gone["was"], gone["state"], gone["owner"]) == ("active", "ended", "ada")
+    assert get(server, lease_id)["end_reason"] == "released"
+
+
+def test_what_waits_at_several_servers_under_one_id_leaves_all_queues(server: RunningServer) -> None:
+    take(server, gpus=2)
+    lease_id = new_id("everywhere")
+    queue(server, lease_id)
+    with RunningServer({**OFTEN, "SIMULATED_GPUS": "1"}) as second:
+        take(second)
+        queue(second, lease_id)
+        both = f"{server.url},{second.url},http://127.0.0.1:{free_port()}"
+        done = called("release", lease_id, "-e", both)
+        assert done.code == 0, done.err
+        assert len(done.out.splitlines()) == 2
+        assert (queued(server), queued(second)) == ([], [])
+        unknown = called("release", "nothing", "-e", both)
+    assert unknown.code == 1
+    assert "so it may be there" in unknown.err
+
+
+# --- explain -------------------------------------------------------------------------------------------------------
+
+
+def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server: RunningServer) -> None:
+    holder, waiter = new_id("holder"), new_id("waiter")
+    take(server, holder, owner="[red]bob", labels={"command": "python train.py"}, ttl_s=600)
+    queue(server, waiter, owner="carol", gpus=2)
+    why = called("explain", waiter, server=server)
+    assert why.code == 0
+    head, _, *rows = why.out.splitlines()
+    assert head.startswith(f"carol ({waiter}) waits at 127.0.0.1 for 2 GPUs on one node: position 1 of 1")
+    assert sorted(row.split("Tesla T4")[1].split()[0] for row in rows) == ["available", "leased"]
+    assert any("leased by [red]bob" in row and "[red]bob for " in row and "`python train.py`" in row for row in rows)
+    (told,) = called("explain", waiter, "--json", server=server).json["leases"]
+    assert sorted((item["code"], len(item["held_by"])) for item in told["obstacles"]) == [
+        ("eligible", 0),
+        ("leased", 1),
+    ]
+    assert "holds GPU " in called("explain", holder, server=server).out
+    assert "runs out in " in called("explain", holder, server=server).out
+    release(server, waiter)
+    assert "it left the queue before it was granted" in called("explain", waiter, server=server).out
+    assert called("explain", "nobody", server=server).code == 1
+
+
+# --- wait ----------------------------------------------------------------------------------------------------------
+
+
+def test_wait_ends_as_soon_as_there_are_enough_and_takes_nothing(server: RunningServer) -> None:
+    one, _ = take(server), take(server)
+    late = called("wait", "--timeout", "0", "--json", server=server)
+    assert (late.code, late.json["is_free"], late.json["gpus"]) == (124, False, [])
+    with start_gpu_pool("wait", "--model", "t4", "--json", server=server) as waiting:
+        assert waiting.stderr is not None
+        assert "0 of 2 free" in waiting.stderr.readline()
+        release(server, one["id"])
+        out, _ = waiting.communicate(timeout=30)
+    assert waiting.returncode == 0
+    assert f'"id": "{one["gpus"][0]["gpu_id"]}"' in out
+    free = called("wait", "--timeout", "10", "--json", server=server)
+    assert (free.code, len(free.json["gpus"]), free.json["endpoint"]) == (0, 1, "127.0.0.1")
+
+
+def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: RunningServer) -> None:
+    take(server)
+    with start_gpu_pool("wait", "--gpus", "2", server=server) as waiting:
+        assert waiting.stderr is not None
+        waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(timeout=30) == 130
+        assert "Traceback" not in waiting.stderr.read()
+    never = called("wait", "--gpus", "3", "--timeout", "10", server=server)
+    assert never.code == 125
+    assert "3 GPUs" in never.err
+    assert called("wait", "--model", "A100", "--timeout", "10", server=server).code == 125
+    assert called("wait", "--timeout", "10", server=f"http://127.0.0.1:{free_port()}").code == 125
+
+
+def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> None:
+    def free(wanted: Wanted, **gpu: object) -> bool:
+        pool = {"gpus": [{"gpu_id": 0, "memory_total_mb": 10_000, **gpu}], "thresholds": {"memory_percent": 80}}
+        return wanted.free_in(read_pool(Answer("box", "http://box", 200, pool), is_multi=False)) is not None
+
+    much, some = Wanted(memory_mb=5001), Wanted(memory_mb=5000)
+    assert free(some, state="shared", memory_committed_mb=3000)
+    assert not free(much, state="shared", memory_committed_mb=3000)
+    assert not free(Wanted(), state="shared", memory_committed_mb=3000)
+    assert not free(some, state="leased", memory_committed_mb=3000)
+    assert not free(some, state="free", memory_committed_mb=None)
+    assert free(Wanted(), state="free")
+
+
+def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
+    free = {"state": "free", "memory_total_mb": 10_000, "memory_committed_mb": 100}
+    pool = {"gpus": [{"gpu_id": index, **free} for index in range(2)], "thresholds": {"memory_percent": 80}}
+    report = read_pool(Answer("box", "http://box", 200, pool), is_multi=False)
+
+    assert Wanted().standing_in(report) == "2 of 2 free"
+    assert Wanted(model="A100").standing_in(report) == "0 of 0 free"
+    much = Wanted(memory_mb=7950)
+    assert much.free_in(report) is None
+    assert much.standing_in(report) == (
+        "0 of 2 free with so much room under the memory threshold (80 %); 7900MB would fit now"
+    )
+    assert Wanted(memory_mb=7900).standing_in(report) == "2 of 2 free"
+    first, second = report.gpus
+    fuller = replace(second, view=replace(second.view, memory_committed_mb=3000.0))
+    uneven = replace(report, gpus=(first, fuller))
+    assert Wanted(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
+    unknown = replace(report, gpus=(replace(first, view=replace(first.view, memory_committed_mb=None)),))
+    assert "would fit" not in Wanted(memory_mb=1).standing_in(unknown)
+    assert "not free within 1.5s: 1 GPU with 7950 MB each (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
+
+
+def test_wait_does_not_call_busy_what_nobody_told(server: RunningServer) -> None:
+    words = TimeOver([], ["box"]).in_words(Wanted(), 2.0)
+    assert words == "no GPU server answered within 2s, so it is not known what is free: box"
+    with ForeignServer(statistics()) as foreign:
+        untold = called("wait", "--memory", "1GB", "-e", foreign.url)
+    assert untold.code == 125
+    assert "how much memory is left is not known of 127.0.0.1" in untold.err
+    too_much = called("wait", "--memory", "64GB", server=server)
+    assert too_much.code == 125
+    assert "the most that a GPU has below its threshold is 12288MB" in too_much.err
+
+
+# --- servers that are not ours, or in a bad way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        (statistics(), "has statistics only"),
+        (not_found, "is no GPU server"),
+        (internal_error, "status 500"),
+        (saying(200, b"null"), "shows no GPU"),
+        (saying(200, b'{"state": "free"}'), "shows no GPU"),
+        (saying(200, b"[]"), "shows no GPU"),
+    ],
+)
+def test_drain_fails_where_nothing_was_drained(behaviour: Behaviour, words: str) -> None:
+    with ForeignServer(behaviour) as foreign:
+        done = called("drain", "0", "--json", "-e", foreign.url)
+
+    assert (done.code, done.out) == (125, "")
+    assert words in done.err
+
+
+@pytest.mark.parametrize("delete", [(200, None), (503, {"detail": "Nothing can be ended now."})])
+def test_release_fails_where_nothing_is_known_to_be_released(delete: object) -> None:
+    pool = {**ScriptedLeases.empty_pool(), "leases": [lease("mine", "active")]}
+    with ForeignServer(ScriptedLeases(pool=(200, pool), delete=delete).behaviour()) as foreign:
+        done = called("release", "mine", "--json", "-e", foreign.url)
+
+    assert done.code == 125
+    assert ([item["id"] for item in done.json["failed"]], done.json["released"]) == (["mine"], [])
+
+
+def test_an_empty_id_is_typed_wrong_and_nothing_is_released(server: RunningServer) -> None:
+    held = take(server)
+    done = called("release", held["id"], "", "--json", server=server)
+
+    assert (done.code, done.out) == (2, "")
+    assert "the id is empty" in done.err
+    assert get(server, held["id"])["state"] == "active"
+
+
+# --- drain, undrain ------------------------------------------------------------------------------------------------
+
+
+def test_drain_takes_a_gpu_out_of_service_and_only_admin_may(server: RunningServer) -> None:
+    refused = called("drain", "1", server=server)
+    assert (refused.code, refused.out) == (1, "")
+    assert "GPU_POOL_TOKEN" in refused.err
+    admin = {"GPU_POOL_TOKEN": ADMIN}
+    done = called("drain", "1", "--reason", "bad [fan]", server=server, env=admin)
+    assert (done.code, done.out) == (0, "GPU 1: taken out of service: bad [fan]\n")
+    assert [gpu["state"] for gpu in server.json("/pool")["gpus"]] == ["free", "out_of_service"]
+    both = f"{server.url},http://127.0.0.1:{free_port()}"
+    assert called("undrain", "1", "-e", both, env=admin).code == 2
+    back = called("undrain", f"127.0.0.1-{server.port}:1", "-e", both, "--json", env=admin).json
+    assert (back["schema"], back["id"], back["state"]) == (
+        "gpu-pool/undrain/1",
+        f"127.0.0.1-{server.port}:1",
+        "free",
+    )
+    assert called("drain", "9", server=server, env=admin).code == 1
+
+
+# --- in the shell --------------------------------------------------------------------------------------------------
+
+
+def test_the_shell_completes_ids_and_is_told_nothing_where_that_fails(server: RunningServer) -> None:
+    lease_id = new_id("complete")
+    take(server, lease_id, owner="$(touch /tmp/owned)`x`")
+    asked = {"_GPU_POOL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "gpu-pool release compl"}
+    done = gpu_pool(server=server, env=asked)
+    assert lease_id in done.out
+    assert not set("$`\\") & set(done.out)
+    away = gpu_pool(server=f"http://127.0.0.1:{free_port()}", env=asked)
+    assert "complete-" not in away.out
+    assert away.err == ""

@@ -1,0 +1,290 @@
+"""`gpu-pool report`: GPU-hours by owner, over one server and over several."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.cli.commands.report import limit_s, parse_time
+from gpu_worker_pool.cli.commands.report import report as report_command
+from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.pools.servers import Answer
+from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
+from tests.cli.in_process import called
+from tests.cli.own_process import Done, gpu_pool
+from tests.client.foreign_servers import Behaviour, ForeignServer, not_found, saying, statistics
+from tests.server.past_leases import past, server_with_past
+from tests.server.running import RunningServer, free_port
+
+SPAN = ("--since", "2026-03-01T00:00Z", "--until", "2026-03-02T00:00Z")
+AWKWARD = 'eve, "the [red]second"'
+PAST = (
+    past("ada", 1, 0, 0, 2),  # pruned
+    past("ada", 2, 2, 3, 6.25),
+    past(AWKWARD, 1, 2, 3, 5, memory_mb=1000),
+    past(None, 1, 6, 6, 7),
+    past("bob", 1, 6, 9, 8),  # the clock was set back while it was held
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with server_with_past(PAST, pruned_to=4) as running:
+        yield running
+
+
+def report(server: RunningServer, *arguments: str, nobody: bool = False) -> Done:
+    """With `nobody` there is a second endpoint, at which nobody listens."""
+    endpoints = server.url + (f",http://127.0.0.1:{free_port()}" if nobody else "")
+    return gpu_pool("report", *arguments, "--endpoint", endpoints, env={"TZ": "UTC"})
+
+
+# As a user runs it
+
+
+def test_the_table_shows_who_used_how_much_and_says_what_it_does_not_know(server: RunningServer) -> None:
+    done = report(server, *SPAN)
+
+    assert done.code == 0
+    assert done.out.splitlines() == [
+        "From 2026-03-01 00:00 UTC to 2026-03-02 00:00 UTC",
+        "OWNER                   GPU-HOURS  SHARED  LEASES  RUNNING  LONGEST  WAITED  UNKNOWN",
+        "ada                          6.50    0.00       1        0   3h 15m      1h        0",
+        'eve, "the [red]second"       0.00    2.00       1        0       2h      1h        0',
+        "(no owner)                   1.00    0.00       1        0       1h      0s        0",
+        "bob                          0.00    0.00       0        0       0s      0s        1",
+        "TOTAL                        7.50    2.00       3        0   3h 15m      2h        1",
+    ]
+    assert "knows only leases that ended after 2026-03-01T02:00:00.000Z" in done.err
+    assert "for how long is not known of 1 of the leases and 1 of the waits" in done.err
+    assert "simulated" in done.err
+
+
+def test_csv_has_a_header_and_one_line_an_owner_and_a_missing_server_is_named(server: RunningServer) -> None:
+    done = report(server, *SPAN, "--csv", nobody=True)
+
+    assert done.code == 0
+    assert "is missing in these sums: " in done.err
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert len(done.out.splitlines()) == len(rows) + 1
+    assert [row["owner"] for row in rows] == ["ada", AWKWARD, "", "bob"]
+    assert tuple(rows[0]) == ("owner", *COLUMNS)
+    assert [row["gpu_hours"] for row in rows] == ["6.500000", "0.000000", "1.000000", "0.000000"]
+    assert rows[1]["shared_gpu_hours"] == "2.000000"
+    assert rows[3]["unknown_leases"] == "1"
+
+
+def test_json_has_the_sums_and_every_endpoint(server: RunningServer) -> None:
+    found = report(server, *SPAN, "--json", nobody=True).json
+
+    assert found["schema"] == "gpu-pool/report/1"
+    assert (found["since"], found["until"]) == ("2026-03-01T00:00:00.000Z", "2026-03-02T00:00:00.000Z")
+    assert found["is_complete"] is False
+    assert found["owners"][0] == {
+        "owner": "ada",
+        "gpu_hours": 6.5,
+        "shared_gpu_hours": 0.0,
+        "leases": 1,
+        "running": 0,
+        "longest_hours": 3.25,
+        "wait_hours": 1.0,
+        "unknown_leases": 0,
+        "unknown_waits": 0,
+    }
+    assert [item["owner"] for item in found["owners"]] == ["ada", AWKWARD, None, "bob"]
+    assert found["total"]["gpu_hours"] == 7.5
+    assert found["others"] is None
+    up, down = found["endpoints"]
+    assert (up["node"], up["error"], up["is_complete"]) == ("box", None, False)
+    assert up["complete_since"] == "2026-03-01T02:00:00.000Z"
+    assert (down["node"], down["is_complete"]) == (None, None)
+    assert down["error"]
+
+
+def test_where_nobody_answers_it_fails() -> None:
+    done = gpu_pool("report", server=f"http://127.0.0.1:{free_port()}")
+    assert (done.code, done.out) == (125, "")
+    assert "no GPU server can be used" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"since": "2026-03-02", "until": "2026-03-01"}, "must be before --until"),
+        ({"since": "9000-01-01"}, "must be before now"),
+        ({"as_csv": True, "json": True}, "exclude each other"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_anybody_is_asked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(Failure, match=words) as caught:
+        report_command(**options)
+    assert caught.value.code == 2
+
+
+def test_a_span_that_ends_in_the_future_ends_now(server: RunningServer) -> None:
+    done = called("report", "--since", "0001-01-01", "--until", "9999-12-31", "--json", server=server)
+
+    assert done.code == 0, done.err
+    assert (done.json["since"], done.json["until"]) == ("1970-01-01T00:00:00.000Z", None)
+    assert [item["owner"] for item in done.json["owners"]] == ["ada", AWKWARD, None, "bob"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "words"),
+    [
+        (statistics(), 125, "it has statistics only, no leases, so there is no ledger to report from"),
+        (not_found, 125, "it is no GPU server"),
+        (saying(200, b"null"), 125, NO_REPORT),
+        (saying(422, b'{"detail": "since: no."}'), 2, "this cannot be reported: 127.0.0.1"),
+        (saying(503, b'{"detail": "the disk is full."}'), 125, "the disk is full."),
+    ],
+)
+def test_a_server_that_reports_nothing_is_told_by_its_reason(behaviour: Behaviour, code: int, words: str) -> None:
+    with ForeignServer(behaviour) as foreign:
+        done = called("report", "-e", foreign.url)
+
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
+    assert "no GPU server can be used" not in done.err
+    assert "None" not in done.err
+
+
+def test_a_server_with_statistics_only_hinders_no_other(server: RunningServer) -> None:
+    with ForeignServer(statistics()) as foreign:
+        done = called("report", *SPAN, "-e", f"{server.url},{foreign.url}")
+
+    assert done.code == 0
+    assert "is missing in these sums: it has statistics only" in done.err
+
+
+def test_who_sets_a_time_limit_has_that_one_and_no_more() -> None:
+    assert limit_s({}) == limit_s({"GPU_ENDPOINT_TIMEOUT": " "}) == 30
+    assert limit_s({"GPU_ENDPOINT_TIMEOUT": "2"}) is None
+
+
+# Times as people write them
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("7d", NOW - 7 * 86_400),
+        ("1h30m", NOW - 5400),
+        ("2026-11-01T12:00Z", datetime(2026, 11, 1, 12, tzinfo=UTC).timestamp()),
+        ("2026-11-01T12:00:00+02:00", datetime(2026, 11, 1, 10, tzinfo=UTC).timestamp()),
+    ],
+)
+def test_a_time_is_so_long_ago_or_a_date(text: str, expected: float) -> None:
+    assert parse_time(text, NOW, "--since") == expected
+
+
+def test_a_date_alone_is_of_the_users_time_zone() -> None:
+    before = os.environ.get("TZ")
+    try:
+        os.environ["TZ"] = "Asia/Tokyo"
+        time.tzset()
+        assert parse_time("2026-11-01", NOW, "--since") == datetime(2026, 10, 31, 15, tzinfo=UTC).timestamp()
+    finally:
+        if before is None:
+            del os.environ["TZ"]
+        else:
+            os.environ["TZ"] = before
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["1950-01-01", "0001-01-01", "30000d", "99999d", "1h99999999999m"])
+def test_what_is_too_long_ago_is_the_beginning(text: str) -> None:
+    assert parse_time(text, NOW, "--since") == 0.0
+
+
+def test_the_last_day_of_the_calendar_is_a_time_too() -> None:
+    assert parse_time("9999-12-31", NOW, "--until") > NOW
+
+
+@pytest.mark.parametrize("text", ["", "7", "1700000000", "yesterday", "2026-13-01", "99999x", "7d ago"])
+def test_what_is_no_time_or_might_be_several_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match=r"--since: .* is no time; write 7d") as caught:
+        parse_time(text, NOW, "--since")
+    assert caught.value.code == 2
+
+
+# Adding up over servers
+
+
+def usage(owner: str | None, **amounts: float) -> dict[str, Any]:
+    return {"owner": owner, **dict.fromkeys(COLUMNS, 0), **amounts}
+
+
+def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> Answer:
+    data = {
+        "node": endpoint,
+        "since": "2026-03-01T00:00:00.000Z",
+        "until": "2026-03-02T00:00:00.000Z",
+        "complete_since": None,
+        "is_complete": True,
+        "owners": list(owners),
+        "others": None,
+        "total": dict.fromkeys(COLUMNS, 0),
+        "server_id": f"id of {endpoint}",
+        "source": "nvml",
+        **more,
+    }
+    return Answer(endpoint, f"http://{endpoint}", 200, data)
+
+
+def test_the_sums_of_several_servers_are_added_and_one_that_goes_by_two_names_counts_once() -> None:
+    first = answer("one", usage("ada", gpu_hours=1.5, leases=1, longest_hours=1.5), usage("bob", gpu_hours=1))
+    second = answer(
+        "two",
+        usage("ada", gpu_hours=2.25, leases=2, longest_hours=1.25),
+        others={"owners": 7, **dict.fromkeys(COLUMNS, 0), "gpu_hours": 4},
+    )
+    found = UsageReport(mark_same(map(read_usage, [first, second, replace(first, endpoint="one again")])))
+
+    assert [(owner, item.gpu_hours) for owner, item in found.by_owner()] == [("ada", 3.75), ("bob", 1.0)]
+    ada = found.by_owner()[0][1]
+    assert (ada.leases, ada.longest_hours) == (3, 1.5)
+    others = found.others()
+    assert others is not None
+    assert (others[0], others[1].gpu_hours) == (7, 4)
+    assert found.total().gpu_hours == 8.75
+    assert [server.same_as for server in found.servers] == [None, None, "one"]
+    assert found.is_complete
+
+
+def test_an_owner_breaks_no_line_and_those_who_look_alike_are_added_up() -> None:
+    (found,) = UsageReport(
+        [read_usage(answer("one", usage("a\nb\x1b", gpu_hours=1), usage("a\rb\x07", gpu_hours=2)))]
+    ).by_owner()
+    assert found[0] is not None
+    assert found[0].isprintable()
+    assert found[1].gpu_hours == 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"owners": []},
+        answer("one", usage("ada", gpu_hours=float("nan"))).data,
+        answer("one", usage("ada", gpu_hours=-1)).data,
+        answer("one", {"owner": "ada"}).data,
+        answer("one", complete_since="long ago").data,
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_not_taken_for_no_usage(data: Any) -> None:
+    server = read_usage(Answer("one", "http://one", 200, data))
+    assert server.error == NO_REPORT
+    assert not UsageReport([server]).is_complete

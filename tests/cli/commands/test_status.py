@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
+from gpu_worker_pool.cli.pools.report import PoolReport
+from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from tests.cli.in_process import called
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool
+from tests.cli.terminal import Terminal
+from tests.client.statistics_server import StatisticsServer
+from tests.server.leasing import queue, take
+from tests.server.running import RunningServer, free_port
+from tests.server.shapes import misfits
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """Two of three GPUs are taken, and somebody waits."""
+    with RunningServer({"SIMULATED_GPUS": "2xA100-80GB,1xT4"}) as running:
+        take(
+            running, "train", owner="[red]bob[/red]", ttl_s=600, model="A100", labels={"command": "python [b]train.py"}
+        )
+        take(running, "share", owner="carol", worker_id="w7", ttl_s=600, memory_mb=1000, model="A100")
+        queue(running, "wide", owner="dave", gpus=2, model="A100", ttl_s=600, priority=5)
+        yield running
+
+
+def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_too(server: RunningServer) -> None:
+    port = free_port()
+    done = gpu_pool("status", "--endpoint", f"{server.url},http://127.0.0.1:{port}")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].endswith(": 3 GPUs, 1 free, simulated")
+    by_holder = {line.split("%")[2].split()[0]: line for line in lines[2:5] if "leased" in line or "shared" in line}
+    # What looks like markup is a name like any other, and nothing of it is obeyed or swallowed.
+    assert "[red]bob[/red]" in by_holder
+    assert by_holder["[red]bob[/red]"].endswith("python [b]train.py")
+    assert f"127.0.0.1-{server.port}:" in by_holder["carol/w7"]
+    assert "2 leases, 1 waiting" in lines
+    waiting = next(line for line in lines if "dave" in line)
+    assert waiting.split()[0] == "1"
+    assert "2 GPUs on one node of model A100, priority 5" in waiting
+    # Without the position and the wishes, which stand before it.
+    assert "Position" not in waiting
+    assert waiting.endswith("1 Simulated Tesla T4, not A100")
+    assert f"127.0.0.1-{port} http://127.0.0.1:{port}: down: " in done.out
+    assert "\x1b" not in done.out
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_colours_are_for_terminals(server: RunningServer) -> None:
+    with Terminal([*GPU_POOL, "status"], environment(server), columns=140) as terminal:
+        assert terminal.wait() == 0
+    assert b"\x1b[32mfree" in terminal.all_output
+    assert b"\x1b[33mleased" in terminal.all_output
+    assert "[red]bob[/red]" in terminal.text
+
+
+def test_json_has_every_key_whether_a_server_is_up_or_not(server: RunningServer) -> None:
+    done = called("status", "--json", "-e", server.url, "-e", f"http://127.0.0.1:{free_port()}")
+    gpu: dict[str, Any] = {"id": "", "gpu_id": 0, "uuid": "", "name": "", "state": "", "reason": "", "leases": []}
+    gpu |= {"memory_total_mb": 0.0, "memory_used_mb": 0.0, "memory_percent": 0.0, "utilization_percent": 0.0}
+    lease: dict[str, Any] = {
+        "id": "",
+        "endpoint": "",
+        "state": "",
+        "owner": "",
+        "priority": 0,
+        "wants": "",
+        "gpus": [],
+        "labels": {},
+    }
+    lease |= {"requested_at": "", "expires_in_s": 0.0}
+    up: dict[str, Any] = {
+        "endpoint": "",
+        "url": "",
+        "is_up": True,
+        "has_leases": True,
+        "source": "simulated",
+        "is_simulated": True,
+    }
+    up |= {"node": "", "can_grant": True, "queue_length": 0, "gpus": [gpu]}
+    up |= {"leases": [{**lease, "granted_at": ""}], "queue": [{**lease, "position": 1}]}
+    answer = done.json
+    assert misfits({"schema": "", "gpus_total": 0, "gpus_free": 0}, answer) == []
+    assert (answer["schema"], answer["gpus_total"], answer["gpus_free"]) == ("gpu-pool/status/1", 3, 1)
+    there, away = answer["endpoints"]
+    assert misfits(up, there) == []
+    assert [gpu["id"] for gpu in there["gpus"]] == [f"{there['endpoint']}:{index}" for index in range(3)]
+    assert away.keys() == there.keys()
+    assert (away["is_up"], away["can_grant"], away["gpus"]) == (False, False, [])
+    assert away["error"]
+
+
+def test_where_no_server_answers_it_says_what_to_do() -> None:
+    done = called("status", server=f"http://127.0.0.1:{free_port()}")
+    assert (done.code, done.out) == (125, "")
+    assert "gpu-pool serve" in done.err
+    assert "--endpoint" in done.err
+
+
+# --- without a process of its own ----------------------------------------------------------------------------------
+
+
+def _shown(*reports: PoolReport, has_colours: bool = False) -> str:
+    file = io.StringIO()
+    show(
+        Console(file=file, width=160, force_terminal=has_colours, color_system="standard" if has_colours else None),
+        reports,
+        NOW,
+    )
+    return file.getvalue()
+
+
+def _read(pool: Any) -> PoolReport:
+    return read_pool(Answer("box", "http://box:8000", 200, pool), is_multi=False)
+
+
+async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
+    gpus = [
+        {"gpu_id": 0, "name": "NVIDIA A100", "memory_usage_percent": 1.0, "utilization_percent": 0},
+        {"gpu_id": 1, "name": "NVIDIA A100", "memory_usage_percent": 97.0, "utilization_percent": 0},
+        {"gpu_id": 2, "name": "NVIDIA A100", "memory_usage_percent": 1.0, "utilization_percent": None},
+    ]
+    async with StatisticsServer(gpus) as old, Servers([old.url]) as servers:
+        (report,) = await ask_pools(servers)
+    text = _shown(report)
+    assert "statistics only, no leases" in text
+    assert [gpu.view.state for gpu in report.gpus] == ["free", "busy", "unknown"]
+    assert "memory at 97 %, threshold 80 %" in text
+    assert "its utilization is unknown" in text
+    assert report.as_json()["has_leases"] is False
+
+
+async def test_one_server_under_two_names_is_counted_once(server: RunningServer) -> None:
+    async with Servers([server.url, f"http://localhost:{server.port}"]) as servers:
+        first, second = await ask_pools(servers)
+    assert (first.same_as, second.same_as) == (None, first.endpoint)
+    assert f"the same server as {first.endpoint}" in _shown(first, second)
+
+
+def test_a_server_that_cannot_grant_says_so_in_red() -> None:
+    text = _shown(_read({"gpus": [], "can_grant": False, "trouble": "the disk is [full]"}), has_colours=True)
+    assert "\x1b[1;31mnothing can be granted: the disk is [full]" in text
+
+
+def test_nothing_that_a_terminal_obeys_comes_through() -> None:
+    evil = "\x1b]0;owned\x07\x9b31m\r\n\u202e[bold]"
+    lease = {
+        "id": "a",
+        "state": "active",
+        "owner": evil,
+        "worker_id": evil,
+        "labels": {"command": evil},
+        "gpus": [{"uuid": evil}],
+    }
+    gpu = {"gpu_id": 0, "name": evil, "state": evil, "reason": evil, "leases": ["a"]}
+    report = _read({"gpus": [gpu], "leases": [lease], "queue": [{**lease, "reason": evil}], "source": evil})
+    text = _shown(report)
+    assert "[bold]" in text
+    assert all(sign.isprintable() or sign == "\n" for sign in text)
+    assert json.dumps(report.as_json()).isprintable()
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, True, -1, 1e400, 10**400, "9999-12-31T23:59:59-23:00", "\ud800", [], [5], {}, {"a": []}], ids=repr
+)
+def test_what_is_of_another_kind_is_unknown_and_never_a_crash(server: RunningServer, wrong: Any) -> None:
+    whole = server.json("/pool")
+    broken = [{**whole, **dict.fromkeys(whole, wrong), "gpus": whole["gpus"]}, {"gpus": wrong}, wrong]
+    for part in ("gpus", "leases", "queue"):
+        first = whole[part][0]
+        broken += [{**whole, part: [wrong]}, {**whole, part: [dict.fromkeys(first, wrong)]}]
+        # By itself too: a fault may hide another one.
+        broken += [{**whole, part: [{**first, key: wrong}]} for key in first]
+    reports = [_read(pool) for pool in broken]
+    assert json.dumps([report.as_json() for report in reports], allow_nan=False).isprintable()
+    assert _shown(*reports[:9])
+
+
+def test_unknown_is_not_zero(server: RunningServer) -> None:
+    whole = server.json("/pool")
+    for gpu in whole["gpus"]:
+        gpu["memory_used_mb"] = gpu["utilization_percent"] = None
+    assert _shown(_read(whole)).count("unknown") == 2 * len(whole["gpus"])
+    assert _read({"nothing": "known"}).error is not None

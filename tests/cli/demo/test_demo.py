@@ -1,0 +1,355 @@
+"""`gpu-pool demo`: it shows what happens, measures what was promised, and can find a promise broken."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from gpu_worker_pool.cli.demo import check as demo_check
+from gpu_worker_pool.cli.demo import stage as demo_stage
+from gpu_worker_pool.cli.demo.check import Outage
+from gpu_worker_pool.cli.demo.director import is_any_visible
+from gpu_worker_pool.cli.demo.folder import clear_away_the_dead, demo_folder
+from gpu_worker_pool.cli.demo.scene import Scene, WorkerRow
+from gpu_worker_pool.cli.demo.summary import Record, render, summarize
+from gpu_worker_pool.cli.demo.view import picture
+from gpu_worker_pool.cli.run.guard import descendants
+from gpu_worker_pool.core.model.visible_devices import InstalledGpu
+from gpu_worker_pool.server.settings import ServerSettings
+from tests.cli.own_process import GPU_POOL, MOST_S, environment, start_gpu_pool
+from tests.cli.terminal import Terminal
+
+# Short, but on a machine that is busy with other tests it may take its time.
+SHORT = ("demo", "--workers", "6", "--gpus", "2", "--seconds", "3", "--limit", str(MOST_S))
+
+
+# --- the real thing ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cheating() -> Iterator[subprocess.Popen[str]]:
+    """A demo in which one worker goes on using its GPU after it gave it back. It runs beside the honest one. With this
+    seed the cheat, w06, is the first to get a GPU, so that somebody waits for it.
+    """
+    with start_gpu_pool(*SHORT, "--json", "--cheat", "--seed", "621") as process:
+        yield process
+        process.kill()
+
+
+def test_in_a_terminal_it_shows_what_happens_and_ends_with_what_was_measured(
+    cheating: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    written = tmp_path / "summary.json"
+    command = f"exec {shlex.join([*GPU_POOL, *SHORT, '--json'])} > {written}"
+    # Made for another pool, and none of this one's business.
+    theirs = environment(extra={"CUDA_VISIBLE_DEVICES": "", "GPU_MEMORY_THRESHOLD_PERCENT": "0"})
+    with Terminal(["/bin/sh", "-c", command], theirs, columns=100, rows=40) as terminal:
+        terminal.wait_for("2 simulated GPUs, 6 worker processes")
+        terminal.wait_for("waits, 1st")
+        terminal.wait_for("kill -9 of w")
+        terminal.wait_for("The server is away")
+        terminal.wait_for("the server is back after")
+        code = terminal.wait()
+        shown = terminal.text
+
+    summary = json.loads(written.read_text(encoding="utf-8"))
+    assert (code, summary["is_ok"], summary["broken"]) == (0, True, [])
+    assert "Every promise was kept" in shown
+    assert f"GPUs held twice: {summary['held_twice']}" in shown
+    assert f"of {summary['grants']} grants" in shown
+    assert f"of {summary['order']['pairs']} pairs" in shown
+    assert (
+        f"{summary['killed_worker']['next_worker']}'s {summary['killed_worker']['handover_ms']:.1f} ms later" in shown
+    )
+    assert f"{summary['restart']['leases_survived']} of {summary['restart']['leases']} leases" in shown
+    assert f"median {summary['wait_s']['median']:.2f} s" in shown
+    # That all of it happened.
+    assert summary["grants"] > summary["gpus"]
+    assert summary["order"]["pairs"] > 0
+    assert summary["restart"]["leases"] > 0
+    assert summary["left_over"] == 0
+
+
+def test_a_worker_that_ignores_the_pool_is_found(cheating: subprocess.Popen[str]) -> None:
+    out, err = cheating.communicate(timeout=MOST_S)
+
+    assert cheating.returncode == 1, err
+    assert out, err
+    summary = json.loads(out)
+    assert not summary["is_ok"]
+    assert summary["held_twice"] > 0
+    assert {item["promise"] for item in summary["broken"]} == {"held_twice", "lock"}
+    assert all("w06" in item["text"] for item in summary["broken"] if item["promise"] == "held_twice")
+
+
+def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path)}
+    # So long that it kills none of its own before it is counted here.
+    long = (*SHORT, "--seconds", "60")
+
+    def folders() -> list[Path]:
+        return list(tmp_path.glob("gpu-pool-demo-*"))
+
+    with start_gpu_pool(*long, env=env) as killed, start_gpu_pool(*long, env=env) as interrupted:
+        below = [descendants_of_working(killed), descendants_of_working(interrupted)]
+        clear_away_the_dead(tmp_path)
+        assert len(folders()) == 2
+        killed.kill()
+        interrupted.send_signal(signal.SIGINT)
+        codes = killed.wait(MOST_S), interrupted.wait(MOST_S)
+        for pid in itertools.chain(*below):
+            wait_for_end(pid)
+
+    assert [len(pids) for pids in below] == [8, 8]  # the server, six workers and who forked them
+    assert codes == (-signal.SIGKILL, 128 + signal.SIGINT)
+    # One that is killed with -9 leaves its folder to the next one.
+    assert len(folders()) == 1
+    clear_away_the_dead(tmp_path)
+    assert folders() == []
+
+
+def test_what_is_not_provably_a_dead_demos_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    unknown, elsewhere = tmp_path / "gpu-pool-demo-unknown", tmp_path / "elsewhere"
+    for folder in (unknown, elsewhere):
+        folder.mkdir()
+    (elsewhere / "lock").touch()
+    link = tmp_path / "gpu-pool-demo-link"
+    link.symlink_to(elsewhere)
+
+    with demo_folder() as alive:
+        clear_away_the_dead(tmp_path)
+        assert set(tmp_path.iterdir()) == {unknown, elsewhere, link, alive.path}
+    assert set(tmp_path.iterdir()) == {unknown, elsewhere, link}
+    link.rename(tmp_path / "another")
+    elsewhere.rename(tmp_path / "gpu-pool-demo-dead")
+    with demo_folder():
+        assert not (tmp_path / "gpu-pool-demo-dead").exists()
+
+
+# --- what reaches it -----------------------------------------------------------------------------------------------
+
+
+def test_no_setting_of_another_pool_reaches_its_processes() -> None:
+    settings = [name.upper() for name in ServerSettings.model_fields]
+    client = ["GPU_SERVICE_ENDPOINT", "GPU_POOL_TOKEN", "GPU_POOL_TTL", "GPU_POLLING_INTERVAL"]
+    given = dict.fromkeys([*settings, *client], "0") | {"PATH": "/bin"}
+
+    assert "CUDA_VISIBLE_DEVICES" in settings
+    assert demo_stage.environment(given).keys() == {"PATH", "PYTHONPATH"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_any"),
+    [(None, True), ("", False), ("-1", False), ("-1,0", False), ("1", True), ("GPU-b", True), ("7", False)],
+)
+def test_a_machines_gpus_are_used_where_the_caller_sees_them(value: str | None, is_any: bool) -> None:
+    assert is_any_visible(value, [InstalledGpu(0, "GPU-a"), InstalledGpu(1, "GPU-b")]) is is_any
+    assert not is_any_visible(value, [])
+
+
+def descendants_of_working(demo: subprocess.Popen[str]) -> list[int]:
+    assert demo.stdout is not None
+    assert any("holds GPU" in line for line in demo.stdout), demo.communicate()[1]
+    return descendants(demo.pid)
+
+
+def wait_for_end(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with os.fdopen(descriptor) as process:
+        ready, _, _ = select.select([process], [], [], MOST_S)
+        assert ready, f"{pid} is still there"
+
+
+# --- the checker ---------------------------------------------------------------------------------------------------
+
+
+def turn(
+    worker: str,
+    number: int,
+    fence: int,
+    asked: float,
+    queued: float | None,
+    began: float,
+    ended: float | None,
+    gpu: int = 0,
+) -> list[dict[str, Any]]:
+    """The lines of one turn; without an end it is never over."""
+    base = {"worker": worker, "turn": number}
+    lease = {"lease": f"{worker}-{number}"}
+    held = {"gpu": gpu, "uuid": f"GPU-{gpu}", "fence": fence, "for_s": 1.0}
+    return [
+        {**base, "what": "asks", "at": asked},
+        *([] if queued is None else [{**base, **lease, "what": "queued", "at": queued}]),
+        *([] if began == inf else [{**base, **lease, **held, "what": "begins", "at": began}]),
+        *([] if ended is None else [{**base, "what": "ends", "at": ended, "gpu": gpu}]),
+    ]
+
+
+# b and c wait behind a, and are served in the order in which they came.
+CLEAN = [
+    *turn("a", 1, 1, asked=0.0, queued=None, began=0.1, ended=2.0),
+    *turn("b", 1, 2, asked=0.5, queued=0.6, began=2.01, ended=3.0),
+    *turn("c", 1, 3, asked=0.7, queued=0.8, began=3.02, ended=4.0),
+]
+
+
+def kinds(lines: list[dict[str, Any]], **more: Any) -> set[str]:
+    return {violation.kind for violation in demo_check.check(lines, **more)}
+
+
+def test_a_clean_record_passes() -> None:
+    assert demo_check.check(CLEAN) == []
+    assert len(list(demo_check.ordered_pairs(demo_check.turns_of(CLEAN)))) == 1
+
+
+def test_two_on_one_gpu_at_once_are_found() -> None:
+    early = turn("d", 1, 4, asked=3.1, queued=3.2, began=3.9, ended=5.0)
+
+    assert kinds([*CLEAN, *early]) == {"held_twice"}
+    assert kinds([*CLEAN, *turn("d", 1, 4, asked=3.1, queued=3.2, began=3.9, ended=5.0, gpu=1)]) == set()
+
+
+def test_one_inside_a_long_holding_is_found_also_after_a_short_one() -> None:
+    long = turn("d", 1, 4, asked=4.1, queued=None, began=4.2, ended=9.0)
+    first = turn("e", 1, 5, asked=4.3, queued=None, began=4.4, ended=4.5)
+    second = turn("f", 1, 6, asked=4.6, queued=None, began=4.7, ended=4.8)
+
+    found = demo_check.check([*CLEAN, *long, *first, *second])
+
+    assert [violation.kind for violation in found] == ["held_twice", "held_twice"]
+
+
+def test_a_fence_that_shrank_or_was_given_twice_is_found() -> None:
+    assert kinds([*CLEAN, *turn("d", 1, 3, asked=0.1, queued=None, began=4.2, ended=5.0, gpu=1)]) == {"fence"}
+    assert kinds([*CLEAN, *turn("d", 1, 2, asked=4.1, queued=None, began=4.2, ended=5.0, gpu=1)]) == {"fence"}
+    assert kinds([*CLEAN, *turn("d", 1, 0, asked=4.1, queued=None, began=4.2, ended=5.0, gpu=1)]) == {"fence"}
+    assert kinds([*CLEAN, *turn("d", 1, 0, asked=0.05, queued=None, began=4.2, ended=5.0)]) == {"fence"}
+
+
+def test_one_who_was_served_out_of_turn_is_found() -> None:
+    """d is in line before e asks, on whatever GPU."""
+    late = turn("d", 1, 5, asked=3.1, queued=3.2, began=6.0, ended=7.0, gpu=1)
+    before = turn("e", 1, 4, asked=3.3, queued=3.4, began=4.5, ended=5.0)
+
+    assert kinds([*CLEAN, *late, *before]) == {"order"}
+    # Told to wait only after e asked: nobody can say who came first.
+    assert kinds([*CLEAN, *turn("d", 1, 5, asked=3.1, queued=3.35, began=6.0, ended=7.0, gpu=1), *before]) == set()
+
+
+def test_a_lock_that_was_taken_and_a_lease_that_was_lost_are_found() -> None:
+    assert kinds([*CLEAN, {"what": "busy", "worker": "c", "turn": 1, "at": 3.01, "gpu": 0}]) == {"lock"}
+    assert kinds([*CLEAN, {"what": "lost", "worker": "c", "turn": 1, "at": 4.0, "gpu": 0, "reason": "x"}]) == {"lost"}
+
+
+def test_one_who_waits_while_a_gpu_is_free_or_is_forgotten_is_found() -> None:
+    lines = [*CLEAN, *turn("d", 1, 0, asked=3.1, queued=3.2, began=inf, ended=None)]
+    busy = {"leases": [], "queue": [{"id": "d-1"}], "gpus": [{"gpu_id": 0, "state": "busy"}]}
+
+    assert kinds(lines, pool=busy) == set()
+    assert kinds(lines, pool={**busy, "gpus": [{"gpu_id": 0, "state": "free"}]}) == {"unserved"}
+    assert kinds(lines, pool={**busy, "queue": []}) == {"unserved"}
+    assert kinds(lines) == {"unserved"}
+
+
+def test_the_gpu_of_the_dead_has_to_be_handed_on() -> None:
+    killed = [line for line in CLEAN if not (line["what"] == "ends" and line["worker"] == "a")]
+    killed.append({"what": "killed", "worker": "a", "at": 1.5})
+    turns = demo_check.turns_of(killed)
+
+    assert kinds(killed) == set()
+    assert [round(handover.took_s, 2) for handover in demo_check.handovers(turns)] == [0.51, 0.02]
+
+    # Who came only after a GPU was free shows nothing of how fast it is handed on.
+    late = demo_check.turns_of([*CLEAN, *turn("d", 1, 4, asked=4.5, queued=None, began=4.6, ended=5.0)])
+    assert [handover.after.worker for handover in demo_check.handovers(late)] == ["b", "c"]
+
+    elsewhere = [
+        {**line, "uuid": "GPU-1", "gpu": 1} if line["what"] == "begins" and line["worker"] != "a" else line
+        for line in killed
+    ]
+    assert kinds(elsewhere) == {"dead_holder"}
+
+
+def test_what_a_restart_changed_is_found() -> None:
+    """Killed at 1.0: a holds GPU 0, b and c wait."""
+    active: dict[str, Any] = {"state": "active", "gpus": [{"uuid": "GPU-0"}], "fence": 1, "end_reason": None}
+    queued: dict[str, Any] = {"state": "queued", "gpus": [], "fence": None, "end_reason": None}
+    found = {"a-1": active, "b-1": queued, "c-1": queued}
+    outage = Outage(killed_at=1.0, back_at=1.8, found=found, found_at=1.9)
+    released = {**active, "state": "ended", "end_reason": "released"}
+
+    assert kinds(CLEAN, outage=outage) == set()
+    assert demo_check.survival(demo_check.turns_of(CLEAN), outage) == (1, 1, 2, 2)
+    for wrong in (
+        {**active, "fence": 2},
+        {**active, "gpus": [{"uuid": "GPU-1"}]},
+        released,
+        {**released, "end_reason": "expired"},
+    ):
+        assert kinds(CLEAN, outage=replace(outage, found={**found, "a-1": wrong})) == {"lost"}
+    assert kinds(CLEAN, outage=replace(outage, found={"a-1": active, "b-1": queued})) == {"lost"}
+    assert kinds(
+        CLEAN, outage=replace(outage, found={**found, "c-1": {**queued, "state": "ended", "end_reason": "expired"}})
+    ) == {"lost"}
+    # Given back by its holder, who says so too.
+    assert kinds(CLEAN, outage=replace(outage, found={**found, "a-1": released}, found_at=2.005)) == set()
+
+
+# --- what is shown -------------------------------------------------------------------------------------------------
+
+
+def printed(what: RenderableType, width: int) -> str:
+    text = StringIO()
+    Console(width=width, file=text).print(what)
+    return text.getvalue()
+
+
+def test_the_summary_says_what_was_not_kept() -> None:
+    lines = [*CLEAN, *turn("d", 1, 4, asked=3.1, queued=3.2, began=3.9, ended=5.0)]
+    empty: dict[str, Any] = {"leases": [], "queue": [], "gpus": []}
+    record = Record(lines, None, None, empty, source="simulated", gpus=1, workers=4, seed=0, took_s=5.0)
+
+    summary = summarize(record)
+
+    assert (summary["is_ok"], summary["held_twice"], summary["grants"]) == (False, 1, 4)
+    assert {item["promise"] for item in summary["broken"]} == {"held_twice", "not_shown"}
+    shown = printed(render(summary), width=100)
+    assert re.search(r"✗ +GPUs held twice: 1", shown)
+    assert "d's turn 1 (fence 4) had it while c's turn 1 (fence 3) did, for 100 ms" in shown
+
+
+def test_the_picture_fits_into_a_small_terminal() -> None:
+    scene = Scene(10.0, {f"w{number:02}": WorkerRow(f"w{number:02}") for number in range(1, 13)}, began_at=100.0)
+    scene.show_gpus([{"gpu_id": number} for number in range(4)])
+    scene.is_up = True
+    for at, line in enumerate(turn("w01", 1, 1, asked=100.1, queued=100.2, began=101.0, ended=None)):
+        scene.take_in({**line, "reason": "x", "at": line["at"] + at / 100})
+    for number in range(20):
+        scene.announce(101.0, f"something {number}")
+
+    lines = printed(picture(scene, 103.0, 80, 24), width=80).splitlines()
+
+    assert len(lines) <= 23  # one is the cursor's
+    assert any("GPU 0" in line and "w01──" in line for line in lines)
+    assert any("something 19" in line for line in lines)
+    assert any("w01 GPU 0 2.0 s" in line for line in lines)

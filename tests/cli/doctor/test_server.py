@@ -1,0 +1,118 @@
+"""What `gpu-pool doctor` thinks of this machine as a server, from made-up facts."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.cli.doctor import server
+from gpu_worker_pool.cli.serve.port_holder import PortHolder
+from gpu_worker_pool.server.http.access import Tokens
+from tests.cli.doctor.facts import TOKEN
+
+IN_USE = OSError(errno.EADDRINUSE, "in use")
+OURS = PortHolder("http://localhost:8000", "box", 4, "nvml")
+
+
+@pytest.mark.parametrize(
+    ("port", "is_client_only", "status"),
+    [
+        (server.Port("0.0.0.0", 8000), False, "ok"),  # noqa: S104 - nothing listens
+        (server.Port("127.0.0.1", 8000, IN_USE, OURS), False, "ok"),
+        (server.Port("127.0.0.1", 8000, IN_USE), False, "problem"),
+        (server.Port("127.0.0.1", 8000, IN_USE), True, "warning"),
+        (server.Port("no.such.host", 8000, socket.gaierror(-2, "unknown")), False, "problem"),
+        (server.Port("127.0.0.1", 80, PermissionError(errno.EACCES, "no")), False, "problem"),
+    ],
+)
+def test_a_port_is_free_or_ours_or_somebody_elses(port: server.Port, is_client_only: bool, status: str) -> None:
+    finding = server.judge_port(port, is_client_only=is_client_only)
+
+    assert finding.status == status
+    assert status == "ok" or finding.advice
+
+
+STATE = server.StateDir(
+    Path("/s/leases.sqlite3"), Path("/s"), is_writable=True, free_mb=1e5, file_system="ext4", holder_pid=7
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "words"),
+    [
+        (STATE, "ok", "in use by the server with pid 7"),
+        (replace(STATE, nearest=Path("/"), holder_pid=None), "ok", "can be made"),
+        (replace(STATE, is_writable=False), "problem", "cannot be written to"),
+        (replace(STATE, nearest=Path("/"), is_writable=False), "problem", "cannot be made"),
+        (replace(STATE, free_mb=100.0), "warning", "only 100 MiB are free"),
+        (replace(STATE, free_mb=5.0), "problem", "only 5 MiB are free"),
+        (replace(STATE, file_system="tmpfs"), "warning", "in memory"),
+        (replace(STATE, file_system="nfs4"), "warning", "network file system"),
+        (replace(STATE, file_system="fuse.sshfs"), "warning", "network file system"),
+        (replace(STATE, file_system=None), "ok", "there"),
+    ],
+)
+def test_where_the_leases_are_kept(state: server.StateDir, status: str, words: str) -> None:
+    (finding,) = server.judge_state_dir(state)
+
+    assert finding.status == status
+    assert words in finding.message
+
+
+def test_the_file_system_is_that_of_the_innermost_mount_and_of_the_last_one_there() -> None:
+    mounts = (
+        "22 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        "30 22 0:40 / /mnt/my\\040lab rw shared:1 - nfs4 box:/lab rw\n"
+        "31 22 0:41 / /mnt/twice rw - ext4 /dev/vdb rw\n"
+        "32 31 0:42 / /mnt/twice rw - tmpfs none rw\n"
+    )
+
+    found = [server.file_system_of(Path(path), mounts) for path in ("/mnt/my lab/s", "/mnt/mylab", "/mnt/twice/x")]
+
+    assert found == ["nfs4", "ext4", "tmpfs"]
+    assert server.file_system_of(Path("/x"), "") is None
+
+
+def test_tokens_that_everybody_can_read_are_a_problem(tmp_path: Path) -> None:
+    tokens = Tokens.parse(f"ada:{TOKEN}")
+
+    assert [finding.status for finding in server.judge_tokens(tokens, [], None)] == ["ok"]
+    assert [finding.status for finding in server.judge_tokens(tokens, [], "/etc/tokens")] == ["problem"]
+    assert [finding.status for finding in server.judge_tokens(Tokens.broken(), ["why"], None)] == ["problem"]
+    assert [finding.status for finding in server.judge_tokens(Tokens(), [], None)] == ["ok"]
+    # The folders of pytest are for one user only, so that the mode of a file in them does not matter.
+    (tmp_path / "tokens").touch(0o644)
+    assert not server.can_everybody_read(tmp_path / "tokens")
+    assert server.can_everybody_read(Path("/etc/passwd"))
+
+
+def test_a_settings_file_that_cannot_be_read_is_one_problem_and_not_taken_for_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfe\x00bad")
+    monkeypatch.chdir(tmp_path)
+    for name in ("GPU_POOL_TOKENS", "GPU_POOL_TOKENS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    settings, heard = server.load_settings()
+    (problem,) = server.judge_settings(heard)
+    (tokens,) = server.check_tokens(settings, heard)
+
+    assert ".env cannot be read" in problem.message
+    assert "mend that file" in str(problem.advice)
+    assert "variable" not in str(problem.advice)
+    assert tokens.status == "skipped"
+    assert ".env" in tokens.message
+
+
+def test_simulated_gpus_that_hide_real_ones_are_a_warning() -> None:
+    assert server.judge_simulated(None, has_gpus=True) is None
+    assert [
+        finding.status
+        for has_gpus in (False, True)
+        if (finding := server.judge_simulated("4", has_gpus=has_gpus)) is not None
+    ] == ["ok", "warning"]

@@ -1,0 +1,261 @@
+"""What a user can ask of the client: GPUs of one endpoint and of several, by wishes and for a block."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool import (
+    GlobalGPUAssignment,
+    GPUAssignment,
+    GPUContextManager,
+    GPUWorkerPoolClient,
+    RequestRefusedError,
+    WorkerTimeoutError,
+    gpu_worker_pool_client,
+)
+from tests.client.api.two_servers import BOTH, NEVER_S, active
+from tests.client.foreign_servers import ForeignServer, ScriptedLeases
+from tests.client.statistics_server import until
+from tests.server.leasing import held, queued, release, take
+from tests.server.running import RunningServer
+
+# --- one endpoint ----------------------------------------------------------------------------------------------------
+
+
+async def test_one_endpoint_has_numbers_as_ids(big: RunningServer) -> None:
+    async with GPUWorkerPoolClient(big.url) as client:
+        before = datetime.now()  # noqa: DTZ005 - as the client's
+        assignment = await client.request_gpu()
+        assert isinstance(assignment, GPUAssignment)
+        assert assignment.gpu_id in {0, 1, 2}
+        assert before <= assignment.assigned_at <= datetime.now()  # noqa: DTZ005
+        assert (assignment.endpoint_id, assignment.local_gpu_id) == ("127.0.0.1", assignment.gpu_id)
+        assert assignment.global_gpu_id == f"127.0.0.1:{assignment.gpu_id}"
+        assert not client.is_multi_endpoint_mode()
+        (lease,) = active(big)
+        assert (lease["id"], lease["worker_id"]) == (assignment.lease_id, assignment.worker_id)
+        assert (lease["pid"], lease["fence"]) == (os.getpid(), assignment.fence)
+        assert (
+            assignment.env
+            == lease["env"]
+            == {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": str(assignment.gpu_id),
+            }
+        )
+        await client.release_gpu(assignment)
+        assert active(big) == []
+
+
+async def test_the_fence_grows_with_each_grant(big: RunningServer) -> None:
+    async with GPUWorkerPoolClient(big.url) as client:
+        fences = []
+        for _ in range(5):
+            assignment = await client.request_gpu()
+            fences.append(assignment.fence or 0)
+            await client.release_gpu(assignment)
+        assert fences == sorted(set(fences))
+
+
+async def test_stopping_gives_everything_back(big: RunningServer) -> None:
+    async with GPUWorkerPoolClient(big.url) as client:
+        for _ in range(3):
+            await client.request_gpu()
+        assert len(active(big)) == 3
+    assert active(big) == []
+    await client.stop()
+
+
+# --- several endpoints -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("names")
+async def test_several_endpoints_have_global_ids(big: RunningServer, small: RunningServer) -> None:
+    async with GPUWorkerPoolClient(service_endpoints=BOTH) as client:
+        assert client.is_multi_endpoint_mode()
+        got = [await client.request_gpu(timeout=30) for _ in range(5)]
+        assert all(isinstance(assignment, GlobalGPUAssignment) for assignment in got)
+        assert {assignment.gpu_id for assignment in got} == {
+            *(f"big.localhost:{index}" for index in range(3)),
+            *(f"small.localhost:{index}" for index in range(2)),
+        }
+        for assignment in got:
+            assert assignment.gpu_id == assignment.global_gpu_id
+            assert str(assignment.gpu_id).split(":") == [assignment.endpoint_id, str(assignment.local_gpu_id)]
+            assert assignment.env["CUDA_VISIBLE_DEVICES"] == str(assignment.local_gpu_id)
+        assert len(active(big)) + len(active(small)) == 5
+        for assignment in got:
+            await client.release_gpu(assignment)
+        assert active(big) + active(small) == []
+
+
+async def test_one_url_in_service_endpoints_is_several_of_one(big: RunningServer) -> None:
+    async with GPUWorkerPoolClient(service_endpoint="http://127.0.0.1:1", service_endpoints=big.url) as client:
+        assert (await client.request_gpu(timeout=30)).gpu_id in {f"127.0.0.1:{index}" for index in range(3)}
+
+
+@pytest.mark.usefixtures("names")
+async def test_who_waits_at_several_gets_the_first_and_leaves_the_others(
+    big: RunningServer, small: RunningServer
+) -> None:
+    others = {server: [take(server)["id"] for _ in range(number)] for server, number in ((big, 3), (small, 2))}
+    async with GPUWorkerPoolClient(service_endpoints=BOTH, polling_interval=NEVER_S) as client:
+        waiting = asyncio.create_task(client.request_gpu(timeout=30))
+        await until(lambda: len(queued(big)) == len(queued(small)) == 1, "it waits at both")
+        await until(lambda: client.get_pool_status().blocked_workers == 1, "it is seen to wait, once")
+        assert queued(big) == queued(small), "under one id"
+
+        release(small, others[small][0])
+
+        assignment = await waiting
+        assert assignment.endpoint_id == "small.localhost"
+        await until(lambda: queued(big) == queued(small) == [], "it waits nowhere")
+        assert assignment.lease_id in held(small)
+
+
+@pytest.mark.usefixtures("names")
+async def test_one_server_under_two_names_is_not_given_back_behind_its_holder(big: RunningServer) -> None:
+    """He waits there twice, under one id. The grant is one, so there is no second one to give back."""
+    others = [take(big)["id"] for _ in range(3)]
+    urls = "http://big.localhost:8000,http://also-big.localhost:8000"
+    async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=NEVER_S) as client:
+        waiting = asyncio.create_task(client.request_gpu(timeout=30))
+        await until(lambda: len(queued(big)) == 1 and client.get_pool_status().blocked_workers == 1, "it waits")
+
+        release(big, others[0])
+
+        assignment = await waiting
+        # Two calls later whatever was under way has arrived.
+        await client.trigger_endpoint_recovery("big.localhost")
+        await client.trigger_endpoint_recovery("also-big.localhost")
+        assert not assignment.is_lost
+        assert assignment.lease_id in {lease["id"] for lease in active(big)}, "the holder believes that it is his"
+
+
+# --- wishes ----------------------------------------------------------------------------------------------------------
+
+
+async def test_wishes(big: RunningServer) -> None:
+    async with GPUWorkerPoolClient(big.url) as client:
+        two = await client.request_gpu(gpus=2, model="A100", priority=3)
+        assert len(two.gpu_ids) == len(set(two.gpu_ids)) == len(two.uuids) == 2
+        assert two.gpu_id == two.gpu_ids[0]
+        assert two.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, two.gpu_ids))
+        (lease,) = active(big)
+        assert (lease["priority"], len(lease["gpus"])) == (3, 2)
+        shared = [await client.request_gpu(memory_mb=4000, model="T4") for _ in range(2)]
+        assert {assignment.gpu_id for assignment in shared} == {2}
+        with pytest.raises(WorkerTimeoutError) as raised:
+            await client.request_gpu(timeout=0.1)
+        assert raised.value.waited_s is not None
+        assert raised.value.reason
+        hopeless: list[dict[str, Any]] = [{"gpus": 4}, {"model": "H100"}, {"memory_mb": 1e6}, {"among": [3]}]
+        for wish in hopeless:
+            with pytest.raises(RequestRefusedError, match=r"127\.0\.0\.1"):
+                await client.request_gpu(timeout=30, **wish)
+
+
+async def test_only_the_gpus_asked_for_are_assigned_and_one_waits_for_those_only(big: RunningServer) -> None:
+    uuid = big.json("/gpu/stats")["gpus"][1]["uuid"]
+    async with GPUWorkerPoolClient(big.url) as client:
+        two = await client.request_gpu(gpus=2, among=(2, uuid[:-4].upper()))
+        assert two.gpu_ids == (1, 2)
+        (lease,) = active(big)
+        assert lease["wishes"]["among"] == ["2", uuid[:-4].upper()]
+        with pytest.raises(WorkerTimeoutError) as raised:
+            await client.request_gpu(timeout=0.1, among=["1"])
+        assert raised.value.reason is not None
+        assert "not among the GPUs asked for: 1" in raised.value.reason
+        assert (await client.request_gpu(timeout=30)).gpu_id == 0
+        (plain,) = [lease for lease in active(big) if len(lease["gpus"]) == 1]
+        assert plain["wishes"]["among"] is None
+
+
+async def test_a_server_that_knows_no_such_wish_is_asked_without_it_where_there_is_none() -> None:
+    with ForeignServer(ScriptedLeases().behaviour()) as foreign:
+        async with GPUWorkerPoolClient(foreign.url) as client:
+            await client.request_gpu()
+            await client.request_gpu(among=[0])
+        sent = [seen.json for seen in foreign.asked("PUT")]
+    assert "among" not in sent[0]
+    assert sent[1]["among"] == ["0"]
+
+
+async def test_a_higher_priority_is_served_first(big: RunningServer) -> None:
+    others = [take(big)["id"] for _ in range(3)]
+    async with GPUWorkerPoolClient(big.url) as client:
+        low = asyncio.create_task(client.request_gpu(timeout=30))
+        await until(lambda: len(queued(big)) == 1, "one waits")
+        high = asyncio.create_task(client.request_gpu(timeout=30, priority=5))
+        await until(lambda: len(queued(big)) == 2, "two wait")
+        release(big, others[0])
+        await high
+        assert not low.done()
+        release(big, others[1])
+        await low
+
+
+@pytest.mark.parametrize(
+    "wish", [{"gpus": 0}, {"memory_mb": -1}, {"among": "0"}, {"timeout": -1}, {"timeout": float("nan")}]
+)
+async def test_a_wish_that_makes_no_sense_is_refused_by_name(big: RunningServer, wish: dict[str, Any]) -> None:
+    async with GPUWorkerPoolClient(big.url) as client:
+        with pytest.raises(ValueError, match=next(iter(wish))):
+            await client.request_gpu(**wish)
+        assert client.get_pool_status().blocked_workers == 0
+
+
+# --- contexts --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_gpu_for_a_block(big: RunningServer) -> None:
+    async with gpu_worker_pool_client(service_endpoint=big.url, memory_threshold=75.0) as client:
+        async with GPUContextManager(client, timeout=30, memory_mb=1000) as gpu_id:
+            (lease,) = active(big)
+            assert lease["gpus"][0]["gpu_id"] == gpu_id
+            assert lease["memory_mb"] == 1000
+        assert active(big) == []
+        context = GPUContextManager(client)
+        with pytest.raises(ZeroDivisionError):
+            async with context:
+                raise ZeroDivisionError
+        assert active(big) == []
+        assert context.assignment is None
+
+
+@pytest.mark.usefixtures("names")
+async def test_a_block_with_several_endpoints_has_the_global_id(big: RunningServer) -> None:
+    async with (
+        gpu_worker_pool_client(service_endpoints=BOTH) as client,
+        GPUContextManager(client) as gpu_id,
+    ):
+        assert re.fullmatch(r"(big|small)\.localhost:\d", str(gpu_id))
+
+
+async def test_an_exception_in_the_body_leaves_nothing_of_other_workers_either(big: RunningServer) -> None:
+    """One of several workers fails, and the block is left while another one still waits for a GPU."""
+    for _ in range(3):
+        take(big)
+    waiting: list[asyncio.Task[Any]] = []
+
+    async def fail_while_another_waits() -> None:
+        async with GPUWorkerPoolClient(big.url, polling_interval=NEVER_S) as client:
+            waiting.append(asyncio.create_task(client.request_gpu(timeout=30)))
+            await until(lambda: len(queued(big)) == 1, "it waits")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail_while_another_waits()
+    try:
+        assert queued(big) == [], "the next free GPU would be given to nobody"
+        done, _ = await asyncio.wait(waiting, timeout=15)
+        assert done, "whoever waits at a client that is stopped waits for nothing"
+    finally:
+        waiting[0].cancel()
+        await asyncio.wait(waiting)

@@ -1,0 +1,215 @@
+"""The blocking twin of the client: the same methods, from threads."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import gpu_worker_pool
+from gpu_worker_pool import (
+    GlobalGPUAssignment,
+    GPUWorkerPool,
+    GPUWorkerPoolClient,
+    MultiEndpointPoolStatus,
+    RequestRefusedError,
+    WorkerTimeoutError,
+)
+from gpu_worker_pool.client.pool_client import Assignment
+from tests.client.blocking.programs import END_S, Child, active, fill
+from tests.server.leasing import eventually, queued
+from tests.server.running import RunningServer
+
+# --- the same methods ------------------------------------------------------------------------------------------------
+
+
+def test_it_has_every_method_of_the_client() -> None:
+    for name, method in inspect.getmembers(GPUWorkerPoolClient, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        twin = getattr(GPUWorkerPool, name)
+        assert not inspect.iscoroutinefunction(twin)
+        ours = [parameter.name for parameter in inspect.signature(method).parameters.values()]
+        theirs = inspect.signature(twin).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in theirs.values())
+        assert takes_all or list(theirs) == ours, name
+
+
+def test_a_gpu_is_requested_and_given_back(server: RunningServer) -> None:
+    with GPUWorkerPool(server.url) as pool:
+        assignment = pool.request_gpu()
+        assert isinstance(assignment.gpu_id, int)
+        assert active(server) == {assignment.lease_id}
+        status = pool.get_pool_status()
+        assert (status.total_gpus, status.available_gpus, status.active_workers) == (4, 3, 1)
+        assert pool.get_detailed_metrics()["total_gpus"] == 4
+        assert pool.get_endpoints_info() is None
+        assert not pool.is_multi_endpoint_mode()
+        pool.release_gpu(assignment)
+        assert active(server) == set()
+        with pytest.raises(ValueError, match="given back before"):
+            pool.release_gpu(assignment)
+
+
+def test_several_endpoints(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    with GPUWorkerPool(service_endpoints=[server.url, "http://127.0.0.1:1"]) as pool:
+        endpoint_id = f"127.0.0.1-{server.port}"
+        with pool.gpu(timeout=30) as assignment:
+            assert isinstance(assignment, GlobalGPUAssignment)
+            assert assignment.endpoint_id == endpoint_id
+        status = pool.get_pool_status()
+        assert isinstance(status, MultiEndpointPoolStatus)
+        assert (status.total_endpoints, status.healthy_endpoints) == (2, 1)
+        assert pool.get_error_recovery_status()["degraded_endpoints"] == ["127.0.0.1-1"]
+        assert pool.trigger_endpoint_recovery(endpoint_id)
+        assert not pool.trigger_endpoint_recovery("127.0.0.1-1")
+        again = pool.queue_request_for_retry(lambda: pool.request_gpu(timeout=30))
+        assert again.endpoint_id == endpoint_id
+        pool.print_error_recovery_summary()
+        assert "Partial (1/2 endpoints healthy)" in capsys.readouterr().out
+
+
+def test_one_gpu_for_a_block(server: RunningServer) -> None:
+    with gpu_worker_pool.gpu(memory_mb=1000, among=[3], service_endpoint=server.url) as assignment:
+        assert active(server) == {assignment.lease_id}
+        assert assignment.gpu_id == 3
+        assert assignment.env["CUDA_VISIBLE_DEVICES"] == str(assignment.gpu_id)
+        (lease,) = server.json("/pool")["leases"]
+        assert lease["memory_mb"] == 1000
+    assert active(server) == set()
+
+
+def test_an_exception_in_the_body_gives_the_gpu_back(server: RunningServer) -> None:
+    with pytest.raises(ZeroDivisionError), gpu_worker_pool.gpu(service_endpoint=server.url):
+        raise ZeroDivisionError
+    assert active(server) == set()
+    with GPUWorkerPool(server.url) as pool, pytest.raises(ZeroDivisionError), pool.gpu():
+        raise ZeroDivisionError
+    assert active(server) == set()
+
+
+def test_errors_are_those_of_the_client(server: RunningServer) -> None:
+    pool = GPUWorkerPool(server.url)
+    with pytest.raises(RuntimeError, match="not started"):
+        pool.request_gpu()
+    with pytest.raises(RuntimeError, match="not started"):
+        pool.get_pool_status()
+    assert pool.get_endpoints_info() is None
+    pool.stop()
+    with pool:
+        with pytest.raises(RuntimeError, match="already started"):
+            pool.start()
+        with pytest.raises(RuntimeError, match="single endpoint"):
+            pool.trigger_endpoint_recovery("server1")
+        with pytest.raises(RequestRefusedError):
+            pool.request_gpu(gpus=5)
+        fill(server)
+        with pytest.raises(WorkerTimeoutError):
+            pool.request_gpu(timeout=0.05)
+        assert queued(server) == []
+    with pytest.raises(ValueError, match="memory_threshold"):
+        GPUWorkerPool(server.url, memory_threshold=101)
+
+
+def test_it_can_be_started_again(server: RunningServer) -> None:
+    threads = threading.active_count()
+    pool = GPUWorkerPool(server.url)
+    for _ in range(2):
+        with pool, pool.gpu():
+            assert len(active(server)) == 1
+        assert threading.active_count() == threads
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_eight_threads_at_once(server: RunningServer) -> None:
+    held_now: set[Any] = set()
+    lock = threading.Lock()
+
+    def work(number: int) -> int:
+        for _ in range(10):
+            with pool.gpu(timeout=END_S) as assignment:
+                with lock:
+                    assert assignment.gpu_id not in held_now
+                    held_now.add(assignment.gpu_id)
+                status = pool.get_pool_status()
+                assert status.total_gpus == 4
+                with lock:
+                    held_now.remove(assignment.gpu_id)
+        return number
+
+    with GPUWorkerPool(server.url) as pool, ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(work, range(8))) == list(range(8))
+        metrics = pool.get_detailed_metrics()
+        assert metrics["load_balancer"]["successful_requests"] == 80
+    assert active(server) == set()
+    assert queued(server) == []
+
+
+def test_a_stop_lets_those_go_who_wait_in_other_threads(server: RunningServer) -> None:
+    """With an error that says so, and without leaving them in the server's line, where a GPU would be given to nobody."""
+    fill(server)
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            pool.request_gpu(timeout=END_S)
+        except BaseException as error:  # noqa: BLE001 - whatever it is
+            raised.append(error)
+
+    pool = GPUWorkerPool(server.url)
+    pool.start()
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    eventually(lambda: len(queued(server)) == 1, "it waits")
+
+    pool.stop()
+    thread.join(5)
+
+    assert not thread.is_alive()
+    assert queued(server) == []
+    assert isinstance(raised[0], RuntimeError), raised
+
+
+def test_a_hook_that_calls_the_pool_is_told_not_to(server: RunningServer) -> None:
+    raised: list[RuntimeError] = []
+
+    def hook(_: object) -> None:
+        try:
+            pool.get_pool_status()
+        except RuntimeError as error:
+            raised.append(error)
+
+    pool = GPUWorkerPool(server.url, on_event=hook)
+    with pool, pool.gpu():
+        pass
+    assert raised
+    assert "hook" in str(raised[0])
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["pass", "sys.exit(0)", "threading.Thread(target=pool.get_pool_status).start()"])
+def test_a_program_that_forgets_to_stop_ends_and_holds_nothing(server: RunningServer, way: str) -> None:
+    program = f"""
+        pool = GPUWorkerPool(url)
+        pool.start()
+        assignment = pool.request_gpu()
+        {way}
+    """
+    with Child(server, program) as child:
+        assert child.end() == (0, "", "")
+    eventually(lambda: active(server) == set(), "the server sees that it is gone", within_s=15)
+
+
+def test_an_assignment_of_another_pool_is_refused(server: RunningServer) -> None:
+    with GPUWorkerPool(server.url) as one, GPUWorkerPool(server.url) as other:
+        assignment: Assignment = one.request_gpu()
+        with pytest.raises(ValueError, match="no assignment of this client"):
+            other.release_gpu(assignment)
+        assert active(server) == {assignment.lease_id}

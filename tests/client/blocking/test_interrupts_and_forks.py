@@ -1,0 +1,330 @@
+"""The blocking twin in programs that are interrupted and that fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.client.blocking.programs import END_S, Child, active, fill
+from tests.server.leasing import eventually, queued
+from tests.server.running import ROOT, RunningServer
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_waiting_leaves_nothing_behind(server: RunningServer) -> None:
+    fill(server)
+    program = """
+        with GPUWorkerPool(url) as pool:
+            try:
+                pool.request_gpu()
+            except KeyboardInterrupt:
+                print("interrupted")
+                input()
+    """
+    with Child(server, program) as child:
+        eventually(lambda: len(queued(server)) == 1, "it waits")
+        child.interrupt()
+        assert child.hear() == "interrupted"
+        eventually(lambda: queued(server) == [], "it left the line", within_s=15)
+        assert len(active(server)) == 4
+        assert child.end() == (0, "", "")
+
+
+def test_ctrl_c_that_leaves_the_pool_too_leaves_nothing_behind(server: RunningServer) -> None:
+    """The program lives on, so the server cannot see it die: what it does not take back, it keeps."""
+    fill(server)
+    program = """
+        try:
+            with GPUWorkerPool(url) as pool:
+                pool.request_gpu()
+        except KeyboardInterrupt:
+            print("interrupted")
+            input()
+    """
+    with Child(server, program) as child:
+        eventually(lambda: len(queued(server)) == 1, "it waits")
+        child.interrupt()
+        assert child.hear() == "interrupted"
+        assert queued(server) == []
+        assert len(active(server)) == 4
+        assert child.end() == (0, "", "")
+
+
+def test_ctrl_c_while_waiting_in_gpu_leaves_nothing_behind(server: RunningServer) -> None:
+    fill(server)
+    program = """
+        try:
+            with gpu(service_endpoint=url):
+                pass
+        except KeyboardInterrupt:
+            print("interrupted")
+            input()
+    """
+    with Child(server, program) as child:
+        eventually(lambda: len(queued(server)) == 1, "it waits")
+        child.interrupt()
+        assert child.hear() == "interrupted"
+        assert queued(server) == []
+        assert child.end() == (0, "", "")
+
+
+def test_ctrl_c_in_the_body_gives_the_gpu_back(server: RunningServer) -> None:
+    program = """
+        try:
+            with gpu(service_endpoint=url):
+                print("has it")
+                signal.pause()
+        except KeyboardInterrupt:
+            print("interrupted")
+            input()
+    """
+    with Child(server, program) as child:
+        assert child.hear() == "has it"
+        child.interrupt()
+        assert child.hear() == "interrupted"
+        assert active(server) == set()
+        assert child.end() == (0, "", "")
+
+
+def test_ctrl_c_at_any_moment_of_a_request_leaves_nothing_behind(server: RunningServer) -> None:
+    """Also in the moment in which it is granted."""
+    program = """
+        def interrupt(_, frame):
+            # Only while request_gpu waits: what comes in after it has returned is for the caller to handle.
+            while frame is not None:
+                if frame.f_code.co_name == "result" and "concurrent" in frame.f_code.co_filename:
+                    raise KeyboardInterrupt
+                frame = frame.f_back
+
+        signal.signal(signal.SIGALRM, interrupt)
+        random.seed(3)
+        interrupted = 0
+        with GPUWorkerPool(url) as pool:
+            for _ in range(250):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0003, 0.006))
+                    assignment = pool.request_gpu()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                else:
+                    pool.release_gpu(assignment)
+            print(interrupted)
+            input()
+    """
+    with Child(server, program) as child:
+        assert int(child.hear()) > 20
+        with suppress(AssertionError):
+            eventually(lambda: not active(server) and not queued(server), "nothing is left", within_s=15)
+        assert active(server) == set()
+        assert queued(server) == []
+        assert child.end()[0] == 0
+
+
+# --- forks -----------------------------------------------------------------------------------------------------------
+
+
+FORKED = """
+    def forked(work):
+        pid = os.fork()
+        if pid == 0:
+            work()
+            sys.exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def program_of(text: str) -> str:
+    return textwrap.dedent(FORKED) + textwrap.dedent(text)
+
+
+def renewals(server: RunningServer) -> Iterator[None]:
+    """One each time that the only lease was renewed."""
+    last = 0.0
+    while True:
+        (lease,) = server.json("/pool")["leases"]
+        assert lease["state"] == "active"
+        if lease["expires_in_s"] > last + 0.2:
+            yield
+        last = lease["expires_in_s"]
+
+
+def test_a_forked_child_that_ends_does_not_release_what_its_parent_holds(server: RunningServer) -> None:
+    program = """
+        with GPUWorkerPool(url) as pool:
+            assignment = pool.request_gpu()
+            print(assignment.lease_id)
+            print(forked(lambda: None))
+            input()
+            print(assignment.is_lost)
+            pool.release_gpu(assignment)
+    """
+    with Child(server, program_of(program), {"GPU_POOL_TTL": "1.2"}) as child:
+        lease_id = child.hear()
+        assert child.hear() == "0"
+        assert active(server) == {lease_id}
+        for _, _ in zip(range(4), renewals(server), strict=False):
+            pass  # the parent goes on giving signs of life
+        assert child.end() == (0, "False", "")
+    assert active(server) == set()
+
+
+def test_a_forked_child_that_leaves_the_blocks_does_not_release_what_its_parent_holds(server: RunningServer) -> None:
+    """It leaves them as if nothing was: what it leaves is not its own."""
+    program = """
+        pid = None
+        with GPUWorkerPool(url) as pool:
+            with pool.gpu() as assignment:
+                pid = os.fork()
+                if pid:
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    print(code, assignment.lease_id)
+                    input()
+        if pid == 0:
+            sys.exit(0)
+    """
+    with Child(server, program) as child:
+        code, lease_id = child.hear().split()
+        assert active(server) == {lease_id}
+        returned, _, errors = child.end()
+        assert (code, returned, errors) == ("0", 0, "")
+    assert active(server) == set()
+
+
+def test_a_forked_child_does_not_keep_its_parents_lease_alive(server: RunningServer) -> None:
+    program = """
+        pool = GPUWorkerPool(url)
+        pool.start()
+        assignment = pool.request_gpu()
+        pid = os.fork()
+        if pid:
+            print(pid)
+            input()
+        else:
+            time.sleep(60)
+    """
+    with Child(server, program, {"GPU_POOL_TTL": "1"}) as child:
+        forked = int(child.hear())
+        try:
+            child.process.send_signal(signal.SIGSTOP)
+            eventually(lambda: active(server) == set(), "the lease of the stopped parent runs out")
+            os.kill(forked, 0)  # the child lived all the time
+        finally:
+            os.kill(forked, signal.SIGKILL)
+            child.process.send_signal(signal.SIGCONT)
+
+
+def test_the_parents_pool_says_in_a_forked_child_that_it_is_not_the_childs(server: RunningServer) -> None:
+    program = """
+        def work():
+            for use in (
+                pool.request_gpu,
+                pool.get_pool_status,
+                pool.get_detailed_metrics,
+                lambda: pool.release_gpu(assignment),
+            ):
+                try:
+                    use()
+                except RuntimeError as error:
+                    assert "after a fork" in str(error), error
+                else:
+                    raise AssertionError(use)
+            pool.stop()
+
+        with GPUWorkerPool(url) as pool:
+            assignment = pool.request_gpu()
+            print(assignment.lease_id, forked(work))
+            input()
+    """
+    with Child(server, program_of(program)) as child:
+        lease_id, code = child.hear().split()
+        assert code == "0"
+        assert active(server) == {lease_id}
+        assert child.end() == (0, "", "")
+
+
+def test_a_pool_of_its_own_works_in_a_forked_child(server: RunningServer) -> None:
+    program = """
+        def work():
+            with gpu(service_endpoint=url) as mine:
+                assert mine.gpu_id != assignment.gpu_id
+                assert mine.worker_id != assignment.worker_id
+
+        with GPUWorkerPool(url) as pool:
+            assignment = pool.request_gpu()
+            print(assignment.lease_id, forked(work))
+            input()
+            pool.release_gpu(assignment)
+    """
+    with Child(server, program_of(program)) as child:
+        lease_id, code = child.hear().split()
+        assert code == "0"
+        assert active(server) == {lease_id}
+        assert child.end() == (0, "", "")
+
+
+def test_a_forked_child_that_stopped_its_parents_pool_may_start_it_as_its_own(server: RunningServer) -> None:
+    program = """
+        def work():
+            pool.stop()
+            pool.start()
+            with pool.gpu() as mine:
+                assert mine.gpu_id != assignment.gpu_id
+            pool.stop()
+
+        with GPUWorkerPool(url) as pool:
+            assignment = pool.request_gpu()
+            print(assignment.lease_id, forked(work))
+            input()
+    """
+    with Child(server, program_of(program)) as child:
+        lease_id, code = child.hear().split()
+        assert active(server) == {lease_id}
+        assert (code, child.end()) == ("0", (0, "", ""))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_multiprocessing(server: RunningServer, method: str, tmp_path: Any) -> None:
+    """Each of its workers has a pool of its own, beside that of the parent, which may be sent the assignments."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, sys
+            from gpu_worker_pool import GPUWorkerPool, gpu
+
+            def work(number):
+                with gpu(timeout=20, service_endpoint=sys.argv[1]) as assignment:
+                    return assignment
+
+            if __name__ == "__main__":
+                with GPUWorkerPool(sys.argv[1]) as pool:
+                    mine = pool.request_gpu()
+                    with multiprocessing.get_context(sys.argv[2]).Pool(2) as workers:
+                        theirs = workers.map(work, range(6))
+                    assert mine.gpu_id not in {assignment.gpu_id for assignment in theirs}
+                    assert len({assignment.lease_id for assignment in theirs}) == 6
+                    assert not mine.is_lost
+                    pool.release_gpu(mine)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(program), server.url, method],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert active(server) == set()

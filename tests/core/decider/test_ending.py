@@ -1,0 +1,228 @@
+"""How a lease ends: its time is over, it is released or revoked, its holder dies, or its waiter leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, reading, request
+from tests.core.decider.examples import ENDINGS
+
+# --- expiring ------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_lives_until_its_ttl_is_over() -> None:
+    box = Box(reading())
+    box.ask("a", ttl_s=30)
+    box.pass_time(29.9)
+
+    assert box.stage("a") == "active"
+
+
+def test_a_lease_without_a_sign_of_life_expires() -> None:
+    box = Box(reading())
+    box.ask("a", ttl_s=30)
+
+    (event,) = of_kind(box.pass_time(30), ev.LeaseEnded)
+
+    assert event == ev.LeaseEnded(130.0, "a", EndReason.EXPIRED, (key(),), 130.0 + WALL_OFFSET_S)
+
+
+def test_the_ttl_counts_from_the_grant_and_not_from_the_asking() -> None:
+    box = Box(reading(), awaits_reading_after_release=False)
+    box.ask("a")
+    box.ask("b", ttl_s=30)
+    box.pass_time(10)
+
+    box.release("a")
+
+    assert box.expires_in_s("b") == 30
+
+
+def test_a_waiter_without_a_sign_of_life_leaves_the_queue() -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.ask("b", ttl_s=30)
+
+    box.pass_time(30)
+
+    assert box.stage("b") == "expired"
+    assert list(box.state.queue) == []
+
+
+def test_a_waiter_who_renews_stays_in_the_queue() -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.ask("b", ttl_s=30)
+    box.pass_time(20)
+    box.renew("b")
+
+    box.pass_time(20)
+
+    assert box.stage("b") == "queued"
+
+
+def test_a_waiter_who_is_due_is_not_granted_what_frees_up_too_late() -> None:
+    box = Box(reading(), awaits_reading_after_release=False)
+    box.ask("a")
+    box.ask("b", ttl_s=30)
+    box.now += 30
+
+    box.release("a")
+
+    assert box.stage("b") == "expired"
+
+
+def test_every_command_ends_what_is_due_first() -> None:
+    box = Box(reading(), awaits_reading_after_release=False)
+    box.ask("a", ttl_s=10)
+    box.now += 10
+
+    box.ask("b")
+
+    assert (box.stage("a"), box.stage("b")) == ("expired", "active")
+
+
+def test_an_expired_leases_gpu_goes_to_the_next_once_it_is_seen_to_be_free() -> None:
+    box = Box(reading())
+    box.ask("a", ttl_s=10)
+    box.ask("b")
+    box.pass_time(10)
+
+    box.look(reading())
+
+    assert box.gpus_of("b") == (key(),)
+
+
+def test_a_clock_that_goes_back_ends_nothing_early_and_nothing_late() -> None:
+    box = Box(reading())
+    box.ask("a", ttl_s=30)
+    box.now = 50.0
+    box.renew("a")
+    assert box.state.agenda.due_at("a") == 130.0
+
+    box.now = 130.0
+    box.do(cmd.Tick())
+
+    assert box.stage("a") == "draining"
+
+
+# --- ending --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("command", "reason"), ENDINGS)
+def test_a_lease_ends_with_the_reason_it_ended_for(command: type[cmd.Release], reason: str) -> None:
+    box = Box(reading())
+    box.ask("a")
+
+    box.do(command("a"))
+    box.look(reading())
+
+    assert box.stage("a") == reason
+
+
+@pytest.mark.parametrize(("command", "reason"), ENDINGS)
+def test_ending_an_unknown_lease_is_refused(command: type[cmd.Release], reason: str) -> None:
+    assert Box(reading()).do(command("never heard of")) == [ev.LeaseUnknown(START, "never heard of")]
+
+
+@pytest.mark.parametrize(("command", "reason"), ENDINGS)
+def test_what_is_over_stays_as_it_ended(command: type[cmd.Release], reason: str) -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.release("a")
+    while_draining = box.do(command("a"))
+    box.look(reading())
+
+    assert while_draining == box.do(command("a")) == []
+    assert box.stage("a") == "released"
+
+
+def test_an_ended_lease_remembers_what_it_had() -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.pass_time(5)
+    box.release("a")
+    box.look(reading())
+
+    assert box.state.find("a") == EndedLease(
+        "a",
+        request(worker="a"),
+        (key(),),
+        fence=1,
+        requested_at=START + WALL_OFFSET_S,
+        granted_at=START + WALL_OFFSET_S,
+        ended_at=START + 5 + WALL_OFFSET_S,
+        reason=EndReason.RELEASED,
+    )
+
+
+def test_leaving_the_queue_is_a_cancellation() -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.ask("b")
+
+    box.release("b")
+
+    assert box.stage("b") == "cancelled"
+
+
+def test_a_cancelled_waiter_leaves_no_trace() -> None:
+    box = Box(reading(0), reading(1))
+    box.ask("a")
+    box.ask("c", gpus=2)
+    places, agenda, holds = list(box.state.queue), repr(box.state.agenda), dict(box.state.holds)
+    slots = {slot.key: dict(slot.occupants) for slot in box.state.slots.values()}
+
+    box.ask("b", gpus=2, priority=1)
+    box.release("b")
+
+    assert list(box.state.queue) == places
+    assert repr(box.state.queue) == "<WaitingLine: 1 waiting, 1 kinds of wishes>"
+    assert repr(box.state.agenda) == agenda
+    assert box.state.holds == holds
+    assert {slot.key: dict(slot.occupants) for slot in box.state.slots.values()} == slots
+
+
+def test_a_cancelled_waiter_is_never_granted() -> None:
+    box = Box(reading(), awaits_reading_after_release=False)
+    box.ask("a")
+    box.ask("b")
+    box.ask("c")
+    box.release("b")
+
+    box.release("a")
+
+    assert (box.stage("b"), box.stage("c")) == ("cancelled", "active")
+
+
+def test_a_waiter_who_died_leaves_the_queue() -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.ask("b")
+
+    box.do(cmd.ReportDeath("b"))
+
+    assert box.stage("b") == "holder_died"
+    assert list(box.state.queue) == []
+
+
+def test_only_so_many_ended_leases_are_remembered() -> None:
+    box = Box(reading(), remembered_ended_leases=2)
+    box.ask("holder")
+    for lease_id in ("a", "b", "c"):
+        box.ask(lease_id)
+        box.release(lease_id)
+
+    assert list(box.state.ended) == ["b", "c"]
+
+
+def test_a_forgotten_lease_is_unknown() -> None:
+    box = Box(reading(), remembered_ended_leases=0)
+    box.ask("holder")
+    box.ask("a")
+    box.release("a")
+
+    assert box.renew("a") == [ev.LeaseUnknown(START, "a")]

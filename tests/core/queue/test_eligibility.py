@@ -1,0 +1,409 @@
+"""May this GPU be granted to this request? Yes, or exactly why not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.core.queue.eligibility import (
+    Draining,
+    Eligible,
+    Excluded,
+    Held,
+    Leased,
+    NoRoom,
+    OverMemory,
+    OverUtilization,
+    ReadingStale,
+    ReadingUnknown,
+    TooSmall,
+    Unhealthy,
+    Verdict,
+    WrongModel,
+)
+from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, process, reading
+
+# --- measured ------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_gpu_is_eligible_with_what_is_used_of_it_as_its_score() -> None:
+    box = Box(reading(used_mb=8_000, utilization=5))
+
+    assert box.verdict() == Eligible(score=15.0)
+
+
+def test_memory_just_below_the_threshold_is_eligible() -> None:
+    assert isinstance(Box(reading(used_mb=63_999)).verdict(), Eligible)
+
+
+def test_memory_at_the_threshold_is_over_it() -> None:
+    assert Box(reading(used_mb=64_000)).verdict() == OverMemory(80.0, 80.0)
+
+
+def test_utilization_just_below_the_threshold_is_eligible() -> None:
+    assert isinstance(Box(reading(utilization=89.9)).verdict(), Eligible)
+
+
+def test_utilization_at_the_threshold_is_over_it() -> None:
+    assert Box(reading(utilization=90)).verdict() == OverUtilization(90, 90.0)
+
+
+def test_a_request_may_be_stricter_than_the_pool() -> None:
+    box = Box(reading(used_mb=24_000, utilization=40))
+
+    assert box.verdict(memory_threshold_percent=30) == OverMemory(30.0, 30)
+    assert box.verdict(utilization_threshold_percent=40) == OverUtilization(40, 40)
+
+
+def test_a_request_may_be_laxer_than_the_pool() -> None:
+    box = Box(reading(used_mb=72_000, utilization=95))
+
+    box.ask("a", memory_threshold_percent=95, utilization_threshold_percent=99)
+
+    assert box.stage("a") == "active"
+
+
+def test_a_pool_has_the_thresholds_its_operator_set() -> None:
+    box = Box(reading(used_mb=24_000), thresholds=Thresholds(30.0, 90.0))
+
+    assert box.verdict() == OverMemory(30.0, 30.0)
+
+
+def test_a_gpu_over_both_thresholds_together_is_not_granted() -> None:
+    box = Box(reading(used_mb=79_000, utilization=95))
+
+    box.ask("a", memory_threshold_percent=90)
+
+    assert box.stage("a") == "queued"
+
+
+# --- unknown is not zero -------------------------------------------------------------------------------------------
+
+
+def test_unknown_memory_is_not_taken_for_none_used() -> None:
+    assert Box(reading(used_mb=None)).verdict() == ReadingUnknown("memory")
+
+
+def test_unknown_utilization_is_not_taken_for_idle() -> None:
+    assert Box(reading(utilization=None)).verdict() == ReadingUnknown("utilization")
+
+
+def test_a_total_of_nothing_is_unknown_memory() -> None:
+    assert Box(reading(total_mb=0)).verdict() == ReadingUnknown("memory")
+
+
+def test_what_is_unknown_is_never_granted() -> None:
+    box = Box(reading(0, used_mb=None), reading(1, utilization=None), reading(2, total_mb=None))
+
+    box.ask("a")
+
+    assert box.stage("a") == "queued"
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_utilization_that_is_not_a_number_is_never_granted(gpus: int) -> None:
+    box = Box(reading(0, utilization=float("nan")), reading(1, utilization=float("nan")))
+
+    box.ask("a", gpus=gpus, utilization_threshold_percent=95)
+
+    assert box.stage("a") == "queued"
+
+
+def test_readings_that_are_not_numbers_do_not_break_the_pool() -> None:
+    box = Box(reading(0), reading(1), reading(2))
+    for looks in product((float("nan"), 91.0, 95.0, 99.0), repeat=3):
+        box.look(*(reading(index, utilization=utilization) for index, utilization in enumerate(looks)))
+    box.look(reading(0), reading(1), reading(2))
+
+    for lease_id in ("a", "b", "c"):
+        box.ask(lease_id)
+
+    assert {box.gpus_of(lease_id) for lease_id in ("a", "b", "c")} == {(key(0),), (key(1),), (key(2),)}
+
+
+def test_a_gpu_that_answers_with_an_error_is_unhealthy() -> None:
+    box = Box(reading(fault="fell off the bus"))
+
+    assert box.verdict() == Unhealthy("fell off the bus")
+
+
+def test_an_unhealthy_gpu_is_not_granted() -> None:
+    box = Box(reading(fault="fell off the bus"))
+
+    box.ask("a")
+
+    assert box.stage("a") == "queued"
+
+
+def test_a_gpu_that_recovers_is_granted_at_once() -> None:
+    box = Box(reading(fault="fell off the bus"))
+    box.ask("a")
+
+    box.look(reading())
+
+    assert box.gpus_of("a") == (key(),)
+
+
+def test_a_reading_is_good_for_as_long_as_the_pool_says() -> None:
+    box = Box(reading(), stale_after_s=15.0)
+    box.pass_time(15.0)
+
+    assert isinstance(box.verdict(), Eligible)
+
+
+def test_a_reading_older_than_that_is_stale() -> None:
+    box = Box(reading(), stale_after_s=15.0)
+    box.pass_time(15.5)
+
+    assert box.verdict() == ReadingStale(15.5)
+
+
+def test_a_stale_gpu_is_not_granted() -> None:
+    box = Box(reading())
+    box.pass_time(16)
+
+    box.ask("a")
+
+    assert box.stage("a") == "queued"
+
+
+def test_a_new_look_at_a_stale_gpu_serves_who_waited_for_it() -> None:
+    box = Box(reading())
+    box.pass_time(16)
+    box.ask("a")
+
+    box.look(reading())
+
+    assert box.stage("a") == "active"
+
+
+def test_a_reading_from_the_future_does_not_stay_fresh_longer() -> None:
+    box = Box()
+    box.observe(reading(at=START + 1000))
+    box.pass_time(16)
+
+    assert isinstance(box.verdict(), ReadingStale)
+
+
+def test_an_older_reading_that_comes_late_is_no_news() -> None:
+    box = Box(reading(utilization=95))
+
+    box.observe(reading(at=START - 1, utilization=0))
+
+    assert box.verdict() == OverUtilization(95, 90.0)
+
+
+def test_a_shared_gpu_that_nobody_has_looked_at_since_the_start_is_unknown() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=1_000)
+
+    box.restart()
+
+    assert box.verdict(memory_mb=1_000) == ReadingUnknown("state")
+
+
+# --- occupied ------------------------------------------------------------------------------------------------------
+
+
+def test_a_leased_gpu_names_its_holder_and_since_when() -> None:
+    box = Box(reading())
+    box.ask("a", owner="ann", worker="w1")
+
+    assert box.verdict() == Leased(("a",), ("ann/w1",), START + WALL_OFFSET_S)
+
+
+def test_an_exclusive_lease_is_shared_with_nobody() -> None:
+    box = Box(reading())
+    box.ask("a")
+
+    assert isinstance(box.verdict(memory_mb=1_000), Leased)
+
+
+def test_a_shared_gpu_is_given_to_nobody_alone() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=1_000)
+
+    assert isinstance(box.verdict(), Leased)
+
+
+def test_two_who_said_what_they_need_share_a_gpu() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=1_000)
+    box.ask("b", memory_mb=1_000)
+
+    assert box.gpus_of("a") == box.gpus_of("b") == (key(),)
+
+
+def test_as_many_undeclared_workers_share_a_gpu_as_the_operator_allows() -> None:
+    box = Box(reading(), workers_per_gpu=2)
+    for lease_id in ("a", "b", "c"):
+        box.ask(lease_id)
+
+    assert [box.stage(lease_id) for lease_id in ("a", "b", "c")] == ["active", "active", "queued"]
+
+
+def test_undeclared_workers_share_with_nobody_who_declared() -> None:
+    box = Box(reading(), workers_per_gpu=2)
+    box.ask("a")
+
+    assert isinstance(box.verdict(memory_mb=1_000), Leased)
+
+
+def test_a_gpu_just_given_back_waits_for_a_look() -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.release("a")
+
+    assert box.verdict() == Draining("a", None, None)
+
+
+def test_a_gpu_with_a_leases_processes_left_names_the_heaviest() -> None:
+    box = Box(reading())
+    box.ask("a", pid=7)
+    crowd = (process(7, 512), process(8, 9_420.8, parents=(7,)), process(9, None, parents=(7,)))
+    box.look(reading(used_mb=10_000, processes=crowd))
+    box.release("a")
+
+    assert box.verdict() == Draining("a", 8, 9_420.8)
+
+
+def test_a_process_left_is_named_even_where_its_memory_is_unknown() -> None:
+    box = Box(reading())
+    box.ask("a", pid=7)
+    box.look(reading(processes=(process(7, None),)))
+    box.release("a")
+
+    assert box.verdict() == Draining("a", 7, None)
+
+
+def test_a_process_left_is_named_even_after_a_look_without_a_process_list() -> None:
+    box = Box(reading())
+    box.ask("a", pid=7)
+    box.look(reading(processes=(process(7, 512),)))
+    box.release("a")
+    box.look(reading(processes=None))
+
+    assert box.verdict() == Draining("a", 7, None)
+
+
+def test_a_draining_gpu_is_closed_to_sharers_too() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=1_000)
+    box.ask("b", memory_mb=1_000)
+    box.release("a")
+
+    assert isinstance(box.verdict(memory_mb=1_000), Draining)
+
+
+# --- shared and busy -----------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_kept_busy_by_those_who_share_it_is_open_to_more_sharers() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=8_000, pid=7)
+    box.look(reading(used_mb=8_000, utilization=100, processes=(process(7, 8_000),)))
+
+    box.ask("b", memory_mb=8_000)
+
+    assert box.stage("b") == "active"
+
+
+def test_several_gpus_kept_busy_by_those_who_share_them_are_open_to_more_sharers() -> None:
+    box = Box(reading(0), reading(1))
+    box.ask("a", memory_mb=8_000, gpus=2, pid=7)
+    busy = process(7, 8_000)
+    box.look(*(reading(index, used_mb=8_000, utilization=100, processes=(busy,)) for index in range(2)))
+
+    box.ask("b", memory_mb=8_000, gpus=2)
+
+    assert box.stage("b") == "active"
+
+
+def test_a_shared_gpu_kept_busy_by_somebody_outside_is_not() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=8_000, pid=7)
+    box.look(reading(used_mb=9_000, utilization=100, processes=(process(7, 8_000), process(66, 1_000))))
+
+    assert box.verdict(memory_mb=8_000) == OverUtilization(100, 90.0)
+
+
+def test_a_busy_shared_gpu_without_a_process_list_is_not_trusted() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=8_000)
+    box.look(reading(used_mb=8_000, utilization=100, processes=None))
+
+    assert isinstance(box.verdict(memory_mb=8_000), OverUtilization)
+
+
+def test_a_busy_gpu_without_leases_is_not_open_to_sharers() -> None:
+    assert isinstance(Box(reading(utilization=95)).verdict(memory_mb=8_000), OverUtilization)
+
+
+def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves_a_shared_gpu() -> None:
+    box = Box(reading())
+    box.ask("a", memory_mb=8_000, pid=7)
+    crowd = (process(7, 8_000), process(66, 0))
+    box.look(reading(used_mb=8_000, utilization=60, processes=crowd))
+    box.ask("b", memory_mb=8_000, utilization_threshold_percent=50)
+    assert box.verdict(memory_mb=8_000, utilization_threshold_percent=50) == OverUtilization(60, 50)
+
+    box.look(reading(used_mb=8_000, utilization=60, processes=crowd[:1]))
+
+    assert isinstance(box.verdict(memory_mb=8_000, utilization_threshold_percent=50), Eligible)
+    assert box.stage("b") == "active"
+
+
+# --- in words ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "words"),
+    [
+        (Eligible(3.0), "eligible", "available"),
+        (Excluded("new fan"), "excluded", "taken out of service: new fan"),
+        (WrongModel(T4, "A100"), "wrong_model", "Tesla T4, not A100"),
+        (
+            TooSmall(64_000, 70_000),
+            "too_small",
+            "too small: 70000 MB asked, 64000 MB below the memory threshold when empty",
+        ),
+        (Leased(("a", "b"), ("ann", "ben"), 0.0), "leased", "leased by ann, ben"),
+        (
+            Draining("a", None, None),
+            "draining",
+            "just given back; a new reading will tell whether it is free",
+        ),
+        (Draining("a", 123, 9420.8), "draining", "draining: pid 123 still holds 9.2 GiB"),
+        (Draining("a", 123, None), "draining", "draining: pid 123 still holds memory"),
+        (Unhealthy("fell off the bus"), "unhealthy", "unhealthy: fell off the bus"),
+        (ReadingUnknown("memory"), "reading_unknown", "its memory is unknown"),
+        (ReadingStale(16.4), "reading_stale", "its last reading is 16 s old"),
+        (OverMemory(85.04, 80.0), "over_memory", "memory at 85.0 %, threshold 80 %"),
+        (OverUtilization(97.0, 90.0), "over_utilization", "utilization at 97 %, threshold 90 %"),
+        (
+            NoRoom(60_000, 8_000, 64_000),
+            "no_room",
+            "no room: 8000 MB asked, 4000 MB of 64000 MB left",
+        ),
+        (NoRoom(70_000, 8_000, 64_000), "no_room", "no room: 8000 MB asked, 0 MB of 64000 MB left"),
+        (Held("a", "ann"), "held", "kept for ann, who is ahead in the line"),
+    ],
+)
+def test_a_verdict_reads_as_a_sentence(verdict: Verdict, code: str, words: str) -> None:
+    assert (verdict.code, str(verdict)) == (code, words)
+
+
+def test_a_gpu_is_named_by_its_node_and_index() -> None:
+    assert str(reading(2).gpu) == "box:2"
+    assert reading(2).gpu.name == A100
+
+
+def test_a_device_whose_hardware_knows_no_utilization_is_judged_by_memory_alone() -> None:
+    box = Box(reading(utilization=None, has_utilization=False))
+    assert isinstance(box.verdict(), Eligible)
+    box.ask("a")
+    assert box.gpus_of("a") == (key(),)
+    full = Box(reading(utilization=None, has_utilization=False, used_mb=70_000))
+    assert isinstance(full.verdict(), OverMemory)

@@ -1,0 +1,273 @@
+"""The queue's rule: who is served next, and who may pass."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.decider.decide import decide
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
+from tests.core.build import T4, Box, key, of_kind, process, reading, request
+from tests.core.queue.boxes import free_at_once, held_for
+
+# --- the order -----------------------------------------------------------------------------------------------------
+
+
+def test_first_come_first_served() -> None:
+    box = free_at_once(reading())
+    box.ask("holder")
+    for lease_id in ("z", "m", "a"):
+        box.ask(lease_id)
+
+    served = []
+    for previous in ("holder", "z", "m"):
+        box.release(previous)
+        served += [lease_id for lease_id in ("z", "m", "a") if box.gpus_of(lease_id)]
+
+    assert served == ["z", "m", "a"]
+
+
+def test_a_higher_priority_is_served_first() -> None:
+    box = free_at_once(reading())
+    box.ask("holder")
+    box.ask("early")
+    box.ask("urgent", priority=1)
+
+    box.release("holder")
+
+    assert (box.stage("early"), box.stage("urgent")) == ("queued", "active")
+
+
+def test_a_lower_priority_is_served_last() -> None:
+    box = free_at_once(reading())
+    box.ask("holder")
+    box.ask("patient", priority=-1)
+    box.ask("late")
+
+    box.release("holder")
+
+    assert (box.stage("patient"), box.stage("late")) == ("queued", "active")
+
+
+def test_of_one_priority_the_first_to_come_is_served_first() -> None:
+    box = free_at_once(reading())
+    box.ask("holder")
+    box.ask("first", priority=3)
+    box.ask("second", priority=3)
+
+    box.release("holder")
+
+    assert (box.stage("first"), box.stage("second")) == ("active", "queued")
+
+
+def test_a_higher_priority_takes_nothing_from_who_has_it() -> None:
+    box = free_at_once(reading())
+    box.ask("holder")
+
+    box.ask("urgent", priority=1_000_000)
+
+    assert (box.stage("holder"), box.stage("urgent")) == ("active", "queued")
+
+
+def test_waiters_of_different_wishes_stand_in_one_line() -> None:
+    box = free_at_once(reading())
+    box.ask("holder")
+    box.ask("first", model="A100")
+    box.ask("second")
+    box.ask("third", memory_mb=1_000)
+
+    box.release("holder")
+
+    assert [box.stage(lease_id) for lease_id in ("first", "second", "third")] == [
+        "active",
+        "queued",
+        "queued",
+    ]
+
+
+def test_one_look_serves_everybody_who_can_be() -> None:
+    box = Box()
+    for lease_id in ("a", "b", "c"):
+        box.ask(lease_id)
+
+    box.look(reading(0), reading(1))
+
+    assert [box.stage(lease_id) for lease_id in ("a", "b", "c")] == ["active", "active", "queued"]
+
+
+def test_a_gpu_that_frees_on_any_node_serves_who_waits() -> None:
+    box = free_at_once(reading(node="x"), reading(node="y"))
+    box.ask("a")
+    box.ask("b")
+    box.ask("c")
+
+    box.release("b")
+
+    assert box.gpus_of("c") == (key(0, "y"),)
+
+
+# --- others do not wait behind what they do not want ---------------------------------------------------------------
+
+
+def test_who_wants_a_t4_does_not_wait_behind_who_wants_an_a100() -> None:
+    box = free_at_once(reading(0), reading(1, name=T4))
+    box.ask("holder", model="A100")
+    box.ask("wants an A100", model="A100")
+
+    box.ask("wants a T4", model="T4")
+
+    assert box.gpus_of("wants a T4") == (key(1),)
+
+
+def test_who_wants_a_t4_does_not_wait_behind_who_wants_two_a100s() -> None:
+    box = free_at_once(reading(0), reading(1), reading(2, name=T4))
+    box.ask("holder", model="A100")
+    box.ask("wants two", model="A100", gpus=2)
+
+    box.ask("wants a T4", model="T4")
+
+    assert box.gpus_of("wants a T4") == (key(2),)
+
+
+def test_who_takes_any_gpu_passes_onto_the_model_that_nobody_ahead_wants() -> None:
+    box = free_at_once(reading(0), reading(1), reading(2, name=T4))
+    box.ask("holder", model="A100")
+    box.ask("wants two", model="A100", gpus=2)
+
+    box.ask("any")
+
+    assert box.gpus_of("any") == (key(2),)
+
+
+def test_a_small_share_passes_a_large_one_onto_a_gpu_that_is_too_small_for_it() -> None:
+    box = free_at_once(reading(0), reading(1, name=T4, total_mb=16_000))
+    box.ask("holder", model="A100")
+    box.ask("large", memory_mb=40_000)
+
+    box.ask("small", memory_mb=4_000)
+
+    assert box.gpus_of("small") == (key(1),)
+
+
+def test_a_laxer_waiter_passes_a_stricter_one() -> None:
+    box = free_at_once(reading(utilization=50))
+    box.ask("strict", utilization_threshold_percent=30)
+
+    box.ask("lax")
+
+    assert box.stage("lax") == "active"
+
+
+def test_a_newcomer_in_the_middle_of_the_line_is_served_if_nobody_ahead_can_use_it() -> None:
+    box = free_at_once(reading(0), reading(1, name=T4))
+    box.ask("on the T4", model="T4")
+    box.ask("on the A100", model="A100")
+    box.ask("front", model="A100", priority=9)
+    box.ask("back", model="A100")
+    box.look(reading(2, name=T4))
+
+    box.ask("middle", model="T4", priority=5)
+
+    assert box.gpus_of("middle") == (key(2),)
+
+
+# --- the pass after every change -----------------------------------------------------------------------------------
+
+
+def test_a_share_granted_to_somebody_in_the_middle_is_held_by_the_first_from_then_on() -> None:
+    box = free_at_once(reading(0), reading(1, utilization=50))
+    box.ask("holder")
+    box.ask("first", utilization_threshold_percent=40)
+    box.ask("share", memory_mb=8_000)
+    assert box.gpus_of("share") == (key(1),)
+
+    box.ask("share too", memory_mb=8_000)
+
+    assert box.stage("share too") == "queued"
+
+
+def test_workers_on_one_gpu_are_granted_in_one_look_up_to_their_number() -> None:
+    box = Box(workers_per_gpu=2)
+    for lease_id in ("a", "b", "c"):
+        box.ask(lease_id)
+
+    box.look(reading())
+
+    assert [box.stage(lease_id) for lease_id in ("a", "b", "c")] == ["active", "active", "queued"]
+
+
+def test_a_busy_gpu_that_falls_idle_serves_who_waits() -> None:
+    box = Box(reading(utilization=95))
+    box.ask("a")
+
+    box.look(reading(utilization=5))
+
+    assert box.stage("a") == "active"
+
+
+def test_a_process_that_ends_outside_makes_room_for_who_waits() -> None:
+    box = Box(reading(used_mb=60_000, processes=(process(66, 60_000),)))
+    box.ask("a", memory_mb=8_000)
+
+    box.look(reading())
+
+    assert box.stage("a") == "active"
+
+
+def test_a_settled_queue_is_not_looked_through_again() -> None:
+    box = Box(reading())
+    box.ask("a")
+    box.ask("b")
+
+    assert of_kind(box.pass_time(1), ev.QueueSettled) == []
+
+
+def test_a_queue_settled_now_is_settled_at_this_very_instant() -> None:
+    # The reading is as old as it may be, to the last bit: its age is 15 s and not more, but 15 s after it was taken is
+    # before now, both for rounding. `step` would go on settling the queue forever.
+    now, taken_at = 15.5 + 2**-49, 0.5 + 2**-50
+    assert now - taken_at <= 15.0
+    state = PoolState(settings=PoolSettings(stale_after_s=15.0))
+    looked = cmd.Observe((reading(0, at=taken_at), reading(1, at=taken_at, utilization=95)))
+    for command in (looked, cmd.RequestLease("wide", request(gpus=2)), cmd.ServeQueue()):
+        replay(state, decide(state, command, now))
+
+    assert decide(state, cmd.ServeQueue(), now) == []
+
+
+def test_a_gpu_whose_reading_has_grown_stale_is_reserved_for_nobody() -> None:
+    box = free_at_once(reading(0))
+    box.ask("s0", memory_mb=40_000)
+    box.ask("big", memory_mb=40_000)
+    assert held_for(box, "big") == {key(0)}
+
+    box.now += box.state.settings.stale_after_s + 1
+    box.ask("small", memory_mb=8_000)
+
+    assert held_for(box, "big") == set()
+
+
+def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None:
+    box = Box(reading(0), max_queued_per_owner=2)
+    box.ask("holder", owner="ann")
+    for number in range(2):
+        box.ask(f"ann{number}", owner="ann")
+    (refusal,) = box.ask("ann2", owner="ann")
+    assert refusal == ev.QueueFull(box.now, "ann2", 2, is_owners_limit=True, owner="ann")
+    assert box.stage("ann2") == "unknown"
+    box.ask("bob0", owner="bob")
+    assert box.stage("bob0") == "queued"
+    box.release("ann0")
+    box.ask("ann2", owner="ann")
+    assert box.stage("ann2") == "queued"
+
+
+def test_a_full_queue_refuses_everybody_but_those_who_ask_again() -> None:
+    box = Box(reading(0), max_queued=1)
+    box.ask("holder")
+    box.ask("first")
+    (refusal,) = box.ask("second", owner="bob")
+    assert refusal == ev.QueueFull(box.now, "second", 1, is_owners_limit=False, owner="bob")
+    box.ask("first")
+    assert box.stage("first") == "queued"

@@ -1,0 +1,170 @@
+"""A GPU of another model, too small, or out of service: it is not granted, and what no GPU could ever serve is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.queue.eligibility import Eligible, Excluded, TooSmall, WrongModel
+from tests.core.build import START, T4, Box, key, of_kind, reading
+
+# --- suitable ------------------------------------------------------------------------------------------------------
+
+
+def test_another_model_is_told_by_its_name() -> None:
+    assert Box(reading(name=T4)).verdict(model="A100") == WrongModel(T4, "A100")
+
+
+def test_a_share_as_large_as_the_gpu_below_its_threshold_is_eligible() -> None:
+    assert isinstance(Box(reading()).verdict(memory_mb=64_000), Eligible)
+
+
+def test_a_share_larger_than_that_finds_the_gpu_too_small() -> None:
+    assert Box(reading()).verdict(memory_mb=64_001) == TooSmall(64_000, 64_001)
+
+
+def test_a_gpu_taken_out_of_service_is_excluded_with_the_operators_reason() -> None:
+    box = Box(reading())
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+
+    assert box.verdict() == Excluded("new fan")
+
+
+def test_a_gpu_taken_out_of_service_is_not_granted() -> None:
+    box = Box(reading())
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+
+    box.ask("a")
+
+    assert box.stage("a") == "queued"
+
+
+def test_a_gpu_put_back_into_service_goes_to_who_waits() -> None:
+    box = Box(reading())
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.ask("a")
+
+    box.do(cmd.IncludeGpu(key()))
+
+    assert box.stage("a") == "active"
+
+
+def test_a_lease_on_a_gpu_that_is_taken_out_of_service_runs_on() -> None:
+    box = Box(reading())
+    box.ask("a")
+
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+
+    assert box.gpus_of("a") == (key(),)
+
+
+def test_taking_out_of_service_twice_for_the_same_reason_is_one_event() -> None:
+    box = Box(reading())
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+
+    assert box.do(cmd.ExcludeGpu(key(), "new fan")) == []
+
+
+def test_another_reason_replaces_the_first() -> None:
+    box = Box(reading())
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.do(cmd.ExcludeGpu(key(), "still no fan"))
+
+    assert box.verdict() == Excluded("still no fan")
+
+
+def test_putting_back_what_is_in_service_changes_nothing() -> None:
+    assert Box(reading()).do(cmd.IncludeGpu(key())) == []
+
+
+@pytest.mark.parametrize("command", [cmd.ExcludeGpu(key(7), "x"), cmd.IncludeGpu(key(7))])
+def test_a_gpu_that_was_never_seen_is_unknown_to_the_operators_commands(command: cmd.Command) -> None:
+    assert Box(reading()).do(command) == [ev.GpuUnknown(START, key(7))]
+
+
+def test_out_of_service_outlives_a_restart() -> None:
+    box = Box(reading())
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+
+    box.restart()
+    box.look(reading())
+
+    assert box.verdict() == Excluded("new fan")
+
+
+def test_a_gpu_out_of_service_is_still_known_right_after_a_restart() -> None:
+    box = Box(reading())
+    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.restart()
+
+    assert of_kind(box.do(cmd.ExcludeGpu(key(), "still no fan")), ev.GpuUnknown) == []
+
+
+# --- never ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"gpus": 3},
+        {"model": "H100"},
+        {"memory_mb": 64_001},
+        {"gpus": 2, "model": "T4"},
+        {"memory_threshold_percent": 0},
+        {"utilization_threshold_percent": 0},
+        {"memory_mb": 8_001, "memory_threshold_percent": 10},
+    ],
+)
+def test_what_no_gpu_could_ever_satisfy_is_refused_at_once(wishes: dict[str, float | str]) -> None:
+    box = Box(reading(0), reading(1), reading(0, node="other"), reading(1, node="other", name=T4))
+
+    (event,) = box.ask("a", **wishes)
+
+    assert isinstance(event, ev.LeaseRefused)
+    assert "could ever serve" in event.why or "threshold of 0 %" in event.why
+    assert box.stage("a") == "unknown"
+
+
+def test_what_could_be_served_were_all_free_is_queued() -> None:
+    box = Box(reading(0), reading(1, utilization=100))
+    box.ask("a")
+
+    box.ask("b", gpus=2)
+
+    assert box.stage("b") == "queued"
+
+
+def test_a_refusal_says_what_was_wished_for() -> None:
+    (event,) = Box(reading()).ask("a", gpus=2, model="H100")
+
+    assert isinstance(event, ev.LeaseRefused)
+    assert event.why == (
+        "no node of this pool could ever serve 2 GPUs on one node of model H100, even with all of its GPUs free"
+    )
+
+
+def test_a_pool_seen_to_have_no_gpu_refuses_everybody() -> None:
+    box = Box()
+    box.observe()
+
+    (event,) = box.ask("a")
+
+    assert isinstance(event, ev.LeaseRefused)
+    assert event.why == "this pool has no GPU"
+
+
+def test_before_the_first_look_nobody_is_refused() -> None:
+    box = Box()
+
+    box.ask("a", gpus=1000)
+
+    assert box.stage("a") == "queued"
+
+
+def test_a_gpu_of_unknown_size_might_serve_any_share() -> None:
+    box = Box(reading(total_mb=None, used_mb=None, percent=5))
+
+    box.ask("a", memory_mb=1e6)
+
+    assert box.stage("a") == "queued"

@@ -1,0 +1,324 @@
+"""What is read from `nvidia-smi`: a real executable that prints what it is told to."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
+from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
+from gpu_worker_pool.host.processes import ProcessTable
+from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi
+from tests.gpus.nvidia_smi.rows import PATIENCE_S, ROW_A, A, B, C
+from tests.gpus.probe_contract import ProbeContract
+from tests.processes import has_ended
+
+ROW_B = f"1, {B}, NVIDIA GeForce RTX 3080, 10240, 4096, 20, 50, 130.00, 320.00\n"
+NAMES = ("memory_total_mb", "memory_used_mb", "utilization_percent", "temperature_c", "power_draw_w", "power_limit_w")
+GOOD = ("10240", "2048", "15", "45", "120.50", "320.00")
+
+
+class TestNvidiaSmiProbeContract(ProbeContract):
+    # What this one says does not change by itself, and each look is two processes.
+    looks = 2
+
+    @pytest.fixture
+    def probe(self, smi: FakeNvidiaSmi) -> NvidiaSmiProbe:
+        odd = f"7, {C}, Tesla K80, [N/A], 70, 101, [Not Supported], -3, 0\n"
+        smi.say(ROW_B + ROW_A + odd, f"{A}, 4711, 1024, python\n{A}, 4711, 24, python\n{A}, 4712, [N/A], python\n")
+        return NvidiaSmiProbe("box", timeout_s=PATIENCE_S)
+
+
+def only(smi: FakeNvidiaSmi, gpus: str, processes: str = "") -> Reading:
+    """The reading of the one GPU that is said to be there."""
+    smi.say(gpus, processes)
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert look.error is None
+    assert len(look.readings) == 1
+    return look.readings[0]
+
+
+def row(*numbers: str, name: str = "Tesla K80", uuid: str = A, index: str = "0") -> str:
+    return f"{', '.join((index, uuid, name, *numbers))}\n"
+
+
+# --- what it reads -------------------------------------------------------------------------------------------------
+
+
+def test_it_reads_all_values(smi: FakeNvidiaSmi) -> None:
+    smi.say(ROW_A + ROW_B)
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(7.0)
+    assert look.error is None
+    first, second = look.readings
+    assert first.gpu.key == GpuKey("box", A)
+    assert (first.gpu.index, first.gpu.name) == (0, "NVIDIA GeForce RTX 3080")
+    assert [getattr(first, name) for name in NAMES] == [10240, 2048, 15, 45, 120.5, 320]
+    assert (first.at, first.fault, first.processes) == (7.0, None, ())
+    assert [getattr(second, name) for name in NAMES] == [10240, 4096, 20, 50, 130, 320]
+
+
+def test_what_it_shows_may_change_between_looks(smi: FakeNvidiaSmi) -> None:
+    smi.say(ROW_A)
+    probe = NvidiaSmiProbe("box", PATIENCE_S)
+    assert [reading.memory_used_mb for reading in probe.look(1.0).readings] == [2048]
+    smi.say(ROW_A.replace("2048", "9000"))
+    assert [reading.memory_used_mb for reading in probe.look(2.0).readings] == [9000]
+
+
+def test_it_is_run_as_documented_and_in_plain_english(smi: FakeNvidiaSmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    smi.say(ROW_A)
+    NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert [run["arguments"] for run in smi.runs()] == [
+        [
+            "--query-gpu=index,uuid,name,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,power.limit",
+            "--format=csv,noheader,nounits",
+        ],
+        ["--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader,nounits"],
+    ]
+    assert [run["lc_all"] for run in smi.runs()] == ["C", "C"]
+
+
+@pytest.mark.parametrize("name", ["Quadro, the big one", "A,B,,C", "1, 2, 3, 4, 5, 6, 7", "Grafik, 8 Гб, x"])
+def test_a_name_with_commas_survives(smi: FakeNvidiaSmi, name: str) -> None:
+    reading = only(smi, row(*GOOD, name=name))
+    assert reading.gpu.name == name
+    assert [getattr(reading, field) for field in NAMES] == [10240, 2048, 15, 45, 120.5, 320]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "", "\n\n \n"])
+def test_line_endings_do_not_matter(smi: FakeNvidiaSmi, ending: str) -> None:
+    assert only(smi, ROW_A.rstrip("\n") + ending).power_limit_w == 320
+
+
+ODD = [
+    *(
+        "[N/A]",
+        "[Not Supported]",
+        "[Unknown Error]",
+        "[Insufficient Permissions]",
+        "N/A",
+        "",
+        "ERR!",
+        "-",
+        "nan",
+        "inf",
+    ),
+    *(
+        "-inf",
+        "1e3",
+        "1_0",
+        "0x10",
+        "12 MiB",
+        "12 %",
+        "--1",
+        "1.",
+        ".5",
+        "٣",
+        "9" * 30,
+        "[Requested functionality has been",
+    ),
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_value_is_unknown_and_it_alone(smi: FakeNvidiaSmi, odd: str) -> None:
+    rows = [
+        row(*GOOD[:position], odd, *GOOD[position + 1 :], index=str(position), uuid=f"GPU-{position}")
+        for position in range(len(NAMES))
+    ]
+    smi.say("".join(rows))
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert look.error is None
+    for position, reading in enumerate(look.readings):
+        unknown = [name for name in NAMES if getattr(reading, name) is None]
+        assert unknown == [NAMES[position]]
+        assert reading.fault is None
+    assert len(look.readings) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "unknown"),
+    [
+        (("10240", "10241", "15", "45", "120.50", "320.00"), ["memory_used_mb"]),
+        (("10240", "-1", "15", "45", "120.50", "320.00"), ["memory_used_mb"]),
+        (("-10240", "2048", "15", "45", "120.50", "320.00"), ["memory_total_mb"]),
+        (("0", "2048", "15", "45", "120.50", "320.00"), ["memory_total_mb"]),
+        (("10240", "2048", "101", "45", "120.50", "320.00"), ["utilization_percent"]),
+        (("10240", "2048", "-1", "45", "120.50", "320.00"), ["utilization_percent"]),
+        (("10240", "2048", "15", "45", "-1", "320.00"), ["power_draw_w"]),
+        (("10240", "2048", "15", "45", "120.50", "0"), ["power_limit_w"]),
+        (("10240", "0", "0", "-5", "0", "320.00"), []),
+        (("10240", "10240", "100", "0", "320", "320.00"), []),
+    ],
+)
+def test_a_value_that_cannot_be_is_unknown(smi: FakeNvidiaSmi, numbers: tuple[str, ...], unknown: list[str]) -> None:
+    reading = only(smi, row(*numbers))
+    assert [name for name in NAMES if getattr(reading, name) is None] == unknown
+
+
+# --- GPUs in trouble -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        (("[GPU is lost]",) * 6, "GPU is lost"),
+        (("[Unknown Error]",) * 6, "Unknown Error"),
+        (("Unknown Error",) * 6, "Unknown Error"),
+        (("[N/A]", "[Unknown Error]", "[N/A]", "[N/A]", "[N/A]", "[N/A]"), "Unknown Error"),
+        (("10240", "[GPU is lost]", "[GPU is lost]", "45", "1", "2"), "GPU is lost"),
+        (("[GPU requires reset]",) * 6, "GPU requires reset"),
+    ],
+)
+def test_a_lost_gpu_is_a_reading_with_a_fault(smi: FakeNvidiaSmi, numbers: tuple[str, ...], says: str) -> None:
+    smi.say(row(*numbers) + ROW_B)
+    lost, fine = NvidiaSmiProbe("box", PATIENCE_S).look(1.0).readings
+    assert lost.gpu.key.uuid == A
+    assert lost.fault == f"nvidia-smi says: {says}"
+    assert (lost.memory_used_mb, lost.utilization_percent, lost.processes) == (None, None, None)
+    assert (fine.fault, fine.memory_used_mb, fine.processes) == (None, 4096, ())
+
+
+def test_a_gpu_that_supports_nothing_is_not_faulty(smi: FakeNvidiaSmi) -> None:
+    assert only(smi, row(*["[N/A]"] * 6)).fault is None
+
+
+def test_a_gpu_that_does_not_tell_its_uuid_any_more_is_known_by_its_index(smi: FakeNvidiaSmi) -> None:
+    probe = NvidiaSmiProbe("box", PATIENCE_S)
+    smi.say(ROW_A + ROW_B)
+    before = probe.look(1.0).readings
+    smi.say(ROW_A + row(*["[GPU is lost]"] * 6, index="1", uuid="[GPU is lost]", name="[GPU is lost]"))
+    look = probe.look(2.0)
+    assert [reading.gpu for reading in look.readings] == [reading.gpu for reading in before]
+    assert [reading.fault for reading in look.readings] == [None, "nvidia-smi says: GPU is lost"]
+
+
+def test_a_row_without_uuid_is_not_taken_for_a_gpu_that_is_elsewhere_now(smi: FakeNvidiaSmi) -> None:
+    probe = NvidiaSmiProbe("box", PATIENCE_S)
+    smi.say(ROW_A + ROW_B)
+    probe.look(1.0)
+    smi.say(row(*["[N/A]"] * 6, uuid="[N/A]") + row(*GOOD, index="1", uuid=A))
+    look = probe.look(2.0)
+    assert [(reading.gpu.index, reading.gpu.key.uuid) for reading in look.readings] == [(1, A)]
+    assert "belongs to no GPU: 0, [N/A]" in (look.error or "")
+
+
+def test_a_gpu_that_vanishes_with_an_error_is_faulty_and_not_taken_out(smi: FakeNvidiaSmi) -> None:
+    probe = NvidiaSmiProbe("box", PATIENCE_S)
+    smi.say(ROW_A + ROW_B)
+    probe.look(1.0)
+    words = "Unable to determine the device handle for GPU 0000:0A:00.0: GPU is lost.  Reboot the system"
+    smi.say({"print": f"{words}\n{ROW_B}", "exit_code": 15})
+    look = probe.look(2.0)
+    assert look.error == f"nvidia-smi: {words}"
+    assert [(reading.gpu.key.uuid, reading.at) for reading in look.readings] == [(A, 2.0), (B, 2.0)]
+    assert words in (look.readings[0].fault or "")
+    assert look.readings[1].fault is None
+
+
+def test_a_gpu_that_was_taken_out_is_gone(smi: FakeNvidiaSmi) -> None:
+    probe = NvidiaSmiProbe("box", PATIENCE_S)
+    smi.say(ROW_A + ROW_B)
+    probe.look(1.0)
+    smi.say(ROW_B)
+    look = probe.look(2.0)
+    assert ([reading.gpu.index for reading in look.readings], look.error) == ([1], None)
+    smi.say(f"{ROW_B}WARNING: something else\n")
+    assert [reading.gpu.index for reading in probe.look(3.0).readings] == [1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING: infoROM is corrupted at gpu 0000:3B:00.0",
+        row(*GOOD, index="x").strip(),
+        row(*GOOD, index="-1").strip(),
+        row(*GOOD, index="", uuid=B).strip(),
+        row(*GOOD, index="5", uuid="").strip(),
+        row(*GOOD, index="5", uuid="[Unknown Error]").strip(),
+        row(*GOOD[:-2], index="5", uuid=B).strip(),
+        ROW_A.strip(),
+        row(*GOOD, index="0", uuid=B).strip(),
+        row(*GOOD, index="5", uuid=A).strip(),
+    ],
+)
+def test_a_row_of_no_gpu_is_skipped_and_said(smi: FakeNvidiaSmi, line: str) -> None:
+    smi.say(f"{ROW_A}{line}\n{row(*GOOD, index='9', uuid=C)}")
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert [reading.gpu.key.uuid for reading in look.readings] == [A, C]
+    assert look.error == f"nvidia-smi printed a line that belongs to no GPU: {line.strip('[]')}"
+
+
+def test_bytes_that_are_no_text_are_no_exception(smi: FakeNvidiaSmi) -> None:
+    smi.command.write_bytes(b"#!/bin/sh\nprintf '\\377\\000\\033[31m\\n'\n")
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert look.readings == ()
+    assert look.error is not None
+    assert look.error.isprintable()
+
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_processes_are_those_of_the_gpu_with_what_the_system_knows_of_them(smi: FakeNvidiaSmi) -> None:
+    me, table = os.getpid(), ProcessTable()
+    smi.say(ROW_A + ROW_B, f"{B}, {me}, 1024, /usr/bin/python, really\n{B}, {os.getppid()}, [N/A], sh\n")
+    first, second = NvidiaSmiProbe("box", PATIENCE_S).look(1.0).readings
+    assert first.processes == ()
+    assert second.processes is not None
+    mine, parents = second.processes
+    assert mine.id == ProcessId(me, table.started(me))
+    assert mine.id.started is not None
+    assert (mine.memory_mb, mine.name, mine.ancestors) == (1024, table.name(me), table.ancestors(me))
+    assert (parents.id.pid, parents.memory_mb) == (os.getppid(), None)
+
+
+def test_a_process_that_the_system_does_not_show_has_the_name_nvidia_smi_gives(smi: FakeNvidiaSmi) -> None:
+    nobody = 999_999_999
+    reading = only(smi, ROW_A, f"{A}, {nobody}, 7, a, b.py\n")
+    assert [(process.id, process.name) for process in reading.processes or ()] == [(ProcessId(nobody), "a, b.py")]
+    reading = only(smi, ROW_A, f"{A}, {nobody}, 7, [Not Found]\n")
+    assert [process.name for process in reading.processes or ()] == [None]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "together"), [(("10", "20", "30"), 60.0), (("10", "[N/A]", "30"), None), (("[N/A]", "10", "30"), None)]
+)
+def test_a_process_named_often_is_one_with_all_its_memory(
+    smi: FakeNvidiaSmi, amounts: tuple[str, ...], together: float | None
+) -> None:
+    reading = only(smi, ROW_A, "".join(f"{A}, 999999999, {amount}, python\n" for amount in amounts))
+    assert [process.memory_mb for process in reading.processes or ()] == [together]
+
+
+@pytest.mark.parametrize("pid", ["[N/A]", "", "0", "-1", "x", "9" * 12])
+def test_a_process_without_a_pid_makes_those_of_its_gpu_unknown(smi: FakeNvidiaSmi, pid: str) -> None:
+    smi.say(ROW_A + ROW_B, f"{A}, 999999999, 7, python\n{A}, {pid}, 7, python\n{B}, 999999998, 7, python\n")
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert look.readings[0].processes is None
+    assert [process.id.pid for process in look.readings[1].processes or ()] == [999999998]
+
+
+@pytest.mark.parametrize("line", ["GPU-other, 1, 2, python", "hello", "[N/A], 1, 2, python", f"{A}, 1"])
+def test_a_process_of_no_gpu_is_skipped_and_said(smi: FakeNvidiaSmi, line: str) -> None:
+    smi.say(ROW_A, f"{line}\n{A}, 999999999, 7, python\n")
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert [process.id.pid for process in look.readings[0].processes or ()] == [999999999]
+    assert look.error == f"nvidia-smi printed a line that belongs to no process: {line.strip('[]')}"
+
+
+def test_without_the_list_of_processes_they_are_unknown_and_all_else_is_read(smi: FakeNvidiaSmi) -> None:
+    smi.say(ROW_A, {"print": f"{A}, 4711, 7, python\n", "exit_code": 1})
+    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    assert look.error is None
+    assert [(reading.memory_used_mb, reading.processes) for reading in look.readings] == [(2048, None)]
+
+
+def test_a_list_of_processes_that_hangs_is_stopped_and_all_else_is_read(smi: FakeNvidiaSmi) -> None:
+    smi.say(ROW_A, {"hang": True})
+    look = NvidiaSmiProbe("box", timeout_s=2.0).look(1.0)
+    assert look.error is None
+    assert [(reading.memory_used_mb, reading.processes) for reading in look.readings] == [(2048, None)]
+    assert has_ended(smi.runs()[-1]["pid"])

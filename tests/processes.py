@@ -1,0 +1,32 @@
+"""Real processes: one to look at, and whether one has ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def child_process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process below this one, that ends when its input is closed."""
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process
+
+
+def has_ended(pid: int, within_s: float = 5.0) -> bool:
+    """Whether the process is over, be it that nobody has waited for it; waits for its end, not for a time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], within_s)[0])
+    finally:
+        os.close(descriptor)

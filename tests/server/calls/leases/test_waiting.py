@@ -1,0 +1,334 @@
+"""Waiting for a lease, signs of life, and the death of holders and waiters, over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
+from tests.server.leasing import (
+    LongPoll,
+    a_process,
+    assert_problem,
+    eventually,
+    get,
+    gpu_states,
+    held,
+    new_id,
+    put,
+    queue,
+    queued,
+    release,
+    renew,
+    take,
+)
+from tests.server.running import RunningServer
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_is_explained(server: RunningServer) -> None:
+    take(server, gpus=GPUS, owner="ann", worker_id="trainer")
+    first = queue(server, owner="bob")
+    second = queue(server, model=T4)
+
+    assert first.keys() >= FIELDS
+    assert (first["position"], second["position"]) == (1, 2)
+    assert (first["gpus"], first["fence"], first["granted_at"], first["env"]) == ([], None, None, {})
+    assert "Position 1 of 1" in first["reason"]
+    assert "ann/trainer" in first["reason"]
+    assert "Position 2 of 2" in second["reason"]
+    assert T4 in second["reason"]
+    assert 25 < first["expires_in_s"] <= 30
+    assert [(item["gpu_id"], item["node"], item["code"]) for item in first["obstacles"]] == [
+        (0, NODE, "leased"),
+        (1, NODE, "leased"),
+        (2, NODE, "leased"),
+    ]
+    assert [item["code"] for item in second["obstacles"]] == ["wrong_model", "wrong_model", "leased"]
+    assert all("ann/trainer" in item["text"] for item in first["obstacles"])
+
+
+def test_asking_with_patience(server: RunningServer) -> None:
+    """201 for a grant within `wait_s`, 202 when it is over."""
+    holder = take(server, gpus=GPUS)
+    began = time.monotonic()
+    assert queue(server, wait_s=0.3)["position"] == 1
+    assert 0.3 <= time.monotonic() - began < 20
+
+    release(server, queued(server)[0])
+    patient = new_id()
+    with LongPoll(server, f"/leases/{patient}", "PUT", b'{"wait_s": 25}') as poll:
+        eventually(lambda: queued(server) == [patient], "it waits")
+        release(server, holder["id"])
+        answer = poll.answer()
+    assert answer.status == 201
+    assert answer.json["state"] == "active"
+
+
+def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: RunningServer) -> None:
+    holder = take(server, gpus=GPUS)
+    waiter = queue(server)
+    began = time.monotonic()
+    assert get(server, waiter["id"], wait_s=0.3)["state"] == "queued"
+    assert 0.3 <= time.monotonic() - began < 20
+
+    with LongPoll(server, f"/leases/{waiter['id']}?wait_s=25") as poll:
+        release(server, holder["id"])
+        answer = poll.answer()
+    assert answer.status == 200
+    assert answer.json["state"] == "active"
+    began = time.monotonic()
+    assert get(server, waiter["id"], wait_s=25)["state"] == "active"
+    assert time.monotonic() - began < 20
+
+
+def test_who_comes_first_is_served_first_but_for_priority(server: RunningServer) -> None:
+    holder = take(server, gpus=GPUS)
+    low = queue(server, priority=-1, gpus=GPUS)["id"]
+    first, second = queue(server, gpus=GPUS)["id"], queue(server, gpus=GPUS)["id"]
+    high = queue(server, priority=5, gpus=GPUS)["id"]
+
+    assert queued(server) == [high, first, second, low]
+    served = [holder["id"]]
+    for expected in (high, first, second, low):
+        release(server, served[-1])
+        assert get(server, expected, wait_s=10)["state"] == "active"
+        assert held(server) == {expected}
+        served.append(expected)
+
+
+def test_all_or_nothing(server: RunningServer) -> None:
+    """Who wants two keeps the one that is free; nobody later takes it, and nobody waits who wants something else."""
+    holder = take(server, model=A100)
+    free = 1 - holder["gpus"][0]["gpu_id"]
+    wide = queue(server, gpus=2, model=A100, owner="wide")
+    narrow = queue(server, model=A100)
+    other = take(server, model=T4)
+
+    assert wide["gpus"] == []
+    assert other["gpus"][0]["gpu_id"] == 2
+    kept = next(item for item in narrow["obstacles"] if item["gpu_id"] == free)
+    assert (kept["code"], kept["for_lease_id"]) == ("held", wide["id"])
+    assert gpu_states(server)[free] == "held"
+    release(server, holder["id"])
+    granted = get(server, wide["id"], wait_s=10)
+    assert granted["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert get(server, narrow["id"])["position"] == 1
+
+
+def test_memory_is_shared_among_those_who_say_how_much_they_need(server: RunningServer) -> None:
+    first, second = take(server, model=A100, memory_mb=30_000), take(server, model=A100, memory_mb=30_000)
+    third = take(server, model=A100, memory_mb=30_000)
+
+    assert first["memory_mb"] == 30_000
+    assert first["gpus"] == second["gpus"], "80 % of 80 GiB hold two of them"
+    assert third["gpus"] != first["gpus"]
+    assert gpu_states(server)[:2] == ["shared", "shared"]
+    alone = queue(server, model=A100)
+    assert {item["code"] for item in alone["obstacles"]} == {"leased", "wrong_model"}
+    too_much = queue(server, model=A100, memory_mb=40_000)
+    assert {item["code"] for item in too_much["obstacles"]} >= {"no_room"}
+
+
+@pytest.mark.parametrize(
+    ("form", "word"),
+    [
+        ({"gpus": GPUS + 1}, "4 GPUs"),
+        ({"gpus": 2, "model": T4}, "T4"),
+        ({"model": "H100"}, "H100"),
+        ({"memory_mb": 70_000}, "70000 MB"),
+        ({"memory_mb": 20_000, "gpus": 3}, "3 GPUs"),
+        ({"memory_threshold_percent": 0}, "threshold"),
+        ({"utilization_threshold_percent": 0}, "threshold"),
+    ],
+    ids=str,
+)
+def test_what_can_never_be_is_refused_at_once(server: RunningServer, form: dict[str, Any], word: str) -> None:
+    lease_id = new_id("never")
+    answer = put(server, lease_id, **form, wait_s=20)
+
+    assert_problem(answer, 422, "never", word)
+    assert_problem(server.ask(f"/leases/{lease_id}"), 404)
+    assert put(server, lease_id).status == 201, "nothing is kept of what was refused"
+
+
+def test_a_request_may_have_thresholds_of_its_own(server: RunningServer) -> None:
+    strict = queue(server, memory_threshold_percent=0.01)
+    assert {item["code"] for item in strict["obstacles"]} == {"over_memory"}
+    assert {item["threshold_percent"] for item in strict["obstacles"]} == {0.01}
+    assert strict["wishes"]["memory_threshold_percent"] == 0.01
+    take(server, memory_threshold_percent=100, utilization_threshold_percent=100)
+
+
+# --- signs of life ---------------------------------------------------------------------------------------------------
+
+
+def test_renewing(server: RunningServer) -> None:
+    active = take(server, gpus=GPUS, ttl_s=20)["id"]
+    waiting, cancelled = queue(server, ttl_s=15)["id"], queue(server)["id"]
+    release(server, cancelled)
+    answer = renew(server, active, waiting, cancelled, "never-heard-of", active)
+
+    assert answer.keys() == {"renewed", "lost"}
+    assert [item["id"] for item in answer["renewed"]] == [active, waiting]
+    for item, ttl_s in zip(answer["renewed"], (20, 15), strict=True):
+        assert item.keys() == {"id", "expires_in_s"}
+        assert ttl_s - 1 < item["expires_in_s"] <= ttl_s
+    assert answer["lost"] == [
+        {"id": cancelled, "reason": "cancelled"},
+        {"id": "never-heard-of", "reason": "unknown"},
+    ]
+    release(server, active)
+    assert renew(server, active)["lost"] == [{"id": active, "reason": "released"}]
+    assert_problem(server.ask("/leases/never-heard-of"), 404)
+
+
+def test_a_lease_lives_as_long_as_it_is_renewed_and_then_goes_to_the_next(server: RunningServer) -> None:
+    holder = take(server, gpus=GPUS, ttl_s=0.8)["id"]
+    waiter = queue(server)["id"]
+    began = time.monotonic()
+    while time.monotonic() - began < 1.3:
+        answer = renew(server, holder)
+        assert [item["id"] for item in answer["renewed"]] == [holder]
+    assert held(server) == {holder}
+    last_renewal = time.monotonic()
+
+    assert get(server, waiter, wait_s=10)["state"] == "active"
+    assert 0.6 < time.monotonic() - last_renewal < 8
+    assert get(server, holder)["end_reason"] == "expired"
+    assert renew(server, holder)["lost"] == [{"id": holder, "reason": "expired"}]
+    assert release(server, holder)["end_reason"] == "expired"
+
+
+def test_looking_at_a_lease_that_is_held_is_no_renewal(server: RunningServer) -> None:
+    holder = take(server, ttl_s=0.5)["id"]
+
+    ended = eventually(lambda: (lease := get(server, holder))["state"] == "ended" and lease, "it expires")
+    assert isinstance(ended, dict)
+    assert ended["end_reason"] == "expired"
+
+
+def test_who_waits_and_shows_no_sign_of_life_leaves_the_queue(server: RunningServer) -> None:
+    take(server, gpus=GPUS)
+    silent, alive = queue(server, ttl_s=0.8)["id"], queue(server, ttl_s=0.8)["id"]
+    asked_again = queue(server, ttl_s=0.8)["id"]
+
+    def is_silent_one_gone() -> bool:
+        renew(server, alive)
+        put(server, asked_again, ttl_s=0.8)
+        return silent not in queued(server)
+
+    eventually(is_silent_one_gone, "the silent one leaves")
+    assert queued(server) == [alive, asked_again]
+    assert get(server, silent)["end_reason"] == "expired"
+
+
+def test_an_open_long_poll_is_a_sign_of_life(server: RunningServer) -> None:
+    take(server, gpus=GPUS)
+    waiter = queue(server, ttl_s=0.6)["id"]
+    asker = new_id("waiter")
+    with (
+        LongPoll(server, f"/leases/{waiter}?wait_s=1.5") as poll,
+        LongPoll(server, f"/leases/{asker}", "PUT", b'{"ttl_s": 0.6, "wait_s": 1.5}') as asking,
+    ):
+        looked, asked = poll.answer(), asking.answer()
+    assert looked.json["state"] == "queued"
+    assert asked.status == 202
+    assert asked.json["state"] == "queued"
+
+
+def test_who_hung_up_while_waiting_does_not_keep_a_gpu_for_its_whole_ttl(server: RunningServer) -> None:
+    holder = take(server, gpus=GPUS)["id"]
+    gone, patient = queue(server, gpus=GPUS)["id"], queue(server, gpus=GPUS)["id"]
+    poll = LongPoll(server, f"/leases/{gone}?wait_s=25")
+    # The server has read it when it answers what was sent after it.
+    eventually(lambda: queued(server) == [gone, patient], "both wait")
+    poll.close()
+    release(server, holder)
+
+    began = time.monotonic()
+    assert get(server, patient, wait_s=20)["state"] == "active"
+    assert time.monotonic() - began < 15
+
+
+def test_who_hung_up_and_called_again_keeps_what_was_granted(server: RunningServer) -> None:
+    """A connection breaks, the client opens another one, and the server notices the first one's end only then."""
+    holder = take(server, gpus=GPUS)["id"]
+    waiter = queue(server, gpus=GPUS)["id"]
+    other = queue(server, gpus=GPUS)["id"]
+    broken = LongPoll(server, f"/leases/{waiter}?wait_s=25")
+    eventually(lambda: queued(server) == [waiter, other], "both wait")
+    with LongPoll(server, f"/leases/{waiter}?wait_s=25") as second:
+        eventually(lambda: queued(server) == [waiter, other], "both wait")
+        broken.close()
+        eventually(lambda: queued(server) == [waiter, other], "both wait")
+        release(server, holder)
+        assert second.answer().json["state"] == "active"
+
+    assert get(server, other, wait_s=3.5)["state"] == "queued", "the first one was answered, and has 30 s"
+    assert held(server) == {waiter}
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def facts_of(pid: int) -> dict[str, Any]:
+    """What a client on the server's machine tells of a process, without its host's name."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return {
+        "pid": pid,
+        "pid_started": float(stat.rpartition(")")[2].split()[19]),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip(),
+        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
+    }
+
+
+@pytest.mark.parametrize("told", ["host and pid", "start time, boot and namespace"])
+def test_the_death_of_a_holder_frees_at_once(server: RunningServer, told: str) -> None:
+    with a_process() as worker:
+        who = facts_of(worker.pid) if "boot" in told else {"pid": worker.pid, "host": socket.gethostname()}
+        holder = take(server, gpus=GPUS, ttl_s=3600, **who)
+        assert holder["is_local"] is True
+        assert holder["pid"] == worker.pid
+        waiter = queue(server)["id"]
+        with LongPoll(server, f"/leases/{waiter}?wait_s=25") as poll:
+            worker.kill()
+            began = time.monotonic()
+            assert poll.answer().json["state"] == "active"
+            assert time.monotonic() - began < 20
+    assert get(server, holder["id"])["end_reason"] == "holder_died"
+    assert renew(server, holder["id"])["lost"] == [{"id": holder["id"], "reason": "holder_died"}]
+
+
+def test_the_death_of_a_waiter_takes_it_out_of_the_queue(server: RunningServer) -> None:
+    take(server, gpus=GPUS)
+    with a_process() as worker:
+        dying = queue(server, ttl_s=3600, pid=worker.pid, host=socket.gethostname())["id"]
+        waiter = queue(server)["id"]
+        worker.kill()
+        eventually(lambda: queued(server) == [waiter], "the dead one leaves the queue", within_s=15)
+    assert get(server, dying)["end_reason"] == "holder_died"
+
+
+def test_a_process_that_does_not_run_is_refused(server: RunningServer) -> None:
+    with a_process() as worker:
+        facts = facts_of(worker.pid)
+        other_start = put(server, "dead", **{**facts, "pid_started": facts["pid_started"] - 1})
+    assert_problem(other_start, 422, str(worker.pid), "not running")
+    assert_problem(put(server, "dead", pid=worker.pid, host=socket.gethostname()), 422, str(worker.pid), "not running")
+    assert_problem(put(server, "dead", **facts), 422, str(worker.pid))
+    assert_problem(server.ask("/leases/dead"), 404)
+
+
+def test_a_process_of_another_machine_is_held_by_its_heartbeat_alone(server: RunningServer) -> None:
+    with a_process() as worker:
+        far = take(server, pid=worker.pid, host="far-away")
+        other_boot = take(server, **{**facts_of(os.getpid()), "boot_id": "another"})
+    assert far["is_local"] is other_boot["is_local"] is False
+    assert renew(server, far["id"])["lost"] == []

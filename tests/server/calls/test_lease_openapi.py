@@ -1,0 +1,89 @@
+"""Random requests to the lease and admin calls, after the server's own description.
+
+The other calls are in tests/server/test_openapi.py; a stream has no end to check, so that /events is left to
+tests/server/streams/test_events.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import content_type_conformance, positive_data_acceptance
+
+from tests.server.leasing import PROBLEM, wait_until_free
+from tests.server.running import RunningServer
+
+KNOWN = ("held", "waiting", "ended")
+# So that no example waits for minutes; that waiting ends in time is tested elsewhere.
+LONGEST_WAIT_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with RunningServer({"SIMULATED_GPUS": "2", "LOG_LEVEL": "warning"}) as running:
+        yield running
+
+
+def test_the_lease_calls_keep_to_their_description(server: RunningServer) -> None:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    calls = []
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok)
+        operation = found.ok()
+        if not operation.path.startswith(("/leases", "/pool", "/usage", "/timeline", "/peers", "/admin")):
+            continue
+        prepare(server)
+
+        @settings(max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy(), lease_id=st.sampled_from([None, *KNOWN]))
+        def call(case: schemathesis.Case[Any], lease_id: str | None) -> None:
+            shorten(case)
+            if lease_id is not None and "lease_id" in case.path_parameters:
+                case.path_parameters["lease_id"] = lease_id
+            # 1,000 GPUs are well described and still too many; the types of content are held against the document below.
+            case.call_and_validate(timeout=10, excluded_checks=[positive_data_acceptance, content_type_conformance])
+
+        call()
+        calls.append((operation.method, operation.path))
+    assert len(calls) == 14, calls
+    assert server.json("/health")["status"] == "healthy"
+
+
+def test_problems_are_described_as_what_they_are(server: RunningServer) -> None:
+    document = server.json("/openapi.json")
+    assert server.ask("/leases/a%20b").headers["content-type"] == PROBLEM
+
+    described = {
+        (method, path, status): set(answer.get("content", {}))
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        for status, answer in operation["responses"].items()
+        if int(status) >= 400
+    }
+    assert described
+    assert {call: types for call, types in described.items() if types != {PROBLEM}} == {}
+
+
+def prepare(server: RunningServer) -> None:
+    """Leases of every kind, so that not all that is asked for is unknown."""
+    for lease in server.json("/leases")["leases"]:
+        server.ask(f"/leases/{lease['id']}", "DELETE")
+    for gpu in ("0", "1"):
+        server.ask(f"/admin/gpus/{gpu}/undrain", "POST")
+    wait_until_free(server)
+    for lease_id in KNOWN:
+        server.ask(f"/leases/{lease_id}", "PUT", body={"gpus": 2})
+    server.ask("/leases/ended", "DELETE")
+
+
+def shorten(case: schemathesis.Case[Any]) -> None:
+    forms: tuple[Any, ...] = (case.query, case.body)
+    for form in forms:
+        if isinstance(form, dict) and isinstance(form.get("wait_s"), int | float):
+            form["wait_s"] = min(form["wait_s"], LONGEST_WAIT_S)

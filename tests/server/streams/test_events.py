@@ -1,0 +1,235 @@
+"""GET /events: Server-Sent Events over a real connection."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import pairwise
+
+import pytest
+
+from tests.server.event_stream import Event, Stream
+from tests.server.leasing import (
+    OFTEN,
+    assert_problem,
+    eventually,
+    get,
+    new_id,
+    queue,
+    release,
+    release_all,
+    renew,
+    take,
+)
+from tests.server.running import RunningServer, ask_over
+
+STREAMS = 256
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningServer]:
+    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box1", "LOG_LEVEL": "warning", **OFTEN}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: RunningServer) -> Iterator[RunningServer]:
+    yield running
+    release_all(running)
+
+
+def about(lease_id: str, events: list[Event]) -> list[Event]:
+    return [event for event in events if event.name.startswith("lease_") and event.data["id"] == lease_id]
+
+
+def test_a_stream_says_what_it_is(server: RunningServer) -> None:
+    with Stream(server) as stream:
+        assert stream.response.getheader("content-type") == "text/event-stream; charset=utf-8"
+        assert stream.response.getheader("cache-control") == "no-store"
+        assert stream.response.getheader("access-control-allow-origin") == "*"
+    assert_problem(server.ask("/events", "POST"), 405)
+
+
+def test_the_life_of_a_lease_is_told_in_order(server: RunningServer) -> None:
+    with Stream(server) as stream:
+        holder = take(server, owner="ann")["id"]
+        waiter = queue(server, owner="bob", worker_id="w-1")
+        release(server, holder)
+        granted = get(server, waiter["id"], wait_s=10)
+        release(server, waiter["id"])
+        events = stream.until("lease_ended", waiter["id"])
+
+    assert [event.name for event in about(holder, events)] == ["lease_queued", "lease_granted", "lease_ended"]
+    of_waiter = about(waiter["id"], events)
+    assert [event.name for event in of_waiter] == ["lease_queued", "lease_granted", "lease_ended"]
+    assert of_waiter[0].data.keys() == waiter.keys()
+    assert (of_waiter[0].data["state"], of_waiter[0].data["position"]) == ("queued", 1)
+    assert of_waiter[0].data["reason"] == waiter["reason"]
+    assert of_waiter[1].data == {**granted, "expires_in_s": of_waiter[1].data["expires_in_s"]}
+    assert of_waiter[2].data["end_reason"] == "released"
+    assert of_waiter[2].data["gpus"] == granted["gpus"]
+    told = [(event.name, event.data["id"]) for event in events if event.name.startswith("lease_")]
+    assert told.index(("lease_ended", holder)) < told.index(("lease_granted", waiter["id"]))
+    assert all(later.number == earlier.number + 1 for earlier, later in pairwise(events)), "none is left out"
+
+
+def test_the_queue_is_told_whenever_it_changes(server: RunningServer) -> None:
+    take(server)
+    with Stream(server) as stream:
+        first, second = queue(server)["id"], queue(server)["id"]
+        assert stream.until("queue")[-1].data == {"length": 1, "first": [first]}
+        assert stream.until("queue")[-1].data == {"length": 2, "first": [first, second]}
+        release(server, first)
+        assert stream.until("queue")[-1].data == {"length": 1, "first": [second]}
+
+
+def test_a_lease_that_was_granted_at_once_is_not_told_as_queued_with_a_gpu(server: RunningServer) -> None:
+    """What is told under a name is what the name says."""
+    with Stream(server) as stream:
+        lease = take(server)["id"]
+        told = about(lease, stream.until("lease_granted", lease))
+
+    states = {"lease_queued": "queued", "lease_granted": "active"}
+    assert [event.data["state"] for event in told] == [states[event.name] for event in told]
+
+
+def test_what_ends_by_itself_is_told_too(server: RunningServer) -> None:
+    with Stream(server) as stream:
+        lease = take(server, ttl_s=0.2)["id"]
+        assert stream.until("lease_ended", lease)[-1].data["end_reason"] == "expired"
+        gone = stream.until("gpu_drained")[-1].data
+        assert gone == {"lease_id": lease, "node": "box1", "uuid": server.json("/pool")["gpus"][0]["uuid"]}
+
+
+def test_readings_come_as_they_are_taken(server: RunningServer) -> None:
+    with Stream(server) as stream:
+        first, second = stream.until("readings")[-1].data, stream.until("readings")[-1].data
+
+    assert first.keys() == server.json("/gpu/summary").keys()
+    assert first["gpu_count"] == 1
+    assert second["timestamp"] > first["timestamp"]
+
+
+def test_what_the_operator_does_is_told(server: RunningServer) -> None:
+    uuid = server.json("/pool")["gpus"][0]["uuid"]
+    with Stream(server) as stream:
+        server.ask("/admin/gpus/0/drain", "POST", body={"reason": "dust"})
+        server.ask("/admin/gpus/0/undrain", "POST")
+        server.ask("/admin/ignored-processes/Xorg", "PUT")
+        server.ask("/admin/ignored-processes/Xorg", "DELETE")
+        where = {"node": "box1", "uuid": uuid}
+        assert stream.until("gpu_out_of_service")[-1].data == {**where, "reason": "dust"}
+        assert stream.until("gpu_in_service")[-1].data == where
+        assert stream.until("ignored_processes")[-1].data == {"names": ["Xorg"]}
+        assert stream.until("ignored_processes")[-1].data == {"names": []}
+
+
+# --- coming back -----------------------------------------------------------------------------------------------------
+
+
+def test_who_comes_back_has_missed_nothing(server: RunningServer) -> None:
+    with Stream(server) as stream:
+        before = take(server)["id"]
+        last = stream.until("lease_queued", before)[-1]
+    release(server, before)
+    leases = [new_id("missed") for _ in range(5)]
+    for lease in leases:
+        assert server.ask(f"/leases/{lease}", "PUT", body={"wait_s": 10}).status == 201
+        release(server, lease)
+
+    with Stream(server, last.id) as stream:
+        events = stream.until("lease_ended", leases[-1])
+    assert events[0].number == last.number + 1
+    assert all(later.number == earlier.number + 1 for earlier, later in pairwise(events))
+    told = [event.data["id"] for event in events if event.name == "lease_granted"]
+    assert told == [before, *leases]
+
+
+def test_who_was_told_everything_is_told_nothing_twice(server: RunningServer) -> None:
+    with Stream(server) as stream:
+        lease = take(server)["id"]
+        last = stream.until("lease_granted", lease)[-1]
+    with Stream(server, last.id) as stream:
+        release(server, lease)
+        assert [event.name for event in about(lease, stream.until("lease_ended", lease))] == ["lease_ended"]
+
+
+@pytest.mark.parametrize(
+    "unknown", ["nonsense", "", "deadbeef-1", "1", "-", "{epoch}-99999999", "{epoch}-x", "{epoch}-"]
+)
+def test_who_comes_from_somewhere_unknown_is_told_to_start_over(server: RunningServer, unknown: str) -> None:
+    with Stream(server) as stream:
+        epoch = (stream.next().id or "").partition("-")[0]
+    with Stream(server, unknown.replace("{epoch}", epoch)) as stream:
+        first = stream.next()
+        assert (first.name, first.data) == ("reset", {})
+        lease = take(server)["id"]
+        assert about(lease, stream.until("lease_granted", lease)), "and goes on from here"
+
+
+def test_who_was_away_for_too_long_is_told_to_start_over(server: RunningServer) -> None:
+    with Stream(server) as stream:
+        last = stream.next()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+        for _ in range(260):
+            lease = new_id("long")
+            ask_over(connection, f"/leases/{lease}", "PUT", body={})
+            ask_over(connection, f"/leases/{lease}", "DELETE")
+    with Stream(server, last.id) as stream:
+        assert stream.next().name == "reset"
+
+
+def test_after_a_restart_everybody_starts_over() -> None:
+    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
+        with Stream(server) as stream:
+            last = stream.next()
+        server.restart()
+        with Stream(server, last.id) as stream:
+            assert stream.next().name == "reset"
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_streams_of_both_kinds_are_bounded_together(server: RunningServer) -> None:
+    kinds = ("/events", "/events?pace_s=60")
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Stream(server, path=kinds[number % 2])) for number in range(300)]
+        full = [stream for stream in streams if stream.response.status != 200]
+        assert len(full) == 300 - STREAMS
+        assert {stream.response.status for stream in full} == {503}
+        problem = json.loads(full[0].response.read())
+        assert str(STREAMS) in problem["detail"]
+        assert "/pool" in problem["detail"]
+        assert full[0].response.getheader("content-type") == "application/problem+json"
+        assert full[0].response.getheader("retry-after")
+
+        lease = take(server)["id"]
+        for stream in streams[:STREAMS:32]:
+            assert stream.until("lease_granted", lease)
+        streams[0].close()
+        eventually(lambda: can_follow(server), "one place is free")
+
+
+def can_follow(server: RunningServer) -> bool:
+    with Stream(server) as stream:
+        return stream.response.status == 200
+
+
+def test_head_is_answered_and_over(server: RunningServer) -> None:
+    """The answer to HEAD has no body, so that there is nothing to wait for."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=1.5)) as connection:
+        head = ask_over(connection, "/events", "HEAD")
+        assert head.status == 200
+        assert head.headers["content-type"].startswith("text/event-stream")
+        assert ask_over(connection, "/health").status == 200, "the connection is good for the next call"
+
+
+def test_following_is_no_sign_of_life(server: RunningServer) -> None:
+    take(server)
+    with Stream(server) as stream:
+        waiter = queue(server, ttl_s=0.3)["id"]
+        assert stream.until("lease_ended", waiter)[-1].data["end_reason"] == "expired"
+    assert renew(server, waiter)["lost"] == [{"id": waiter, "reason": "expired"}]

@@ -1,0 +1,140 @@
+"""The OpenAPI document describes every key of every real answer of a busy pool."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.wire.events import EVENTS
+from gpu_worker_pool.wire.routes import TABLE
+from tests.server.described import undescribed
+from tests.server.event_stream import Event, Stream
+from tests.server.leasing import put
+from tests.server.running import RunningServer
+
+TOKEN = "a-token-of-the-admin"  # noqa: S105 - of a server that lives for seconds
+AS_ADMIN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[RunningServer]:
+    with RunningServer({"SIMULATED_GPUS": "1"}) as running:
+        put(running, "of-the-peer")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(peer: RunningServer) -> Iterator[RunningServer]:
+    settings = {"SIMULATED_GPUS": "4", "GPU_POOL_TOKENS": f"admin:{TOKEN}", "GPU_POOL_PEERS": peer.url}
+    with RunningServer(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(server: RunningServer) -> dict[str, Any]:
+    found: dict[str, Any] = server.json("/openapi.json")
+    return found
+
+
+def call(server: RunningServer, path: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+    answer = server.ask(path, method, body=body, headers=AS_ADMIN)
+    return answer.status, json.loads(answer.body)
+
+
+def faults(document: Mapping[str, Any], method: str, path: str, status: int, answer: Any) -> list[str]:
+    described = document["paths"][path][method.lower()]["responses"][str(status)]["content"]
+    (content,) = described.values()
+    return list(
+        undescribed(content["schema"], answer, document["components"]["schemas"], f"{method} {path} {status} $")
+    )
+
+
+def until(stream: Stream, names: set[str]) -> Iterator[Event]:
+    """What is told until all of these were."""
+    while names:
+        event = stream.next()
+        names = names - {event.name}
+        yield event
+
+
+def test_no_key_of_any_answer_is_undescribed(server: RunningServer, document: dict[str, Any]) -> None:
+    found: list[str] = []
+    asked: set[tuple[str, str]] = set()
+
+    def ask(method: str, path: str, described_at: str | None = None, body: Any = None) -> Any:
+        status, answer = call(server, path, method, body)
+        place = described_at or path.partition("?")[0]
+        found.extend(faults(document, method, place, status, answer))
+        asked.add((method, place))
+        return answer
+
+    lease = "/leases/{lease_id}"
+    with Stream(server) as stream:
+        ask("PUT", "/leases/whole", lease, {"gpus": 2, "labels": {"command": "train"}, "worker_id": "w", "host": "far"})
+        ask(
+            "PUT",
+            "/leases/shared?devices=uuid",
+            lease,
+            {"memory_mb": 1000, "pid": os.getpid(), "host": socket.gethostname()},
+        )
+        ask("PUT", "/leases/shared-too", lease, {"memory_mb": 500, "priority": 3})
+        ask("POST", "/admin/gpus/3/drain", "/admin/gpus/{gpu}/drain", {"reason": "dust"})
+        ask("PUT", "/leases/waits", lease, {"gpus": 2, "memory_threshold_percent": 50, "among": [0, 1]})
+        ask("PUT", "/leases/waits-too", lease, {"gpus": 1, "model": "*"})
+        ask("PUT", "/leases/whole", lease, {"gpus": 1})  # a conflict
+        ask("PUT", "/leases/bad", lease, {"gpus": 0})
+        ask("GET", "/leases/waits", lease)
+        ask("GET", "/leases/whole", lease)
+        ask("GET", "/leases/none", lease)
+        ask("POST", "/leases/renew", body={"ids": ["whole", "waits", "none"]})
+        ask("PUT", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")
+        ask("DELETE", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")
+        ask("GET", "/peers")
+        for path in ("/leases", "/pool", "/pool?queue=1", "/ui/data/pool", "/ui/data/timeline"):
+            ask("GET", path)
+        ask("DELETE", "/leases/shared", lease)
+        ask("POST", "/admin/leases/whole/revoke", "/admin/leases/{lease_id}/revoke")
+        ask("GET", "/leases/whole", lease)
+        ask("POST", "/admin/gpus/3/undrain", "/admin/gpus/{gpu}/undrain")
+        for resource in TABLE:
+            for route in resource.routes:
+                if route.method == "GET" and route.answer is not None and "{" not in resource.path:
+                    ask("GET", resource.path)
+        told = [(event.name, event.data) for event in until(stream, {"gpu_in_service", "readings"})]
+
+    assert found == []
+    with_json = {(route.method, resource.path) for resource in TABLE for route in resource.routes if route.answer}
+    assert asked == with_json
+    schemas = document["paths"]["/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]["x-events"]
+    assert schemas.keys() == EVENTS.keys()
+    missing = [
+        fault
+        for name, data in told
+        for fault in undescribed(schemas[name], data, document["components"]["schemas"], name)
+    ]
+    assert missing == []
+    assert {"lease_queued", "lease_granted", "lease_ended", "gpu_out_of_service", "queue"} <= {name for name, _ in told}
+
+
+def test_the_walk_finds_what_is_not_described(document: dict[str, Any]) -> None:
+    alive = {"status": "alive", "source": "x"}
+    assert faults(document, "GET", "/livez", 200, alive) == []
+    assert faults(document, "GET", "/livez", 200, {**alive, "mood": "good"}) == [
+        "GET /livez 200 $.mood is not described"
+    ]
+    assert faults(document, "GET", "/livez", 200, {"status": "alive"}) == ["GET /livez 200 $.source is missing"]
+    assert len(faults(document, "GET", "/livez", 200, {**alive, "status": "undead"})) == 1
+
+
+def test_no_schema_lets_anything_pass(document: dict[str, Any]) -> None:
+    free = {
+        name
+        for name, schema in document["components"]["schemas"].items()
+        if schema.get("additionalProperties") is True or ("properties" not in schema and schema["type"] == "object")
+    }
+    assert free <= {"Nothing"}

@@ -1,0 +1,180 @@
+"""Documents, comments, docstrings and messages keep to the words of the house: CONTRIBUTING.md, "How prose is written here".
+
+A word list cannot tell good prose from bad. It finds the phrases that broke the rules most often, and suggests another.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.documents.blocks import ROOT, documents
+
+# What to avoid, and what to write. A blank stands for any white space and quotes, so that a phrase is found across lines.
+NAME_IT = "name the client, waiter, holder, caller, request, user or operator"
+RULES: tuple[tuple[str, str], ...] = (
+    (r"whoever|whomever|whosoever", NAME_IT),
+    (r"somebody|someone|anybody|everybody", NAME_IT),
+    (r"he|his|him|himself|she|her|hers|herself", "a program is it, a person is they"),
+    (r"nobody is shown", "say who does not show what"),
+    (
+        r"(?:durable|reckoned|counted|meant|shown|told|kept) (?:is|are) (?:the|what|those|all|for)",
+        "put the subject first",
+    ),
+    (r"reckon(?:s|ed|ing)?", "count, add up, plan with"),
+    (r"(?<!there\s)(?:is|are) no (?!longer|more|less|other|different|reason)\w+", "is not a …"),
+    (r"(?:is|are) possible", "must be …"),
+    (r"anew", "again, or a new one"),
+    (r"mend(?:s|ed|ing)?", "fix"),
+    (r"signs? of life", "heartbeat, or renewal"),
+    (r"(?:runs?|ran|running) out(?! of)", "expire"),
+    (r"places? in (?:the )?(?:line|queue)", "queue position"),
+    (r"(?:ahead|behind|first|next|stands?) in (?:the )?line", "… in the queue"),
+    (r"look(?:s|ed|ing)? at (?:the |its |all |each )?(?:GPUs?|endpoints?|servers?)", "read, sample or poll"),
+    (r'"{3}\w+ it\.?"{3}', "say the contract, or leave the docstring out"),
+)
+
+
+def pattern_of(avoid: str) -> re.Pattern[str]:
+    spread = avoid.replace(" ", r"""[\s"']+""")
+    return re.compile(rf"(?<!\w)(?:{spread})(?!\w)", re.IGNORECASE)
+
+
+PATTERNS = [(pattern_of(avoid), instead) for avoid, instead in RULES]
+
+# The promise is quoted to the letter.
+PROMISE = "your lease runs out, or you die"
+# What the program still prints and documents quote. Each goes when its message is reworded.
+STILL_PRINTED: tuple[str, ...] = ("could not be given back and will run out", "who is ahead in the line")
+
+# A script writes the first; the second is redrawn, and checked from then on.
+NOT_CHECKED = frozenset({"docs/BENCHMARKS.md", "docs/ARCHITECTURE.md"})
+DOCUMENT_ROOTS = (
+    *(path for document in documents() if (path := str(document.relative_to(ROOT))) not in NOT_CHECKED),
+    *(".env.example", "Makefile", ".ci/run", "deploy", "examples", "run_examples.py", "scripts"),
+)
+# Folders of code, each checked as a whole; one is added here once its prose keeps to the rules.
+CODE_ROOTS: tuple[str, ...] = ()
+
+CODE = frozenset({".py", ".js", ".html", ".css", ".sql"})
+NOT_PROSE = frozenset({".pyc", ".svg", ".png"})
+
+
+def faults(text: str) -> list[tuple[int, str, str]]:
+    """The line, the phrase and what to write instead, for each phrase that breaks a rule."""
+    for quoted in (PROMISE, *STILL_PRINTED):
+        text = pattern_of(quoted).sub(lambda match: re.sub(r"\S", "-", match[0]), text)
+    found = [(match, instead) for pattern, instead in PATTERNS for match in pattern.finditer(text)]
+    return sorted(
+        (text.count("\n", 0, match.start()) + 1, re.sub(r"""["'\s]+""", " ", match[0]), instead)
+        for match, instead in found
+    )
+
+
+def prose_in_python(source: str) -> str:
+    """The source with its comments and strings where they are, and dots for everything else."""
+    lines = [re.sub(r"\S", ".", line) for line in source.splitlines()]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = " " + token.string[1:]
+        elif token.type == tokenize.STRING:
+            text = re.sub(r"\{[^{}\n]*\}", lambda match: "." * len(match[0]), token.string)
+        elif tokenize.tok_name[token.type] == "FSTRING_MIDDLE":  # from Python 3.12 on, an f-string is several tokens
+            text = token.string
+        else:
+            continue
+        (row, column), parts = token.start, text.split("\n")
+        for offset, part in enumerate(parts):
+            line, at = lines[row - 1 + offset], column if offset == 0 else 0
+            lines[row - 1 + offset] = line[:at] + part + line[at + len(part) :]
+    return "\n".join(lines)
+
+
+def prose_in(path: Path) -> str:
+    """What a reader reads of a file, with every line at its place."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py" or text.startswith("#!/usr/bin/env python"):
+        return prose_in_python(text)
+    # What comments begin with, so that a phrase is found across their lines.
+    return re.sub(r"(?m)^[ \t]*(?:#+|//|--|\*)", lambda match: " " * len(match[0]), text)
+
+
+def files_of(root: str) -> Iterator[Path]:
+    path = ROOT / root
+    if path.is_file():
+        yield path
+        return
+    for file in sorted(path.rglob("*")):
+        is_wanted = file.suffix in CODE if root in CODE_ROOTS else file.suffix not in NOT_PROSE
+        if is_wanted and file.is_file():
+            yield file
+
+
+@pytest.mark.parametrize("root", [*DOCUMENT_ROOTS, *CODE_ROOTS])
+def test_prose_keeps_to_the_words_of_the_house(root: str) -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {phrase!r}: {instead}"
+        for file in files_of(root)
+        for line, phrase, instead in faults(prose_in(file))
+    ]
+    assert found == [], "\n".join(["", *found])
+
+
+# --- the test can fail -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sentence", "phrase"),
+    [
+        ("Whoever waits is served next.", "Whoever"),
+        ("The first in line gets it when he asks.", "first in line"),
+        ("A holder keeps his GPU.", "his"),
+        ("The GPUs are looked at anew.", "anew"),
+        ("A lease ends without a sign\nof life.", "sign of life"),
+        ("'ten' is no number", "is no number"),
+        ("1 to 1024 are possible", "are possible"),
+        ("Durable are the events that back a promise.", "Durable are the"),
+        ("The lease runs out.", "runs out"),
+        ("No token is accepted until that is mended.", "mended"),
+        ('"""Answers it."""', " Answers it. "),
+    ],
+)
+def test_a_sentence_that_breaks_a_rule_is_found(sentence: str, phrase: str) -> None:
+    assert phrase in [found for _, found, _ in faults(sentence)]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The client that waits is served next.",
+        "The waiter sees the heartbeat here, in this place.",
+        "There is no list of GPUs, and the program runs out of memory.",
+        "`ttl_s` is not a number; it must be 0.1 to 604800.",
+        "Events that back a promise to a client are durable.",
+        "A GPU is yours until you give it back, your lease runs out,\nor you die.",
+    ],
+)
+def test_a_sentence_that_keeps_them_is_not(sentence: str) -> None:
+    assert faults(sentence) == []
+
+
+def test_a_fault_is_found_in_comments_and_strings_at_its_line() -> None:
+    source = (
+        "his = 1  # a name is not prose\n"
+        "def anew():\n"
+        '    """Ask, whoever\n    waits."""\n'
+        "    # a sign of\n"
+        "    # life\n"
+        '    raise ValueError(f"{his} is no "\n'
+        '                     "number")\n'
+    )
+    assert [(line, phrase) for line, phrase, _ in faults(prose_in_python(source))] == [
+        (3, "whoever"),
+        (5, "sign of life"),
+        (7, "is no number"),
+    ]
