@@ -28,7 +28,7 @@ class PoolGpu:
 
     node: str | None = None
     gpu_id: int | None = None
-    uuid: str = ""
+    uuid: str
     name: str | None = None
     state: GpuState = "unknown"
     reason: str | None = None

@@ -77,7 +77,7 @@ def _reader(kind: Any) -> _Read:
     if origin is Literal:
         return lambda value, _: value if isinstance(value, str) and value in inner else _UNREADABLE
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return lambda value, _: kind(value) if value in set(kind) else _UNREADABLE
+        return lambda value, _: kind(value) if isinstance(value, str) and value in set(kind) else _UNREADABLE
     if origin is tuple:
         return _list(_reader(inner[0]))
     if origin is not None and issubclass(origin, Mapping):

@@ -64,9 +64,7 @@ def read_lease(servers: Servers, answer: Answer) -> LeaseReport | None:
 def read_gpu(servers: Servers, answer: Answer) -> GpuReport | None:
     """The GPU in an answer to a call about one GPU."""
     view = read(PoolGpu, answer.data, clean=plain)
-    if view is None or (view.gpu_id is None and not view.uuid):
-        return None
-    return GpuReport.of(Naming(answer.endpoint, servers.config.is_multi), view)
+    return None if view is None else GpuReport.of(Naming(answer.endpoint, servers.config.is_multi), view)
 
 
 def _without_pool(answer: Answer) -> PoolReport:

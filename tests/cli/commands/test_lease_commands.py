@@ -210,7 +210,10 @@ def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: RunningServer)
 
 def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> None:
     def free(wanted: Wanted, **gpu: object) -> bool:
-        pool = {"gpus": [{"gpu_id": 0, "memory_total_mb": 10_000, **gpu}], "thresholds": {"memory_percent": 80}}
+        pool = {
+            "gpus": [{"gpu_id": 0, "uuid": "x", "memory_total_mb": 10_000, **gpu}],
+            "thresholds": {"memory_percent": 80},
+        }
         return wanted.free_in(read_pool(Answer("box", "http://box", 200, pool), is_multi=False)) is not None
 
     much, some = Wanted(memory_mb=5001), Wanted(memory_mb=5000)
@@ -224,7 +227,10 @@ def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> N
 
 def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
     free = {"state": "free", "memory_total_mb": 10_000, "memory_committed_mb": 100}
-    pool = {"gpus": [{"gpu_id": index, **free} for index in range(2)], "thresholds": {"memory_percent": 80}}
+    pool = {
+        "gpus": [{"gpu_id": index, "uuid": f"GPU-{index}", **free} for index in range(2)],
+        "thresholds": {"memory_percent": 80},
+    }
     report = read_pool(Answer("box", "http://box", 200, pool), is_multi=False)
 
     assert Wanted().standing_in(report) == "2 of 2 free"

@@ -164,7 +164,7 @@ def test_nothing_that_a_terminal_obeys_comes_through() -> None:
         "labels": {"command": evil},
         "gpus": [{"uuid": evil}],
     }
-    gpu = {"gpu_id": 0, "name": evil, "state": evil, "reason": evil, "leases": ["a"]}
+    gpu = {"gpu_id": 0, "uuid": evil, "name": evil, "state": evil, "reason": evil, "leases": ["a"]}
     report = _read({"gpus": [gpu], "leases": [lease], "queue": [{**lease, "reason": evil}], "source": evil})
     text = _shown(report)
     assert "[bold]" in text

@@ -11,7 +11,14 @@ from gpu_worker_pool.wire.reader import read
 
 TOKEN = "a-long-secret"  # noqa: S105 - of nothing
 
-FREE_GPU = {"gpu_id": 0, "memory_total_mb": 1000, "memory_outside_mb": 10, "leases": [], "processes": []}
+FREE_GPU = {
+    "gpu_id": 0,
+    "uuid": "GPU-0",
+    "memory_total_mb": 1000,
+    "memory_outside_mb": 10,
+    "leases": [],
+    "processes": [],
+}
 
 
 def pool(**other: Any) -> PoolView:

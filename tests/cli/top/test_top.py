@@ -296,11 +296,11 @@ def odd_server() -> Iterator[str]:
     class Odd(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             gpus = [
-                {"gpu_id": "0", "uuid": 7, "name": "\x1b[2J", "leases": 3, "readings": [None, {"a": 1}], "power": []}
+                {"gpu_id": "0", "uuid": "x", "name": "\x1b[2J", "leases": 3, "readings": [None, {"a": 1}], "power": []},
+                {"uuid": "y", "readings": 5},
+                {"uuid": 7},
             ]
-            body = json.dumps(
-                {"gpus": [*gpus, {"readings": 5}, None], "leases": [{}], "queue": {}, "thresholds": 1}
-            ).encode()
+            body = json.dumps({"gpus": [*gpus, None], "leases": [{}], "queue": {}, "thresholds": 1}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
