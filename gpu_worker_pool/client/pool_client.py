@@ -32,7 +32,7 @@ from .events import ClientEvent, Hook, log_event
 # Loaded when a client is started: a program that imports us may never start one, and need not wait for it.
 if TYPE_CHECKING:
     from .acquire.acquisition import Won
-    from .acquire.heartbeat import Held
+    from .acquire.heartbeat import HeldLease
     from .acquire.lost import Lost
     from .backends.lease_book import LeaseAnswer, LeaseBook
     from .endpoints.fleet import Fleet
@@ -54,7 +54,7 @@ class _Kept:
 
     assignment: Assignment
     won: Won
-    held: Held
+    held: HeldLease
 
 
 class GPUWorkerPoolClient:
@@ -345,11 +345,11 @@ class GPUWorkerPoolClient:
         )
 
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
-        from .acquire.heartbeat import Held  # noqa: PLC0415 - see above
+        from .acquire.heartbeat import HeldLease  # noqa: PLC0415 - see above
         from .acquire.lost import Lost  # noqa: PLC0415 - see above
 
         lost = Lost()
-        held = Held(won.lease_id, ttl_s, lost)
+        held = HeldLease(won.lease_id, ttl_s, lost)
         assignment = self._assignment(won, worker_id, lost)
         self._kept[won.lease_id] = _Kept(assignment, won, held)
         if won.book.needs_heartbeat():

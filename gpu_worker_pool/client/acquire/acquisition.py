@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from gpu_worker_pool.client.backends.lease_book import Denied, Granted, LeaseAnswer, LeaseBook, Over, Queued
+from gpu_worker_pool.client.backends.lease_book import Granted, LeaseAnswer, LeaseBook, NeverGranted, Over, Queued
 from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
@@ -188,7 +188,7 @@ class Acquisition:
                 if place not in self._told:
                     self._told.add(place)
                     self._on_queued(*place, answer.reason)
-            case Denied():
+            case NeverGranted():
                 self._refused[member.id] = answer.reason
             case Over():
                 self._begin_anew(member, answer.reason)

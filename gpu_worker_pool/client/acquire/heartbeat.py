@@ -20,7 +20,7 @@ MOST_IDS = 500
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class HeldLease:
     """A lease that this process holds."""
 
     lease_id: str
@@ -38,14 +38,14 @@ class Heartbeat:
     def __init__(self, book: LeaseBook, on_lost: Callable[[str, str], None]) -> None:
         self._book = book
         self._on_lost = on_lost
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldLease] = {}
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, held: Held, safe_since: float) -> None:
+    def add(self, held: HeldLease, safe_since: float) -> None:
         """Keep this one alive."""
         held.extend(safe_since)
         self._held[held.lease_id] = held

@@ -29,7 +29,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
+class NeverGranted:
     """The request will never be granted there, and why."""
 
     reason: str
@@ -42,7 +42,7 @@ class Over:
     reason: str
 
 
-LeaseAnswer = Granted | Queued | Denied | Over
+LeaseAnswer = Granted | Queued | NeverGranted | Over
 
 
 @dataclass(frozen=True, slots=True)

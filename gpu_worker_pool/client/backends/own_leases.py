@@ -24,7 +24,7 @@ from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.writer import InlineWriter
 
 from .claims import OF_THIS_PROCESS, Claim
-from .lease_book import Denied, Granted, LeaseAnswer, Over, Queued, Renewal
+from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 SHORTEST_HISTORY = 200
 # How often a lease is renewed that nobody but this process can lose.
@@ -114,9 +114,9 @@ class OwnLeases:
         """Ask, or ask again."""
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
             if isinstance(event, ev.LeaseRefused):
-                return Denied(event.why)
+                return NeverGranted(event.why)
             if isinstance(event, ev.QueueFull):
-                return Denied(f"{event.limit} requests wait already")
+                return NeverGranted(f"{event.limit} requests wait already")
         return self._answer(lease_id)
 
     async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:

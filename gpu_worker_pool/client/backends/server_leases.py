@@ -21,7 +21,7 @@ from gpu_worker_pool.wire.leases import GpuRef, LeaseView, RenewAnswer
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.transport import Reply
 
-from .lease_book import Denied, Granted, LeaseAnswer, Over, Queued, Renewal
+from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 # What a server says of times is rounded.
 ROUNDED_S = 0.001
@@ -102,7 +102,7 @@ class ServerLeases:
 
     def _answer(self, reply: Reply) -> LeaseAnswer:
         if reply.status in HOPELESS:
-            return Denied(reply.detail)
+            return NeverGranted(reply.detail)
         if reply.status not in {200, 201, 202}:
             raise self._endpoint.error(reply.detail, status=reply.status)
         lease = read(LeaseView, reply.data)
