@@ -1,4 +1,4 @@
-"""Giving a lease back, also to a server that is away for a moment: it comes back with all its leases, this one included."""
+"""Releasing a lease, also at a server that is away for a moment: it comes back with all its leases, this one included."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ KEEP_TRYING_S = 120.0
 
 
 async def give_back(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
-    """Give it back, once the call that is still under way for it has come to its end, however it ends."""
+    """Release it, once the call that is still under way for it has ended, whatever its outcome."""
     if under_way is not None:
         try:
             await asyncio.wait([under_way])
         finally:
             under_way.cancel()
         if not under_way.cancelled():
-            under_way.exception()  # how it ended is of no interest any more
+            under_way.exception()  # its outcome no longer matters
     give_up_at, reason, endpoint_id = boot_time() + KEEP_TRYING_S, "the client was stopped", None
     try:
         for attempt in itertools.count():

@@ -25,7 +25,7 @@ from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewa
 
 # What a server says of times is rounded.
 ROUNDED_S = 0.001
-# Answers after which asking the same again leads nowhere.
+# Statuses after which asking the same again is of no use.
 HOPELESS = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
 
@@ -39,7 +39,7 @@ def holder(worker_id: str, pid: int | None = None) -> Holder:
 
 @lru_cache(maxsize=1)
 def _own_facts(pid: int) -> Holder:
-    """Read once a process: a forked child has another pid, so it does not take its parent's facts for its own."""
+    """Facts that are read once a process: a forked child has another pid, so it does not use its parent's."""
     return _facts_of(pid)
 
 
@@ -51,7 +51,7 @@ def _facts_of(pid: int) -> Holder:
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        namespace = None  # no /proc, so no facts to be seen by
+        namespace = None  # without /proc a server cannot watch the process either
     return Holder(
         owner=owner,
         host=socket.gethostname(),
@@ -69,7 +69,6 @@ class ServerLeases:
         self._endpoint = endpoint
 
     def needs_heartbeat(self) -> bool:
-        """They end after their TTL."""
         return True
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:

@@ -34,8 +34,8 @@ class SeenGpu:
 
 @dataclass(frozen=True, slots=True)
 class SeenPool:
-    """All GPUs of an endpoint, and who waits there: the first of them by the ids of their leases, and how many in all.
-    `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by.
+    """All GPUs of an endpoint, and the requests that wait there: the first by the ids of their leases, and how many in
+    all. `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by.
     """
 
     gpus: tuple[SeenGpu, ...] = ()
@@ -46,11 +46,10 @@ class SeenPool:
 
     @property
     def available(self) -> int:
-        """How many GPUs are free."""
         return sum(gpu.is_free for gpu in self.gpus)
 
     def with_changes(self, taken: Collection[Change], given_back: Collection[Change]) -> SeenPool:
-        """With what this process has been granted and given back since then."""
+        """The same, with what this process was granted and released since then."""
         gpus = []
         for gpu in self.gpus:
             gone = {worker for uuid, worker in given_back if uuid == gpu.uuid and worker in gpu.workers}
