@@ -52,7 +52,7 @@ async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[st
         endpoint_id, local = find_endpoint(gpu, servers.ids)
         answer = await servers.ask(endpoint_id, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
         if answer.status == HTTPStatus.NOT_FOUND:
-            # It may know no such GPU, or no such call.
+            # The server may not know this GPU, or not know this call.
             raise not_found(answer, await ask_pool(servers, endpoint_id, "?queue=0"), gpu, action)
         if not answer.is_ok:
             raise failure_of(answer, gpu, action)
@@ -80,7 +80,7 @@ def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
 
 
 def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Failure:
-    """For a server that answered that there is no such thing, by what it is."""
+    """The failure for a server that answered 404, by what kind of server it is."""
     message = f"cannot {action} GPU {gpu}"
     if not report.is_up:
         return Failure(
@@ -96,7 +96,7 @@ def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Fail
 
 
 def failure_of(answer: Answer, gpu: str, action: str) -> Failure:
-    """For an answer that is an error, or none."""
+    """The failure for an error, or for no answer."""
     message = f"cannot {action} GPU {gpu}: {plain(answer.error)}"
     if answer.status is None:
         return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer", FAILED)

@@ -1,4 +1,4 @@
-"""`gpu-pool explain`: how it stands with one lease, and why."""
+"""`gpu-pool explain`: the state of one lease, and why."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _ask(text: str, endpoint: list[str] | None) -> list[tuple[LeaseReport,
         reports = await ask_pools_or_fail(servers)
         by_endpoint = {report.endpoint: report for report in reports}
         found = await find_lease(servers, reports, text)
-        # Asked for by itself, a waiting one also tells what stands in its way at each GPU.
+        # A waiting lease that is asked for by its id also tells what stands between it and each GPU.
         fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
         return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
 
@@ -110,7 +110,7 @@ def _moment(at: float | None, now: float) -> str:
 
 
 def _holders(obstacle: ObstacleView, report: PoolReport) -> list[LeaseReport]:
-    """Who is on that GPU, whatever the verdict on it says."""
+    """The leases on that GPU, whatever its verdict names."""
     on_it = {lease_id for gpu in report.gpus if gpu.key == obstacle.uuid for lease_id in gpu.view.leases}
     return [lease for lease in report.leases if lease.id in on_it.union(obstacle.lease_ids)]
 

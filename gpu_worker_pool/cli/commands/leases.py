@@ -1,4 +1,4 @@
-"""`gpu-pool leases`: everybody who holds a GPU or waits for one."""
+"""`gpu-pool leases`: every lease that holds a GPU or waits for one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpu_worker_pool.cli.units import show_duration
 
 
 class LiveState(StrEnum):
-    """The states of a lease that is not over."""
+    """The states of a lease that has not ended."""
 
     ACTIVE = "active"
     DRAINING = "draining"
@@ -77,7 +77,7 @@ async def _ask(endpoint: list[str] | None) -> list[PoolReport]:
 
 
 def _user() -> str | None:
-    # As the client does it, which sends this name as the owner.
+    # The client sends the same name as the owner.
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -108,9 +108,9 @@ def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str
 
 
 def short_ids(ids: Sequence[str], at_least: int = 8) -> dict[str, str]:
-    """Each id by the shortest beginning, of at least so many signs, that is its alone."""
+    """Each id by its shortest unique beginning, of at least so many characters."""
     ordered = sorted(set(ids))
-    # Ids are compared sign by sign, as is wanted here.
+    # Ids are compared character by character, as is wanted here.
     shared = [0, *(len(commonprefix(pair)) for pair in itertools.pairwise(ordered)), 0]  # noqa: RUF071
     return {
         id_: id_[: max(at_least, before + 1, after + 1)]

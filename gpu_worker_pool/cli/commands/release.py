@@ -1,4 +1,4 @@
-"""`gpu-pool release`: give a lease back in its holder's place."""
+"""`gpu-pool release`: release a lease for its holder."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
 
 
 async def _release(ids: list[str], endpoint: list[str] | None) -> tuple[list[_Released], list[_Failed]]:
-    """What was released, and what was not."""
+    """Returns what was released, and what was not."""
     released: list[_Released] = []
     failed: list[_Failed] = []
     async with Servers(endpoint) as servers:

@@ -37,7 +37,7 @@ from gpu_worker_pool.cli.units import iso_time, parse_duration_s, show_duration
 from gpu_worker_pool.wire.accounting import UsageTotal
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0
-# A server with a million leases to add up takes a while. Who sets a limit himself has that one.
+# A server with a million leases to add up takes a while. A limit that the user sets comes first.
 ANSWER_S: Final = 30.0
 LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
 NOBODY: Final = "(no owner)"
@@ -73,7 +73,7 @@ def report(
     now = time.time()
     until_at = None if until is None else parse_time(until, now, "--until")
     if until_at is not None and until_at >= now:
-        until_at = None  # of what is to come there is nothing to report
+        until_at = None  # there is nothing to report of the future
     end_at = now if until_at is None else until_at
     since_at = max(end_at - DEFAULT_SPAN_S, 0.0) if since is None else parse_time(since, now, "--since")
     if since_at >= end_at:
@@ -90,8 +90,9 @@ def report(
 
 
 def parse_time(text: str, now: float, option: str) -> float:
-    """`7d`, `12h`: so long before now. `2026-11-01`, `2026-11-01 12:00`, `2026-11-01T12:00Z`: then, in local time
-    unless it says otherwise. In seconds since 1970; what is before that is 1970, when there was nothing to report.
+    """`7d`, `12h`: so long before now. `2026-11-01`, `2026-11-01 12:00`, `2026-11-01T12:00Z`: that time, in local time
+    unless it says otherwise. Returns seconds since 1970; an earlier time is 1970, before which there is nothing to
+    report.
     """
     try:
         date = datetime.fromisoformat(text.strip())
@@ -108,7 +109,7 @@ def parse_time(text: str, now: float, option: str) -> float:
 
 
 def _ago(text: str, now: float) -> float | None:
-    """When that was; None where it is no length of time."""
+    """The time that long ago; None where the text is not a length of time."""
     # A number alone might be meant in days, in seconds ago or since 1970.
     if text.strip().isdigit():
         return None
@@ -120,7 +121,7 @@ def _ago(text: str, now: float) -> float | None:
         parse_duration_s(re.sub(r"[0-9]+", "1", text))
     except typer.BadParameter:
         return None
-    return 0.0  # it is written as it should be, so it is too long
+    return 0.0  # it is written correctly, so it is too long
 
 
 async def _ask(endpoint: list[str] | None, since_at: float, until_at: float | None) -> list[ServerUsage]:
@@ -141,12 +142,12 @@ async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[Answer, 
 
 
 def limit_s(environ: Mapping[str, str]) -> float | None:
-    """How long a server may take; None where the user says it himself."""
+    """How long a server may take; None where the user sets a limit."""
     return None if environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
 
 
 def _warn(found: UsageReport) -> None:
-    """What the numbers do not say."""
+    """Says what the numbers leave out."""
     for server in found.servers:
         if server.error is not None:
             complain(f"{server.endpoint} ({server.url}) is missing in these sums: {server.error}")

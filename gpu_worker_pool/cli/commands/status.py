@@ -1,4 +1,4 @@
-"""`gpu-pool status`: who has which GPU, and who waits for one."""
+"""`gpu-pool status`: which lease has which GPU, and which requests wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuReport, LeaseRepor
 from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 
-# So many of those who wait are shown; `leases` lists all.
+# So many waiting requests are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
 BAR_CELLS: Final = 10
 STATE_STYLES: Final = {
@@ -32,7 +32,7 @@ STATE_STYLES: Final = {
     "unhealthy": "bold red",
     "unknown": "dim",
 }
-# These are said by who holds the GPU; of the others the reason tells something.
+# In these states the holder says why; in the others the reason does.
 _SAID_BY_HOLDERS: Final = frozenset({FREE, "leased", SHARED})
 _GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")
 _TROUBLE: Final = "bold red"
@@ -155,7 +155,7 @@ def _memory(gpu: GpuReport, *, is_ascii: bool) -> Text:
 
 
 def _short_model(name: str) -> str:
-    """Without what is said above the table or goes without saying."""
+    """The model without words that the heading says or that every model has."""
     return name.removeprefix("Simulated ").removeprefix("NVIDIA ")
 
 

@@ -23,31 +23,29 @@ from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
 POLL_S: Final = 1.0
-# However short the time is, every server gets so long for its first answer.
+# Every server has at least so long for its first answer, however short the timeout is.
 FIRST_LOOK_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is waited for."""
-
     gpus: int = 1
     memory_mb: float | None = None
     model: str | None = None
 
     def free_in(self, report: PoolReport) -> tuple[GpuReport, ...] | None:
-        """As many as are wanted, all at this endpoint; None where there are not so many."""
+        """As many free GPUs as are wanted, all at this endpoint; None where there are too few."""
         if not report.is_up or not report.view.can_grant:
             return None
         free = [gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
         return tuple(free[: self.gpus]) if len(free) >= self.gpus else None
 
     def could_come(self, report: PoolReport) -> bool:
-        """Whether this endpoint has as many as are wanted, whoever has them now."""
+        """Whether this endpoint has as many as are wanted, free or not."""
         return sum(self._fits(gpu) and self._has_room(gpu, 0.0, report) for gpu in report.gpus) >= self.gpus
 
     def standing_in(self, report: PoolReport) -> str:
-        """How many of those that would do are free now; where memory is what is missing, how much of it there is."""
+        """How many of the GPUs that fit are free now; where memory is missing, how much of it there is."""
         if not report.is_up:
             return "down"
         if not report.view.can_grant:
@@ -58,12 +56,12 @@ class Wanted:
         if self.memory_mb is None or len(open_) < self.gpus or self.free_in(report) is not None:
             return standing
         rooms = sorted((_room_mb(gpu, gpu.view.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
-        # So much as many GPUs as are wanted have, each.
+        # Each of the wanted number of GPUs has at least this much.
         fits = f"; {int(rooms[self.gpus - 1])}MB would fit now" if rooms[self.gpus - 1] >= 1 else ""
         return f"{standing} with so much room under {_threshold(report)}{fits}"
 
     def most_mb(self, report: PoolReport) -> float | None:
-        """The most memory that a GPU that would do otherwise ever has to give; None where that is not known."""
+        """The most memory that one of the GPUs that fit otherwise can ever grant; None where that is not known."""
         rooms = [room for gpu in report.gpus if self._fits(gpu) and (room := _room_mb(gpu, 0.0, report)) is not None]
         return max(rooms, default=None)
 
@@ -76,7 +74,7 @@ class Wanted:
     def _is_free(self, gpu: GpuReport, report: PoolReport) -> bool:
         if self.memory_mb is None:
             return gpu.view.state == FREE
-        # Who says how much he needs can also have what others have left of a GPU they share.
+        # A request that names an amount can also have what is left of a shared GPU.
         return gpu.view.state in {FREE, SHARED} and self._has_room(gpu, gpu.view.memory_committed_mb, report)
 
     def _has_room(self, gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> bool:
@@ -102,21 +100,19 @@ def _threshold(report: PoolReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is free, and where."""
-
     endpoint: str
     gpus: tuple[GpuReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOver:
-    """What was known of each server when the time was over; nothing of those that had not answered."""
+    """What was known of each server when the time was over; nothing of servers that had not answered."""
 
     reports: Sequence[PoolReport]
     silent: Sequence[str]
 
     def in_words(self, wanted: Wanted, timeout_s: float) -> str:
-        """For the user: what nobody told is not said to be busy."""
+        """For the user: a GPU of a silent server is not called busy."""
         if not any(report.is_up for report in self.reports):
             within = _within(max(timeout_s, FIRST_LOOK_S))
             down = [f"{report.endpoint} ({report.error})" for report in self.reports]
@@ -167,7 +163,7 @@ def wait(
 
 
 async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) -> _Found | TimeOver:
-    """Look at every server once a second, until the time is over."""
+    """Poll every server once a second, until the time is over."""
     clock = asyncio.get_running_loop().time
     until = clock() + timeout_s
     async with Servers(endpoint) as servers:
@@ -197,7 +193,7 @@ async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) ->
 
 
 class _Watch:
-    """What was last seen of each server. Each is asked by itself, so that one that hangs delays no other."""
+    """What was last seen of each server. Each is polled by itself, so that one that hangs delays no other."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -215,7 +211,7 @@ class _Watch:
 
     async def look_at(self, endpoint: str) -> None:
         while True:
-            # Who waits there does not matter here, and may be many.
+            # The queue does not matter here, and may be long.
             report = await ask_pool(self._servers, endpoint, "?queue=0")
             self.reports[endpoint] = report
             self.was_any_up = self.was_any_up or report.is_up
@@ -230,7 +226,7 @@ class _Watch:
 
 
 def _check_can_come(wanted: Wanted, watch: _Watch) -> None:
-    """Failure where waiting makes no sense. A server that was there and is down may come back."""
+    """Raises Failure where waiting makes no sense. A server that answered before and is down may come back."""
     reports = list(watch.reports.values())
     if not watch.was_any_up:
         raise nobody_answered(as_answers(reports))
@@ -248,7 +244,7 @@ def _check_can_come(wanted: Wanted, watch: _Watch) -> None:
 
 
 class _WaitingLine:
-    """Says how it stands: on a terminal in a line that changes, elsewhere once."""
+    """Says how many GPUs are free: on a terminal in a line that changes, elsewhere once."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted

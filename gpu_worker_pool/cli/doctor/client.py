@@ -26,9 +26,9 @@ from gpu_worker_pool.wire.service import Home
 from .finding import Finding
 
 SLOW_S = 1.0
-# A server's clock is told to the second only, and a call takes its time.
+# The Date header has whole seconds only, and a call takes its time.
 CLOCK_OFF_S = 5.0
-# The renewal of no lease: the right to write is checked before anybody looks at what is to be written.
+# The renewal of no lease: the server checks the right to write before it reads the body.
 RIGHT_CALL = "/leases/renew"
 NO_LEASES: Mapping[str, Any] = {"ids": []}
 AS_IF_WRITTEN = 422
@@ -64,7 +64,7 @@ async def ask_all(servers: Servers) -> list[EndpointFacts]:
 
 
 def mark_same(asked: Sequence[EndpointFacts]) -> list[EndpointFacts]:
-    """With those marked that are an earlier one by another address."""
+    """The same, with those marked that are an earlier endpoint by another address."""
     same = same_as((facts.id, facts.pool.server_id) for facts in asked)
     return [replace(facts, same_as=same.get(facts.id)) for facts in asked]
 
@@ -106,14 +106,14 @@ def _clock_off_s(answer: Answer) -> float | None:
 
 
 def judge_settings(heard: Sequence[str]) -> list[Finding]:
-    """Values in the environment that are no good for a client."""
+    """Values in the environment that a client cannot use."""
     if not heard:
         return [Finding("client-settings", "ok", "the client's settings are in order")]
     return [Finding("client-settings", "problem", words, "mend or unset that variable") for words in heard]
 
 
 def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, urls: Sequence[str]) -> Finding:
-    """Where the endpoints come from, and what is passed over."""
+    """Where the endpoints come from, and what is ignored."""
     name, listed = "endpoints", ", ".join(urls)
     if given:
         return Finding(name, "ok", f"by --endpoint: {listed}")
@@ -132,7 +132,7 @@ def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, url
 
 
 def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
-    """Whether it answers, and what it is. One that nobody asked for, the default, need not be there."""
+    """Whether it answers, and what it is. The default endpoint, which the user did not choose, need not be there."""
     where = f"{facts.id} ({facts.url.url})"
     if facts.error is not None:
         text = f"{where} cannot be used: {facts.error}"
@@ -161,7 +161,7 @@ def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
 
 
 def judge_right(facts: EndpointFacts) -> Finding | None:
-    """Whether we may ask it for GPUs, by what it said to a call that changes nothing."""
+    """Whether we may ask it for GPUs, by its answer to a call that changes nothing."""
     if facts.right is None:
         return None
     status, detail = facts.right.status, str(facts.right.error or "")
@@ -180,7 +180,7 @@ def judge_right(facts: EndpointFacts) -> Finding | None:
 
 
 def judge_open_token(facts: EndpointFacts) -> Finding | None:
-    """A token that everybody on the way can read."""
+    """A token that can be read on its way."""
     if not facts.has_token or facts.url.is_https or is_this_machine(facts.url.host):
         return None
     text = f"the token for {facts.id} goes over the network as it is: {facts.url.url} is not https"
@@ -189,13 +189,13 @@ def judge_open_token(facts: EndpointFacts) -> Finding | None:
 
 
 def judge_clock(facts: EndpointFacts) -> Finding | None:
-    """Whether both machines mean the same by a time of day."""
+    """Whether both clocks agree."""
     off_s = facts.clock_off_s
     if off_s is None:
         return None
     if abs(off_s) <= CLOCK_OFF_S:
         if is_this_machine(facts.url.host):
-            return None  # it could not be otherwise, unless a tunnel begins there
+            return None  # it is our own clock, unless a tunnel begins there
         return Finding("clock", "ok", f"the clock of {facts.id} agrees with ours", endpoint=facts.id)
     text = f"the clock of {facts.id} is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} ours"
     how = "leases do not depend on it, but logs, reports and TLS do: let both be set by NTP (timedatectl set-ntp true)"
@@ -203,15 +203,15 @@ def judge_clock(facts: EndpointFacts) -> Finding | None:
 
 
 def judge_own_thresholds(memory_percent: float | None, utilization_percent: float | None) -> list[Finding]:
-    """What this machine's clients ask for, where they do."""
+    """The thresholds that this machine's clients ask for."""
     return _never_met(memory_percent, utilization_percent, "here", None)
 
 
 def judge_thresholds(
     facts: EndpointFacts, asked_memory: float | None, asked_utilization: float | None
 ) -> list[Finding]:
-    """A server's thresholds that no GPU can be below, and its GPUs that are never below them because of somebody outside
-    the pool. What the client asks for takes the place of the server's.
+    """A server's thresholds that no GPU can be below, and its GPUs that processes outside the pool keep over them. A
+    threshold that the client asks for replaces the server's.
     """
     if not facts.has_leases or facts.same_as is not None:
         return []
@@ -261,11 +261,11 @@ def _process(process: PoolProcess) -> str:
 
 
 def is_wanted(environ: Mapping[str, str], given: Sequence[str] | None) -> bool:
-    """Whether somebody chose the endpoints, rather than nobody having said anything."""
+    """Whether the user chose the endpoints."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     return bool(given) or any(split_endpoints(environ.get(variable, "")) for variable in variables)
 
 
 def is_client_only(config: ClientConfig) -> bool:
-    """Whether all servers are elsewhere, so that this machine need not be able to be one."""
+    """Whether all servers are elsewhere, so that this machine need not be able to serve."""
     return not any(is_this_machine(endpoint.host) for endpoint in config.endpoints.values())

@@ -22,7 +22,7 @@ from gpu_worker_pool.gpus.probe import Probe, ProbeUnavailable
 from .finding import Finding, TookTooLong, within
 
 OLDEST_PYTHON = (3, 11)
-# nvidia-smi is run twice for a look, and is stopped by itself after this; NVML has no such bound of its own.
+# A reading runs nvidia-smi twice, and stops it after this; NVML has no such bound of its own.
 SMI_S = 10.0
 NVML_S = 20.0
 SLOW_S = 2.0
@@ -42,7 +42,6 @@ class Driver:
 
     @classmethod
     def here(cls, root: Path = Path("/")) -> Driver:
-        """Of this machine."""
         try:
             text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -56,7 +55,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A look at the GPUs in one way. `unavailable` says why that way is closed; None with no readings and no error is a
+    """The result of one probe. `unavailable` says why the probe cannot be used; None with no readings and no error is a
     driver without GPUs.
     """
 
@@ -67,17 +66,15 @@ class Probed:
 
     @property
     def is_working(self) -> bool:
-        """Whether there are GPUs to hand out."""
         return bool(self.readings)
 
     @property
     def trouble(self) -> str:
-        """Why there is none."""
         return self.unavailable or self.error or "it shows no GPU"
 
 
 def look(make_probe: Callable[[], Probe], limit_s: float) -> Probed:
-    """Look once; a driver that hangs is a finding, not a reason to wait for ever."""
+    """Read once; a driver that hangs is a finding, not a reason to wait for ever."""
 
     def probe_and_look() -> Probed:
         began = time.monotonic()
@@ -96,21 +93,18 @@ def look(make_probe: Callable[[], Probe], limit_s: float) -> Probed:
 
 
 class GpuFacts:
-    """What is to be known about this machine's GPUs, each found out when it is first asked for."""
+    """What is known of this machine's GPUs, each found out when it is first asked for."""
 
     @cached_property
     def driver(self) -> Driver:
-        """What the system shows."""
         return Driver.here()
 
     @cached_property
     def nvml(self) -> Probed:
-        """By the driver's library."""
         return look(lambda: NvmlProbe(socket.gethostname()), NVML_S)
 
     @cached_property
     def smi(self) -> Probed:
-        """By nvidia-smi."""
         return look(lambda: NvidiaSmiProbe(socket.gethostname(), timeout_s=SMI_S), 3 * SMI_S)
 
     @property
@@ -123,7 +117,6 @@ class GpuFacts:
 
 
 def judge_python(version: Sequence[int] = sys.version_info[:3]) -> Finding:
-    """Whether this Python will do."""
     text = f"gpu-worker-pool {gpu_worker_pool.__version__}, Python {'.'.join(map(str, version))} on {platform.system()}"
     if tuple(version[:2]) < OLDEST_PYTHON:
         return Finding("python", "problem", text, "Python 3.11 or newer is needed")
@@ -141,9 +134,9 @@ def check_boot_clock() -> Finding:
 
 
 def judge_driver(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
-    """Whether there is a driver, and whether we are let at the GPUs."""
+    """Whether there is a driver, and whether this user may use the GPUs."""
     if driver.version is None:
-        if nvml.is_working or smi.is_working:  # as in WSL, where the driver is Windows'
+        if nvml.is_working or smi.is_working:  # as in WSL, where Windows has the driver
             return Finding("driver", "ok", "the GPUs can be read, though the system shows no NVIDIA driver")
         return Finding(
             "driver", "warning", "no NVIDIA driver is loaded: this machine has no GPU to hand out", GET_A_DRIVER
@@ -201,7 +194,7 @@ def judge_nvidia_smi(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
 
 
 def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Finding:
-    """CUDA_VISIBLE_DEVICES as a server that is started from here would understand it."""
+    """CUDA_VISIBLE_DEVICES as a server that is started here would understand it."""
     name = "visible-devices"
     if value is None:
         return Finding(name, "ok", "CUDA_VISIBLE_DEVICES is not set: all GPUs are shown")
@@ -222,7 +215,7 @@ def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Fin
 
 
 def judge_device_order(value: str | None, readings: Sequence[Reading]) -> Finding:
-    """Whether CUDA numbers the GPUs as everybody else does."""
+    """Whether CUDA numbers the GPUs as nvidia-smi does."""
     name, advice = (
         "device-order",
         "export CUDA_DEVICE_ORDER=PCI_BUS_ID; gpu-pool run and assignment.env do it by themselves",
@@ -242,7 +235,7 @@ def _uuids(probed: Probed) -> set[str]:
 
 
 def _has_mig(probed: Probed) -> bool:
-    """NVML shows MIG devices in place of the GPU that they divide, nvidia-smi shows that."""
+    """Whether there are MIG devices: NVML shows them in place of their GPU, nvidia-smi shows the GPU."""
     return any(uuid.startswith("MIG-") for uuid in _uuids(probed))
 
 

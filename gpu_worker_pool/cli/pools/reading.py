@@ -37,7 +37,7 @@ async def ask_pool(servers: Servers, endpoint: str, query: str = "") -> PoolRepo
 
 
 def read_pool(answer: Answer, *, is_multi: bool) -> PoolReport:
-    """The pool in an answer of /pool."""
+    """The report of an answer of /pool."""
     view = read(PoolView, answer.data, clean=plain) if answer.is_ok else None
     if view is None:
         return _without_pool(answer)
@@ -97,7 +97,7 @@ def _read_summary(answer: Answer, thresholds: Thresholds, *, is_multi: bool) -> 
 
 
 def _judge(gpu: GpuInShort, thresholds: Thresholds) -> tuple[GpuState, str | None]:
-    """What a client that must decide by itself would make of a GPU."""
+    """The state of a GPU, as a client that must decide by itself sees it."""
     if not gpu.healthy:
         return "unhealthy", "the server calls it unhealthy"
     for what, percent, threshold in (

@@ -1,4 +1,6 @@
-"""What the servers say of their pools, as the commands show it. Unknown is None, and every text is plain."""
+"""What the servers say of their pools, as the commands show it: unknown is None, and every text is plain. Each
+`as_json` is described in docs/CLI.md.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .servers import Answer
 
 FREE = "free"
 SHARED = "shared"
-# The label under which `run` and `batch` say what they run.
+# The label in which `run` and `batch` say what they run.
 COMMAND_LABEL = "command"
 NOTHING = PoolView(gpus=())
 
@@ -34,7 +36,6 @@ class Naming:
         return f"{self.endpoint}:{local}" if self.is_multi else local
 
     def as_json(self, gpu: GpuRef | PoolGpu | ObstacleView) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         return {"id": self.id_of(gpu), "gpu_id": gpu.gpu_id, "uuid": gpu.uuid or None, "name": gpu.name}
 
 
@@ -58,11 +59,10 @@ class GpuReport:
 
     @property
     def key(self) -> str | int | None:
-        """Tells it from the other GPUs of its server, in whatever answer."""
+        """Tells it from the other GPUs of its server, in every answer."""
         return self.view.uuid or self.view.gpu_id
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         return {
             **self.naming.as_json(self.view),
             "state": self.view.state,
@@ -108,7 +108,7 @@ class LeaseReport:
 
     @property
     def holder(self) -> str:
-        """Whose it is, in the words of the server's own reasons."""
+        """Its holder, in the words of the server's own reasons."""
         return str(Holder(worker_id=self.view.worker_id, owner=self.view.owner, pid=self.view.pid))
 
     @property
@@ -126,7 +126,7 @@ class LeaseReport:
                     gpus=wishes.gpus, memory_mb=wishes.memory_mb, model=wishes.model or None, among=wishes.among or None
                 )
             )
-        except ValueError:  # of a server with other bounds
+        except ValueError:  # from a server with other bounds
             return "GPUs"
 
     @property
@@ -143,7 +143,7 @@ class LeaseReport:
 
     @property
     def since_at(self) -> float | None:
-        """Since when it holds its GPUs, or waits for some."""
+        """When it got its GPUs, or began to wait for some."""
         return self.requested_at if self.granted_at is None else self.granted_at
 
     @property
@@ -153,7 +153,6 @@ class LeaseReport:
         return rest if found else self.view.reason
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         view = self.view
         return {
             "id": view.id,
@@ -197,12 +196,10 @@ class PoolReport:
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered."""
         return self.error is None
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its GPUs are made up."""
         return self.view.source == "simulated"
 
     @property
@@ -216,7 +213,6 @@ class PoolReport:
         return sum(gpu.view.state == FREE for gpu in self.gpus) if self.view.can_grant else 0
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         return {
             "endpoint": self.endpoint,
             "url": self.url,
@@ -247,7 +243,7 @@ def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
 
 
 def show_since(at: float | None, now: float) -> str:
-    """How long ago that was. The server's clock may go before ours: then it was just now."""
+    """How long ago that was. The server's clock may be ahead of ours: then it is 0 s."""
     return "unknown" if at is None else show_duration(now - at)
 
 

@@ -1,4 +1,4 @@
-"""Asking the GPU servers what they know, and telling them what to do: for every command that is not a worker itself."""
+"""Calls to the GPU servers, for every command that is not a worker itself."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ class Answer:
 
     @property
     def is_ok(self) -> bool:
-        """Whether there is something to show."""
         return self.error is None
 
 
 def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
-    """The client's parameters for what was given as --endpoint; several make it a client of many."""
+    """The client's parameters for the values of --endpoint; several URLs make it a client of many endpoints."""
     urls = split_endpoints(list(endpoints or ()))
     if endpoints and not urls:
         raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", USAGE)
@@ -68,11 +67,10 @@ class Servers:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the endpoints, in the order they were given."""
         return list(self.config.endpoints)
 
     async def ask(self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None) -> Answer:
-        """One call to one endpoint. Never raises for what the server does or does not do: see the answer's error."""
+        """One call to one endpoint. Never raises for what the server does: see the answer's error."""
         url = self.config.endpoints[endpoint].url
         try:
             reply = await self._transport.call(
@@ -93,7 +91,7 @@ class Servers:
 
 
 def nobody_answered(answers: Sequence[Answer]) -> Failure:
-    """For when no endpoint could be used."""
+    """The failure where no endpoint could be used."""
     reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
     return Failure(
         f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "

@@ -1,4 +1,4 @@
-"""Who used the GPUs for how long, at one server or at several together. Nothing here asks anybody or prints."""
+"""Who used the GPUs for how long, at one server or at several together. Nothing here calls a server or prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = tuple(item.name for item in fields(UsageTotal))
 NO_REPORT = "its answer is no report of usage; is it an older or another kind of server?"
 STATISTICS_ONLY = "it has statistics only, no leases, so there is no ledger to report from"
 NO_USAGE = "it has leases, but is too old to report from them; update it"
-# What was asked for makes no sense to the server.
+# The statuses by which a server says that the request makes no sense.
 _TYPED_WRONG = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
@@ -44,7 +44,6 @@ class ServerUsage:
         return self.view if self.same_as is None else None
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         view = self.view
         return {
             "endpoint": self.endpoint,
@@ -61,7 +60,7 @@ class ServerUsage:
 
 
 def read_usage(answer: Answer) -> ServerUsage:
-    """The report in an answer; one that makes no sense is no report, and is not taken for no usage."""
+    """The report in an answer; an answer that makes no sense is an error, not a report of no usage."""
     if answer.error is not None:
         return ServerUsage(answer.endpoint, answer.url, error=plain(answer.error))
     view = read(UsageView, answer.data, clean=plain)
@@ -83,7 +82,7 @@ def _is_whole(view: UsageView, data: Any) -> bool:
 
 
 def without_ledger(report: PoolReport) -> ServerUsage:
-    """For a server that does not know /usage, by what it is otherwise."""
+    """For a server that does not know /usage, by its kind."""
     if not report.is_up:
         return ServerUsage(report.endpoint, report.url, error=f"it is no GPU server: {report.error}")
     error = NO_USAGE if report.has_leases else STATISTICS_ONLY
@@ -91,7 +90,7 @@ def without_ledger(report: PoolReport) -> ServerUsage:
 
 
 def no_report(asked: Sequence[tuple[Answer, ServerUsage]]) -> Failure:
-    """For when no server has anything to report; what to do depends on what they said."""
+    """The failure where no server has anything to report, by what they said."""
     if all(answer.status is None for answer, _ in asked):
         return nobody_answered([answer for answer, _ in asked])
     reasons = "; ".join(f"{usage.endpoint} ({usage.url}): {usage.error}" for _, usage in asked)
@@ -102,7 +101,7 @@ def no_report(asked: Sequence[tuple[Answer, ServerUsage]]) -> Failure:
 
 
 def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:
-    """A server that goes by two names must not be counted twice."""
+    """Marks those that are an earlier server by another name: it must not be counted twice."""
     found = list(servers)
     same = same_as((server.endpoint, server.view.server_id if server.view else None) for server in found)
     return [replace(server, same_as=same.get(server.endpoint)) for server in found]
@@ -136,7 +135,6 @@ class UsageReport:
         return (sum(other.owners for other in found), add_up(found)) if found else None
 
     def total(self) -> UsageTotal:
-        """All owners together."""
         others = self.others()
         return add_up([usage for _, usage in self.by_owner()] + ([others[1]] if others else []))
 
@@ -145,7 +143,6 @@ class UsageReport:
 
 
 def add_up(usages: Iterable[UsageTotal]) -> UsageTotal:
-    """What these come to together."""
     found = list(usages)
     sums: dict[str, Any] = {name: sum(getattr(usage, name) for usage in found) for name in COLUMNS}
     longest = max((usage.longest_hours for usage in found), default=0.0)
@@ -153,5 +150,5 @@ def add_up(usages: Iterable[UsageTotal]) -> UsageTotal:
 
 
 def amounts(usage: UsageTotal) -> dict[str, Any]:
-    """As docs/CLI.md has them."""
+    """The amounts as docs/CLI.md describes them."""
     return {name: round(getattr(usage, name), 6) for name in COLUMNS}

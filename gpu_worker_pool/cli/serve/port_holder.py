@@ -25,7 +25,7 @@ class PortHolder:
 
 
 def find_server(host: str, port: int, prefix: str = "") -> PortHolder | None:
-    """The GPU server there; None where nothing answers, or something that is no such server."""
+    """The GPU server there; None where nothing answers, or something else does."""
     host = "localhost" if is_every_address(host) else host
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{prefix}"
     try:

@@ -19,9 +19,9 @@ from .sparkline import UNKNOWN, bar, sparkline
 
 _HEADING = "bold white on grey23"
 _STALE = "dim"
-# These are said by who holds the GPU; of the others the reason tells something.
+# In these states the holder says why; in the others the reason does.
 _SAID_BY_HOLDERS = frozenset({"free", "leased", "shared"})
-# What every name of a GPU begins with tells nothing, and the header says which are simulated.
+# Every name begins with these, and the header says which GPUs are simulated.
 _SAID_ANYWAY = ("Simulated ", "NVIDIA ", "GeForce ")
 _NO_LIMIT = 1000
 
@@ -61,7 +61,7 @@ _QUEUE_COLUMNS = (
 class Section:
     """A heading and so many lines. They are drawn when they are asked for: of a thousand GPUs a screen shows a few.
 
-    The last line may stand for `unlisted` others, which were not asked for one by one.
+    The last line may stand for `unlisted` requests, which were not asked for one by one.
     """
 
     noun: str
@@ -71,19 +71,17 @@ class Section:
     unlisted: int = 0
 
     def below(self, end: int) -> int:
-        """How many there are after the lines up to this one."""
+        """How many there are below the lines up to this one."""
         return self.size - end + max(self.unlisted - 1, 0) if end < self.size else 0
 
     def lines(self, start: int = 0, end: int | None = None) -> list[Text]:
-        """Those that are shown."""
         return [self.draw_line(index) for index in range(start, self.size if end is None else end)]
 
 
 def gpu_section(frame: Frame, width: int) -> Section:
-    """A line for each GPU."""
     found = [(server, row) for server in frame.distinct for row in server.gpus]
     columns = list(_GPU_COLUMNS)
-    # A state is a word or three, and is not cut.
+    # A state is one to three words, and is not cut.
     longest_state = max([columns[_STATE].least, *(cell_len(_state(row)) for _, row in found)])
     columns[_STATE] = replace(columns[_STATE], least=min(longest_state, columns[_STATE].most))
     for index, texts in ((_MEMORY, _memory_texts), (_POWER, _power_texts)):
@@ -111,8 +109,8 @@ def lease_section(frame: Frame, width: int) -> Section:
 
 
 def queue_section(frame: Frame, width: int, *, is_whole: bool) -> Section:
-    """A line for each who waits, in the order of each server's line; `is_whole`: the reason is told to its end, on as
-    many lines as it takes.
+    """A line for each waiting request, in the order of each server's queue; `is_whole`: the whole reason is shown, on
+    as many lines as it takes.
     """
     found = [(server, lease) for server in frame.distinct for lease in server.queue]
     length = sum(server.report.queue_length for server in frame.distinct if server.report)
@@ -137,7 +135,7 @@ def queue_section(frame: Frame, width: int, *, is_whole: bool) -> Section:
 
 
 def _wrapped(text: Text, last: Text, width: int) -> list[Text]:
-    """A line whose last cell goes on below where it began; as it is, where that cell is not shown."""
+    """A line whose last cell continues below where it began; unchanged where that cell is not shown."""
     if not text.plain.endswith(last.plain):
         return [text]
     before = text[: len(text) - len(last)]
@@ -151,12 +149,11 @@ def _is_known(frame: Frame) -> bool:
 
 
 def _percent(percent: float | None) -> str:
-    """`62%`, or that it is not known."""
     return UNKNOWN if percent is None else f"{percent:.0f}%"
 
 
 def _short_name(name: str | None) -> str:
-    """A GPU's name without the words that tell nothing."""
+    """A GPU's name without the words that every name has."""
     if name is None:
         return UNKNOWN
     for word in _SAID_ANYWAY:
@@ -190,7 +187,7 @@ def _gpu_cells(
 
 
 def _state(row: GpuRow) -> str:
-    """In words; what it is now is not known where its server does not answer."""
+    """The state in words, in the past tense where its server does not answer."""
     word = row.report.view.state.replace("_", " ")
     return f"was {word}" if row.is_stale else word
 
@@ -224,7 +221,7 @@ def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
     text = Text()
     for number, lease in enumerate(holders):
         text.append(", " if number else "").append(lease.holder, "bold").append(f" {show_since(lease.since_at, now)}")
-    # Who they are comes before what they run, because the end is cut off first.
+    # The holders come before their commands, because the end is cut off first.
     return text.append("".join(f" {lease.command}" for lease in holders if lease.command), "dim")
 
 

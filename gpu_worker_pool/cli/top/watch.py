@@ -1,4 +1,4 @@
-"""Looking at one server again and again, for `gpu-pool top`: it may be down, come back, or take its time."""
+"""Polls one server for `gpu-pool top`: it may be down, come back, or take its time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .frame import Frame, GpuRow, ServerState, without_twins
 
 # As many readings of each GPU as the widest sparkline shows, and some.
 KEPT_READINGS = 120
-# So many of those who wait, at all servers together, fill any screen; the number of the others is known.
+# So many waiting requests, at all servers together, fill any screen; the number of the others is known.
 MOST_QUEUED = 300
 
 _Key = str | int | None
@@ -27,7 +27,7 @@ _Key = str | int | None
 
 class Watch:
     """One server: its last report and the last readings. `on_change` is called when there is news of it. `is_complete`:
-    all who wait are asked for, however many they are.
+    the whole queue is asked for, however long it is.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Watch:
         self._stats: dict[_Key, GpuDetail] = {}
         self._read_at: str | None = None
         self._percents: dict[_Key, deque[float | None]] = {}
-        # Set when it is known for the first time whether it answers.
+        # Set when the server has answered or failed for the first time.
         self.is_known = asyncio.Event()
 
     async def run(self) -> NoReturn:
-        """Look every interval, counted from look to look; never ends by itself, whatever the server does."""
+        """Poll every interval, counted from poll to poll; never ends by itself, whatever the server does."""
         due = monotonic()
         while True:
             await self._look()
@@ -62,7 +62,6 @@ class Watch:
             await asyncio.sleep(due - monotonic())
 
     def state(self) -> ServerState:
-        """What is known of it now."""
         url = self._servers.config.endpoints[self._endpoint].url
         if self._report is None:
             return ServerState(self._endpoint, url, error=self._error)
@@ -72,7 +71,7 @@ class Watch:
         return ServerState(self._endpoint, url, self._report, rows, age_s, self._error, is_stale)
 
     async def _look(self) -> None:
-        # The pool tells all but temperature and power, and those matter least: without them the rest is still shown.
+        # Only temperature and power come from elsewhere than the pool: without them the rest is still shown.
         report, answer = await asyncio.gather(
             ask_pool(self._servers, self._endpoint, self._query),
             self._servers.ask(self._endpoint, "/gpu/stats"),
@@ -86,14 +85,14 @@ class Watch:
             self._sample(report, stats.timestamp if stats else None)
         self._on_change()
         if is_new and report.is_up:
-            # What was before we looked, or while it did not answer us.
+            # The readings from before the first poll, or from while the server did not answer.
             self._recall(await self._servers.ask(self._endpoint, "/gpu/history"))
             self._on_change()
         self.is_known.set()
 
     def _sample(self, report: PoolReport, read_at: str | None) -> None:
         if read_at is not None and read_at == self._read_at:
-            return  # we look more often than the server does
+            return  # we poll more often than the server reads
         self._read_at = read_at
         for gpu in report.gpus:
             kept = self._percents.setdefault(gpu.key, deque(maxlen=KEPT_READINGS))
@@ -119,5 +118,4 @@ class Watch:
 
 
 def frame_of(watches: Sequence[Watch], interval_s: float) -> Frame:
-    """What is known of all of them now."""
     return Frame(without_twins([watch.state() for watch in watches]), datetime.now().astimezone(), interval_s)
