@@ -122,7 +122,7 @@ def _tell_loss(item: pytest.Item) -> str | None:
 
 
 def _loss(assignment: Assignment) -> str:
-    reason = getattr(assignment.lost, "reason", None) or "no sign of life got through in time"
+    reason = getattr(assignment.lost, "reason", None) or "no heartbeat got through in time"
     return f"the lease on GPU {_names(assignment)} was lost during the test: {reason}; somebody else may have been given the GPU"
 
 

@@ -50,7 +50,7 @@ PATTERNS = [(pattern_of(avoid), instead) for avoid, instead in RULES]
 # The promise is quoted to the letter.
 PROMISE = "your lease runs out, or you die"
 # What the program still prints and documents quote. Each goes when its message is reworded.
-STILL_PRINTED: tuple[str, ...] = ("could not be given back and will run out", "who is ahead in the line")
+STILL_PRINTED: tuple[str, ...] = ("who is ahead in the line",)
 
 # A script writes the first; the second is redrawn, and checked from then on.
 NOT_CHECKED = frozenset({"docs/BENCHMARKS.md", "docs/ARCHITECTURE.md"})
@@ -59,7 +59,10 @@ DOCUMENT_ROOTS = (
     *(".env.example", "Makefile", ".ci/run", "deploy", "examples", "run_examples.py", "scripts"),
 )
 # Folders of code, each checked as a whole; one is added here once its prose keeps to the rules.
-CODE_ROOTS: tuple[str, ...] = ()
+CODE_ROOTS: tuple[str, ...] = (
+    "gpu_worker_pool/client",
+    *(f"gpu_worker_pool/cli/{folder}" for folder in ("commands", "doctor", "pools", "top")),
+)
 
 CODE = frozenset({".py", ".js", ".html", ".css", ".sql"})
 NOT_PROSE = frozenset({".pyc", ".svg", ".png"})

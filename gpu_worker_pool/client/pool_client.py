@@ -192,7 +192,7 @@ class GPUWorkerPoolClient:
         fleet = self._started()
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
-            raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
+            raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
         from .backends.server_leases import holder  # noqa: PLC0415 - see above
 
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
@@ -226,7 +226,7 @@ class GPUWorkerPoolClient:
         kept = self._find(assignment)
         if kept.held.lost.is_set():
             # Seen here first: the clock says so, and no timer has run yet.
-            kept.held.lost.set("no sign of life got through in time")
+            kept.held.lost.set("no heartbeat got through in time")
             kept.won.member.heartbeat.drop(kept.won.lease_id)
             self._lose(kept.won.lease_id, kept.held.lost.reason or "")
             raise StaleAssignmentError(assignment, kept.held.lost.reason)
@@ -391,7 +391,7 @@ class GPUWorkerPoolClient:
         if kept is None:
             if getattr(assignment, "is_lost", False):
                 raise StaleAssignmentError(assignment, getattr(assignment.lost, "reason", None))
-            raise ValueError(f"{assignment!r} is no assignment of this client, or was given back before")
+            raise ValueError(f"{assignment!r} is not an assignment of this client, or was released before")
         return kept
 
     def _give_back(self, kept: _Kept) -> asyncio.Task[None]:

@@ -26,7 +26,7 @@ def drain(
     gpu: Gpu,
     endpoint: Endpoints = None,
     *,
-    reason: Annotated[str, typer.Option("--reason", help="Why; everybody is shown it.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
     json: Json = False,
 ) -> None:
     """Take a GPU out of service: no new leases on it; those there run on. Only admin may."""
@@ -84,7 +84,7 @@ def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Fail
     message = f"cannot {action} GPU {gpu}"
     if not report.is_up:
         return Failure(
-            f"{message}: {answer.url} is no GPU server ({report.error}); `gpu-pool doctor` looks closer", FAILED
+            f"{message}: {answer.url} is not a GPU server ({report.error}); `gpu-pool doctor` looks closer", FAILED
         )
     if not report.has_leases:
         return Failure(

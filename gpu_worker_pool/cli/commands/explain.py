@@ -21,7 +21,7 @@ from gpu_worker_pool.wire.leases import ObstacleView
 
 _ENDS: Final = {
     "released": "it was given back",
-    "expired": "it ran out, as nothing was heard of its holder",
+    "expired": "it expired, as no heartbeat of its holder arrived",
     "cancelled": "it left the queue before it was granted",
     "holder_died": "its holder's process died",
     "revoked": "an operator took it away",
@@ -81,13 +81,13 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
             place = f"position {view.position} of {max(report.queue_length, view.position or 0)}"
             return (
                 f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}, since "
-                f"{_moment(lease.requested_at, now)}. Without a sign of life it leaves the queue in {left}."
+                f"{_moment(lease.requested_at, now)}. Without a heartbeat it leaves the queue in {left}."
             )
         case "active":
             place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
                 f"{who} holds {show_gpus(lease.gpu_ids)} at {lease.endpoint}{runs}{place}, since "
-                f"{_moment(lease.granted_at, now)}. Without a sign of life it runs out in {left}."
+                f"{_moment(lease.granted_at, now)}. Without a heartbeat it expires in {left}."
             )
         case "draining":
             end = _ENDS.get(view.end_reason or "", view.end_reason)

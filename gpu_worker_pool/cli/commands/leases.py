@@ -42,7 +42,7 @@ def leases(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List all leases: those who hold GPUs, those whose processes still leave, and those who wait.
+    """List all leases: those that hold GPUs, those whose processes are still leaving, and those that wait.
 
     On a terminal ids are shortened to a beginning that `release` and `explain` take.
     """

@@ -57,7 +57,7 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
     for item in failed:
         complain(item.error)
     if any(before.view.state == "active" for before, _ in released):
-        complain("a worker that still uses what was given back is told that its lease is lost, and has to stop")
+        complain("a worker that still uses a released GPU is told that its lease is lost, and has to stop")
     return max((item.code for item in failed), default=0)
 
 
@@ -88,15 +88,15 @@ async def _release_at(servers: Servers, lease: LeaseReport) -> LeaseReport | _Fa
         after = read_lease(servers, answer)
         if after is not None and after.id == lease.id:
             return after
-        unsure = f"whether {lease.id} was given back is not known: the answer of {answer.url} shows no such lease"
+        unsure = f"whether {lease.id} was released is not known: the answer of {answer.url} shows no such lease"
         return _Failed(lease.id, lease.endpoint, f"{unsure}; `gpu-pool leases` lists those there are", FAILED)
-    detail = f"{lease.id} was not given back: {plain(answer.error)}"
+    detail = f"{lease.id} was not released: {plain(answer.error)}"
     if answer.status is None or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _Failed(lease.id, lease.endpoint, f"{detail.rstrip('.')}; try again", FAILED)
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         owner = lease.view.owner
         whose = f"of {owner} or of admin" if owner else "of admin"
-        detail += f" It is {owner or 'somebody'}'s: set GPU_POOL_TOKEN to the token {whose}."
+        detail += f" It is {owner or 'another user'}'s: set GPU_POOL_TOKEN to the token {whose}."
     return _Failed(lease.id, lease.endpoint, detail, REFUSED)
 
 

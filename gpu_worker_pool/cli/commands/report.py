@@ -104,7 +104,7 @@ def parse_time(text: str, now: float, option: str) -> float:
         except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
             at = 0.0 if date.year < 1970 else LATEST_S
     if at is None:
-        raise Failure(f"{option}: {text!r} is no time; write 7d, 12h, 2026-11-01 or '2026-11-01 12:00'", USAGE)
+        raise Failure(f"{option}: {text!r} is not a time; write 7d, 12h, 2026-11-01 or '2026-11-01 12:00'", USAGE)
     return max(at, 0.0)
 
 

@@ -139,7 +139,7 @@ def wait(
 ) -> int:
     """Wait until GPUs are free, without taking them.
 
-    That they are free now promises nothing: somebody else may have them a moment later. To get GPUs, use
+    That they are free now promises nothing: another job may have them a moment later. To get GPUs, use
     `gpu-pool run`, which stands in the queue and holds what it is given.
     Ends with 0 when they are free, with 124 when the time is over.
     """

@@ -109,7 +109,7 @@ def judge_settings(heard: Sequence[str]) -> list[Finding]:
     """Values in the environment that a client cannot use."""
     if not heard:
         return [Finding("client-settings", "ok", "the client's settings are in order")]
-    return [Finding("client-settings", "problem", words, "mend or unset that variable") for words in heard]
+    return [Finding("client-settings", "problem", words, "correct or unset that variable") for words in heard]
 
 
 def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, urls: Sequence[str]) -> Finding:
@@ -170,7 +170,7 @@ def judge_right(facts: EndpointFacts) -> Finding | None:
         return Finding("right", "ok", f"{facts.id}: we may ask for GPUs, {by}", endpoint=facts.id)
     if status in {401, 403}:
         how = (
-            "set GPU_POOL_TOKEN to the token that whoever runs it gives you"
+            "set GPU_POOL_TOKEN to the token that its operator gives you"
             if not facts.has_token
             else "unset GPU_POOL_TOKEN, or set it to a token that this server knows"
         )

@@ -128,9 +128,9 @@ def check_boot_clock() -> Finding:
     try:
         time.clock_gettime(time.CLOCK_BOOTTIME)
     except (AttributeError, OSError):
-        text = "there is no CLOCK_BOOTTIME here: leases do not run out while the machine sleeps"
+        text = "there is no CLOCK_BOOTTIME here: leases do not expire while the machine sleeps"
         return Finding("boot-clock", "warning", text, "do not let a machine that hands out GPUs go to sleep")
-    return Finding("boot-clock", "ok", "leases are reckoned on a clock that nobody can set")
+    return Finding("boot-clock", "ok", "leases run on a clock that cannot be set")
 
 
 def judge_driver(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
@@ -159,9 +159,7 @@ def judge_nvml(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
     if nvml.is_working:
         return Finding("nvml", "ok", f"{_count(nvml.readings)}: {_models(nvml.readings)}, read in {_ms(nvml.took_s)}")
     if smi.is_working:
-        return Finding(
-            "nvml", "warning", nvml.trouble, "mend it: until then the slower nvidia-smi is used in its place"
-        )
+        return Finding("nvml", "warning", nvml.trouble, "fix it: until then the slower nvidia-smi is used in its place")
     if driver.version is None and nvml.unavailable is not None:
         return Finding("nvml", "skipped", nvml.unavailable)
     return Finding("nvml", "problem", nvml.trouble, f"compare with nvidia-smi below; {TRY_SIMULATED}")
@@ -207,7 +205,7 @@ def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Fin
     if not installed:
         return Finding(name, "skipped", f"{shown}; there is no GPU that it could show or hide")
     if visible.warnings:
-        advice = "mend it: CUDA itself hides what comes after a name that it does not know"
+        advice = "correct it: CUDA itself hides what comes after a name that it does not know"
         return Finding(name, "warning", "; ".join(visible.warnings), advice)
     return Finding(
         name, "ok", f"{shown}: of {_count(readings)} these are shown: {', '.join(map(str, visible.indices))}"

@@ -140,13 +140,15 @@ def judge_settings(heard: list[str]) -> list[Finding]:
     """Values in the environment or in .env that a server cannot use."""
     if not heard:
         return [Finding("server-settings", "ok", "the server's settings are in order")]
-    in_file = "mend that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
+    in_file = (
+        "correct that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
+    )
     return [
         Finding(
             "server-settings",
             "problem",
             words,
-            in_file if words.startswith(LOST_FILE) else "mend or unset that variable",
+            in_file if words.startswith(LOST_FILE) else "correct or unset that variable",
         )
         for words in heard
     ]
@@ -212,14 +214,14 @@ def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> lis
     """Whether the tokens can be used and are secret. `open_file` is a file of tokens that every user can read."""
     name = "tokens"
     if tokens.is_broken:
-        return [Finding(name, "problem", "; ".join(heard), "mend GPU_POOL_TOKENS or the file: lines of name:token")]
+        return [Finding(name, "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")]
     if tokens.is_unset:
         text = "no tokens are set: only programs on this machine may ask for its GPUs"
         return [
             Finding(name, "ok", text, "for other machines set GPU_POOL_TOKENS=name:secret, or GPU_POOL_TOKENS_FILE")
         ]
     if open_file is not None:
-        text = f"everybody on this machine can read the tokens in {open_file}, and be whom he likes with them"
+        text = f"every user of this machine can read the tokens in {open_file}, and use them"
         return [Finding(name, "problem", text, f"chmod 600 {open_file}, and give out new tokens")]
     return [Finding(name, "ok", f"these have one: {', '.join(sorted(tokens.names))}")]
 

@@ -18,7 +18,7 @@ from .servers import Answer, nobody_answered
 
 # What is known of each owner, as the server's documentation of /usage has it.
 COLUMNS = tuple(item.name for item in fields(UsageTotal))
-NO_REPORT = "its answer is no report of usage; is it an older or another kind of server?"
+NO_REPORT = "its answer is not a report of usage; is it an older or another kind of server?"
 STATISTICS_ONLY = "it has statistics only, no leases, so there is no ledger to report from"
 NO_USAGE = "it has leases, but is too old to report from them; update it"
 # The statuses by which a server says that the request makes no sense.
@@ -84,7 +84,7 @@ def _is_whole(view: UsageView, data: Any) -> bool:
 def without_ledger(report: PoolReport) -> ServerUsage:
     """For a server that does not know /usage, by its kind."""
     if not report.is_up:
-        return ServerUsage(report.endpoint, report.url, error=f"it is no GPU server: {report.error}")
+        return ServerUsage(report.endpoint, report.url, error=f"it is not a GPU server: {report.error}")
     error = NO_USAGE if report.has_leases else STATISTICS_ONLY
     return ServerUsage(report.endpoint, report.url, error=error, source=report.view.source)
 

@@ -46,4 +46,4 @@ async def give_back(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Leas
 
 def _warn(lease_id: str, endpoint_id: str | None, reason: str) -> None:
     fields = {"lease_id": lease_id, "endpoint": endpoint_id}
-    logger.warning("lease %s could not be given back and will run out: %s", lease_id, reason, extra=fields)
+    logger.warning("lease %s could not be released and will expire: %s", lease_id, reason, extra=fields)

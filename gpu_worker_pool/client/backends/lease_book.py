@@ -37,7 +37,7 @@ class NeverGranted:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The lease has ended: it left the queue, ran out, or was taken away."""
+    """The lease has ended: it left the queue, expired, or was revoked."""
 
     reason: str
 

@@ -106,7 +106,7 @@ class ServerLeases:
             raise self._endpoint.error(reply.detail, status=reply.status)
         lease = read(LeaseView, reply.data)
         if lease is None:
-            raise self._endpoint.error("its answer is no lease")
+            raise self._endpoint.error("its answer is not a lease")
         match lease.state:
             case "active":
                 gpus = tuple(gpu for ref in lease.gpus if (gpu := _gpu(ref)) is not None)
@@ -150,7 +150,7 @@ def _gpu(ref: GpuRef) -> Gpu | None:
 
 
 def _safe_since(reply: Reply, lease: LeaseView) -> float | None:
-    """When the call was sent, where that very call was granted. Otherwise reckoned by what is left of the TTL: the server
+    """When the call was sent, where that very call was granted. Otherwise computed from what is left of the TTL: the server
     answered after the call was sent, so no more of the TTL had run by then.
     """
     if reply.status == 201:

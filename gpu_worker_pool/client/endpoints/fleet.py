@@ -278,7 +278,7 @@ class Fleet:
             )
             logger.log(
                 logging.DEBUG if member.endpoint.url.url in _WARNED else logging.WARNING,
-                "endpoint %s has statistics only, no leases: the workers of this process are coordinated, and nobody else's",
+                "endpoint %s has statistics only, no leases: only the workers of this process are coordinated",
                 member.id,
                 extra={"endpoint": member.id},
             )
@@ -303,7 +303,7 @@ def _own_view(own: OwnLeases, view: SeenPool) -> SeenPool:
                 own.is_free(slot.key),
                 reading.memory_percent,
                 reading.utilization_percent,
-                tuple(holder.worker_id or "somebody" for holder in holders),
+                tuple(holder.worker_id or "an unnamed holder" for holder in holders),
             )
         )
     queued = tuple(state.queue)

@@ -117,11 +117,11 @@ def _read(kind: type[BodyT], data: object, *lists: str) -> BodyT:
         raise ValueError(f"its answer shows no {lists[0]}; is this a GPU statistics server?")
     number = len(getattr(body, lists[0]))
     if number > MOST_GPUS:
-        raise ValueError(f"it shows {number} GPUs, which nobody has in one box")
+        raise ValueError(f"it shows {number} GPUs, more than one machine has")
     return body
 
 
 def _index(index: int | None) -> int:
     if index is None or not 0 <= index < 2**31:
-        raise ValueError(f"gpu_id is {index!r}, which is no index of a GPU")
+        raise ValueError(f"gpu_id is {index!r}, which is not an index of a GPU")
     return index

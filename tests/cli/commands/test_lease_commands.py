@@ -169,7 +169,7 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
         ("leased", 1),
     ]
     assert "holds GPU " in called("explain", holder, server=server).out
-    assert "runs out in " in called("explain", holder, server=server).out
+    assert "expires in " in called("explain", holder, server=server).out
     release(server, waiter)
     assert "it left the queue before it was granted" in called("explain", waiter, server=server).out
     assert called("explain", "nobody", server=server).code == 1
@@ -269,7 +269,7 @@ def test_wait_does_not_call_busy_what_nobody_told(server: RunningServer) -> None
     ("behaviour", "words"),
     [
         (statistics(), "has statistics only"),
-        (not_found, "is no GPU server"),
+        (not_found, "is not a GPU server"),
         (internal_error, "status 500"),
         (saying(200, b"null"), "shows no GPU"),
         (saying(200, b'{"state": "free"}'), "shows no GPU"),

@@ -141,7 +141,7 @@ def test_a_span_that_ends_in_the_future_ends_now(server: RunningServer) -> None:
     ("behaviour", "code", "words"),
     [
         (statistics(), 125, "it has statistics only, no leases, so there is no ledger to report from"),
-        (not_found, 125, "it is no GPU server"),
+        (not_found, 125, "it is not a GPU server"),
         (saying(200, b"null"), 125, NO_REPORT),
         (saying(422, b'{"detail": "since: no."}'), 2, "this cannot be reported: 127.0.0.1"),
         (saying(503, b'{"detail": "the disk is full."}'), 125, "the disk is full."),
@@ -213,7 +213,7 @@ def test_the_last_day_of_the_calendar_is_a_time_too() -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "1700000000", "yesterday", "2026-13-01", "99999x", "7d ago"])
 def test_what_is_no_time_or_might_be_several_is_refused(text: str) -> None:
-    with pytest.raises(Failure, match=r"--since: .* is no time; write 7d") as caught:
+    with pytest.raises(Failure, match=r"--since: .* is not a time; write 7d") as caught:
         parse_time(text, NOW, "--since")
     assert caught.value.code == 2
 
