@@ -80,7 +80,7 @@ def running() -> Iterator[RunningServer]:
 
 
 def test_it_is_calm_on_a_machine_without_a_gpu_and_without_the_servers_packages(tmp_path: Path) -> None:
-    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('not here', name='fastapi')")
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('not here', name='uvicorn')")
     endpoint = f"http://127.0.0.1:{free_port()}"
 
     done = gpu_pool(
