@@ -19,10 +19,10 @@ import logging
 try:
     import uvicorn
 
-    from .server.app import PoolApp, create_app
-    from .server.logs import configure_logging
-    from .server.serving import advice, listen, run
-    from .server.settings import get_bool_env, get_float_env, get_int_env
+    from gpu_worker_pool.server.app import PoolApp, create_app
+    from gpu_worker_pool.server.logs import configure_logging
+    from gpu_worker_pool.server.serving import advice, listen, run
+    from gpu_worker_pool.server.settings import get_bool_env, get_float_env, get_int_env
 except ModuleNotFoundError as error:
     # Who imports this module is a program, and gets an ImportError as from any other.
     if __name__ != "__main__" or error.name is None or error.name.startswith("gpu_worker_pool"):
