@@ -1,9 +1,6 @@
 """A real GPU server with simulated GPUs in a process of its own, for tests, benchmarks, demos and examples.
 
-    with ServerProcess({"SIMULATED_GPUS": "2xA100-80GB"}) as server:
-        client = GPUWorkerPoolClient(server.url)
-
-This module loads the standard library only; the server's process loads what `gpu-worker-pool[server]` installs.
+Only the standard library is loaded here; the server's own process loads what `gpu-worker-pool[server]` installs.
 """
 
 from __future__ import annotations
@@ -17,17 +14,16 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
 START_S: Final = 30.0
-STOP_S: Final = 10.0
 # As `python -m gpu_worker_pool.gpu_server`, and it ends with the process that started it.
 COMMAND: Final = (sys.executable, "-m", "gpu_worker_pool.testing")
 _ROOT: Final = str(Path(__file__).parents[1])
@@ -78,25 +74,19 @@ class ServerProcess:
         folder: Path | None = None,
         port: int = 0,
     ) -> None:
+        self._held = ExitStack()
         # Bound and never listening: while the server is away, nobody else is given the port.
-        self._reserved = socket.socket()
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._reserved.bind(("127.0.0.1", port))
-        self.port = int(self._reserved.getsockname()[1])
+        reserved = self._held.enter_context(socket.socket())
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", port))
+        self.port = int(reserved.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="gpu-pool-server-")
-        self.folder = folder or Path(self._temporary.name if self._temporary else "")
+        self.folder = folder or Path(self._held.enter_context(TemporaryDirectory(prefix="gpu-pool-server-")))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.command = [part.replace("{port}", str(self.port)) for part in command]
-        self.env = {
-            **inherited_environment(os.environ),
-            "HOST": "127.0.0.1",
-            "PORT": str(self.port),
-            "SIMULATED_GPUS": "4",
-            "REFRESH_INTERVAL": "0.1",
-            "GPU_POOL_STATE_DIR": str(self.folder / "state"),
-            **(settings or {}),
-        }
+        ours = {"HOST": "127.0.0.1", "PORT": str(self.port), "SIMULATED_GPUS": "4", "REFRESH_INTERVAL": "0.1"}
+        state = {"GPU_POOL_STATE_DIR": str(self.folder / "state")}
+        self.env = {**inherited_environment(os.environ), **ours, **state, **(settings or {})}
         self.state_dir = Path(self.env["GPU_POOL_STATE_DIR"])
         self.process: subprocess.Popen[bytes] | None = None
         self._ready: socket.socket | None = None
@@ -134,12 +124,11 @@ class ServerProcess:
         self._ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ready.bind(f"\0{name}")
         self._ready.settimeout(0.05)
-        env, pipe = {**self.env, "NOTIFY_SOCKET": f"@{name}"}, subprocess.PIPE
+        env = {**self.env, "NOTIFY_SOCKET": f"@{name}"}
         with (self.folder / "log").open("ab") as log:
+            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
             # In a group of its own, because Ctrl-C is for the caller. The pipe ends when the caller does.
-            self.process = subprocess.Popen(  # noqa: S603 - the caller's command
-                self.command, env=env, cwd=self.folder, stdin=pipe, stdout=log, stderr=log, process_group=0
-            )
+            self.process = subprocess.Popen(self.command, env=env, cwd=self.folder, process_group=0, **streams)  # noqa: S603
 
     def wait_until_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the server says that it takes requests; ServerDidNotStartError where it does not."""
@@ -152,8 +141,8 @@ class ServerProcess:
         self.kill()
         raise ServerDidNotStartError(f"the server did not start:\n{self.log()}")
 
-    def stop(self, timeout_s: float = STOP_S) -> None:
-        """Ask the server to end with SIGTERM, and kill it if it does not."""
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ask the server to end with SIGTERM; kill it where it does not in time."""
         if self.process is not None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -172,15 +161,12 @@ class ServerProcess:
 
     def restart(self) -> None:
         """Kill the server with -9, and start it again with its port and state."""
-        self.kill()
         self.start()
 
     def close(self) -> None:
         """Kill the server, free its port and remove its temporary folder."""
         self.kill()
-        self._reserved.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._held.close()
 
     def log(self) -> str:
         """The text that the server has logged since its first start."""
@@ -188,13 +174,10 @@ class ServerProcess:
 
     def ask(self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: Any = None) -> Answer:
         """Make one call on a connection of its own. A body that is not bytes is sent as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
-        try:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)) as connection:
             sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, body=sent, headers=dict(headers or {}))
             return Answer.read(connection)
-        finally:
-            connection.close()
 
     def json(self, path: str) -> Any:
         """GET this path, which must be answered with 200, as JSON."""
