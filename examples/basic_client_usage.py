@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 
-from example_servers import ExampleServer, example_pool, title
+from example_servers import example_pool, title
 
 import gpu_worker_pool
 from gpu_worker_pool import (
@@ -23,6 +23,7 @@ from gpu_worker_pool import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.testing import ServerProcess
 
 # Stands for your training script: it prints which GPUs it would see.
 TRAINING = "import os; print('  the program sees CUDA_VISIBLE_DEVICES =', os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -105,7 +106,7 @@ async def timeouts(client: GPUWorkerPoolClient) -> None:
         await client.release_gpu(assignment)
 
 
-async def a_lost_gpu(server: ExampleServer) -> None:
+async def a_lost_gpu(server: ServerProcess) -> None:
     """A lease can be lost: an operator takes it away, or the server is out of reach for too long. One is told early."""
     title("Being told that a GPU is lost")
     # Heartbeats go out three times in this time. By default it is 30 s, and the example would take longer.
@@ -113,7 +114,7 @@ async def a_lost_gpu(server: ExampleServer) -> None:
     async with GPUWorkerPoolClient(server.url, on_lost=lambda lost: print(f"  on_lost: GPU {lost.gpu_id}")) as client:
         assignment = await client.request_gpu(timeout=30)
         print(f"  working on GPU {assignment.gpu_id}, and an operator takes it away")
-        await asyncio.to_thread(server.call, "POST", f"/admin/leases/{assignment.lease_id}/revoke")
+        await asyncio.to_thread(server.ask, f"/admin/leases/{assignment.lease_id}/revoke", "POST")
         assert assignment.lost is not None
         print(f"  await assignment.lost: {await assignment.lost}")  # beside your work, in a task of its own, say
         try:
@@ -131,7 +132,7 @@ def without_asyncio(url: str) -> None:
     print("  given back")
 
 
-async def main(url: str, own_server: ExampleServer | None) -> None:
+async def main(url: str, own_server: ServerProcess | None) -> None:
     """All of it, one after the other."""
     async with GPUWorkerPoolClient(url) as client:
         await by_hand(client)

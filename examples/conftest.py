@@ -10,11 +10,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # where pytest does not do it by itself: --import-mode=importlib
 
-from example_servers import ExampleServer, example_servers
+from example_servers import example_servers
+
+from gpu_worker_pool.testing import ServerProcess
 
 
 @pytest.fixture
-def servers() -> Iterator[list[ExampleServer]]:
+def servers() -> Iterator[list[ServerProcess]]:
     """Two servers with one simulated GPU each."""
     with example_servers("1", "1") as started:
         yield started

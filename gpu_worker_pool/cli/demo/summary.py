@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .check import (
-    Line,
-    Outage,
-    Turn,
-    Violation,
-    check,
-    handovers,
-    ordered_pairs,
-    quantile,
-    spans_outage,
-    survival,
-    turns_of,
-)
+from gpu_worker_pool.history_check import History, Lease, Line, Violation, check, check_lease_kept
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """All that is known of a demo when it is over."""
 
-    lines: Sequence[Line]
-    outage: Outage | None
-    # What the server showed when the time was over and some had not ended; None where all had.
-    waiting_pool: Mapping[str, Any] | None
-    # What it showed when everybody had gone; None where it did not answer.
-    last_pool: Mapping[str, Any] | None
+    lines: list[Line]
     source: str
     gpus: int
     workers: int
@@ -43,18 +28,42 @@ class Record:
     took_s: float
 
 
+class Survival(NamedTuple):
+    """How many leases were held, and how many waited, when the server was killed; and how many of them it kept."""
+
+    held: int
+    kept: int
+    waiting: int
+    places_kept: int
+
+
+class Handover(NamedTuple):
+    """A GPU went from a holder that left it or died to one that was in the queue by then."""
+
+    before: Lease
+    after: Lease
+
+    @property
+    def took_s(self) -> float:
+        """From the end of the one to the beginning of the other."""
+        return self.after.took_at - self.before.ended_at
+
+
 def summarize(record: Record) -> dict[str, Any]:
     """The figures, and what was broken; docs/CLI.md describes each key."""
-    turns = turns_of(record.lines)
-    served = [turn for turn in turns if turn.is_served]
-    broken = [*check(record.lines, record.outage, record.waiting_pool), *_check_course(record, served)]
+    history = History(record.lines)
+    killed_at, back_at = (_first_at(history, what) for what in ("server_killed", "server_back"))
+    served, final = history.tenures, next(history.told("final"), None)
+    broken = [*check(history), *_check_course(history)]
     counts = Counter(violation.kind for violation in broken)
-    waits_s = [turn.began_at - turn.asked_at for turn in served]
-    all_handovers = handovers(turns)
+    waits_s = [lease.took_at - lease.asked_at for lease in served]
+    fences = [lease.fence for lease in served if lease.fence is not None]
     usual_ms = [
         1000 * handover.took_s
-        for handover in all_handovers
-        if not handover.before.was_killed and not spans_outage(handover.after, record.outage)
+        for handover in handovers(history)
+        # Without those that had to wait for the server to come back.
+        if not handover.before.was_killed
+        and not (handover.after.asked_at < back_at and handover.after.took_at > killed_at)
     ]
     return {
         "is_ok": not broken,
@@ -68,65 +77,85 @@ def summarize(record: Record) -> dict[str, Any]:
         "held_twice": counts["held_twice"],
         "locks_taken": counts["lock"],
         "fences": {
-            "first": min((turn.fence for turn in served), default=None),
-            "last": max((turn.fence for turn in served), default=None),
+            "first": min(fences, default=None),
+            "last": max(fences, default=None),
             "faults": counts["fence"],
         },
-        "order": {"pairs": sum(1 for _ in ordered_pairs(turns)), "faults": counts["order"]},
-        "still_waiting": sum(not turn.is_served and not turn.was_killed for turn in turns),
-        "wait_s": {"median": _rounded(quantile(waits_s, 0.5), 3), "longest": _rounded(max(waits_s, default=None), 3)},
+        "order": {"pairs": sum(1 for _ in ordered_pairs(history)), "faults": counts["order"]},
+        "still_waiting": sum(not lease.is_served and not lease.was_killed for lease in history.leases.values()),
+        "wait_s": {"median": _quantile(waits_s, 0.5, 3), "longest": _quantile(waits_s, 1.0, 3)},
         "handover_ms": {
             "count": len(usual_ms),
-            "p50": _rounded(quantile(usual_ms, 0.5), 2),
-            "p99": _rounded(quantile(usual_ms, 0.99), 2),
-            "longest": _rounded(max(usual_ms, default=None), 2),
+            "p50": _quantile(usual_ms, 0.5, 2),
+            "p99": _quantile(usual_ms, 0.99, 2),
+            "longest": _quantile(usual_ms, 1.0, 2),
         },
-        "killed_worker": _killed_worker(turns),
-        "restart": _restart(turns, record.outage),
-        "left_over": None if record.last_pool is None else len(left_over(record.last_pool)),
+        "killed_worker": _killed_worker(history),
+        "restart": None if back_at == inf else _restart(history, killed_at, back_at),
+        "left_over": None if final is None else len(final["leases"]),
     }
 
 
-def _check_course(record: Record, served: Sequence[Turn]) -> Iterable[Violation]:
-    """What is not in the workers' lines: that the demo did what it set out to do, and that nothing is left of it."""
-    if not served:
+def _check_course(history: History) -> Iterator[Violation]:
+    """What is not in the workers' lines: that the demo did what it set out to do, and saw its end."""
+    if not history.tenures:
         yield Violation("unserved", "no GPU was granted to anybody")
-    elif record.outage is None or not any(turn.was_killed for turn in served):
+    elif _first_at(history, "server_back") == inf or not any(lease.was_killed for lease in history.tenures):
         yield Violation("not_shown", "there was no moment to kill a worker that holds a GPU, and the server")
-    if record.last_pool is None:
+    if _first_at(history, "final") == inf:
         yield Violation("left_over", "the server did not answer at the end")
-    else:
-        for what in left_over(record.last_pool):
-            yield Violation("left_over", what)
 
 
-def left_over(pool: Mapping[str, Any]) -> list[str]:
-    """The leases there are; one that drains has ended."""
-    live = [*pool["leases"], *pool["queue"]]
-    return [f"lease {lease['id']} is still {lease['state']}" for lease in live if lease["state"] != "draining"]
+# --- figures -------------------------------------------------------------------------------------------------------
 
 
-def _killed_worker(turns: Sequence[Turn]) -> dict[str, Any] | None:
-    turn = next((turn for turn in turns if turn.was_killed), None)
-    if turn is None:
+def handovers(history: History) -> list[Handover]:
+    """Every hand-over to a holder that had to wait for it."""
+    pairs = [pair for holders in history.holders().values() for pair in pairwise(holders)]
+    return [Handover(before, after) for before, after in pairs if after.queued_at < before.ended_at < inf]
+
+
+def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
+    """Pairs that waited at once, of which the first certainly came first."""
+    for first in history.tenures:
+        for second in history.tenures:
+            if first.queued_at < second.asked_at < first.took_at:
+                yield first, second
+
+
+def open_at(history: History, at: float) -> tuple[list[Lease], list[Lease]]:
+    """The leases that were held, and those whose workers had been told to wait, at this time."""
+    there = [lease for lease in history.leases.values() if lease.left_at > at]
+    held = [lease for lease in there if lease.took_at <= at]
+    return held, [lease for lease in there if lease.queued_at <= at < lease.took_at]
+
+
+def survival(history: History, killed_at: float) -> Survival:
+    """What became of the leases and the queue when the server was killed."""
+    held, waiting = open_at(history, killed_at)
+    kept, places_kept = (sum(not any(check_lease_kept(lease)) for lease in some) for some in (held, waiting))
+    return Survival(len(held), kept, len(waiting), places_kept)
+
+
+def _killed_worker(history: History) -> dict[str, Any] | None:
+    killed = next((lease for lease in history.tenures if lease.was_killed), None)
+    if killed is None:
         return None
-    after = next((handover for handover in handovers(turns) if handover.before is turn), None)
+    after = next((handover for handover in handovers(history) if handover.before is killed), None)
     return {
-        "worker": turn.worker,
-        "gpu": turn.gpu,
-        "fence": turn.fence,
-        "next_worker": after.after.worker if after else None,
+        "worker": killed.who,
+        "gpu": killed.gpu_ids[0],
+        "fence": killed.fence,
+        "next_worker": after.after.who if after else None,
         "next_fence": after.after.fence if after else None,
         "handover_ms": round(1000 * after.took_s, 2) if after else None,
     }
 
 
-def _restart(turns: Sequence[Turn], outage: Outage | None) -> dict[str, Any] | None:
-    if outage is None:
-        return None
-    found = survival(turns, outage)
+def _restart(history: History, killed_at: float, back_at: float) -> dict[str, Any]:
+    found = survival(history, killed_at)
     return {
-        "away_s": round(outage.back_at - outage.killed_at, 3),
+        "away_s": round(back_at - killed_at, 3),
         "leases": found.held,
         "leases_survived": found.kept,
         "waiting": found.waiting,
@@ -134,8 +163,14 @@ def _restart(turns: Sequence[Turn], outage: Outage | None) -> dict[str, Any] | N
     }
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+def _first_at(history: History, what: str) -> float:
+    return next((float(line["at"]) for line in history.told(what)), inf)
+
+
+def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | None:
+    """The smallest of these that so large a part of them does not exceed, rounded; None where there are none."""
+    rank = int(-(-fraction * len(values) // 1))
+    return round(sorted(values)[max(rank - 1, 0)], digits) if values else None
 
 
 # --- for people ----------------------------------------------------------------------------------------------------
