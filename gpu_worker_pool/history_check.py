@@ -24,11 +24,10 @@ witness, a file for each GPU, long after its lease expired. No lease with a TTL 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise, product
 from math import inf
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -112,7 +111,7 @@ class Lease:
 class History:
     """All lines in order of time, and the leases they tell of; `resources` are the lines of each GPU's resource."""
 
-    lines: list[Line]
+    lines: Sequence[Line]
     resources: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     usable_mb: float = inf
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -221,11 +220,9 @@ def check_fences(history: History) -> Iterator[Violation]:
         other = by_fence.setdefault(_fence(lease), lease)
         if other is not lease:
             yield Violation("fence", f"{lease} and {other} have the same fence")
-    times, highest = [lease.granted_at for lease in granted], list(accumulate(granted, _later_served))
-    for lease in granted:
-        before = bisect_right(times, lease.asked_at)
-        if before and _fence(highest[before - 1]) > _fence(lease):
-            yield Violation("fence", f"{lease} was asked for when {highest[before - 1]} was held already")
+    for earlier, later in product(granted, granted):
+        if earlier.granted_at <= later.asked_at and _fence(earlier) > _fence(later):
+            yield Violation("fence", f"{later} was asked for when {earlier} was held already")
     for uuid, tenures in history.holders().items():
         for earlier, later in pairwise(tenures):
             if _fence(earlier) > _fence(later):
@@ -245,43 +242,21 @@ def check_order(history: History) -> Iterator[Violation]:
     for lease in history.leases.values():
         groups[lease.wishes].append(lease)
     for leases in groups.values():
-        for priority in {lease.priority for lease in leases}:
-            first = [lease for lease in leases if lease.priority >= priority and lease.queued_at < inf]
-            second = [lease for lease in leases if lease.priority == priority and lease.fence is not None]
-            yield from _check_fence_order(first, second)
-            yield from _check_passed_over(first, second)
-            yield from _check_importance([lease for lease in first if lease.priority > priority], second)
+        queued = [lease for lease in leases if lease.queued_at < inf]
+        granted = [lease for lease in leases if lease.fence is not None]
+        for first, second in product(queued, granted):
+            if first.priority >= second.priority:
+                yield from _check_pair(first, second)
 
 
-def _check_fence_order(first: Sequence[Lease], second: Sequence[Lease]) -> Iterator[Violation]:
-    queued = sorted((lease for lease in first if lease.fence is not None), key=attrgetter("queued_at"))
-    times, slowest = [lease.queued_at for lease in queued], list(accumulate(queued, _later_served))
-    for lease in second:
-        before = bisect_right(times, lease.asked_at)
-        if before and _fence(slowest[before - 1]) > _fence(lease):
-            text = f"{lease} was served before {slowest[before - 1]}, which had been in the queue for longer"
-            yield Violation("order", text)
-
-
-def _check_passed_over(first: Sequence[Lease], second: Sequence[Lease]) -> Iterator[Violation]:
-    served = sorted(second, key=attrgetter("asked_at"))
-    times = [lease.asked_at for lease in served]
-    soonest = list(accumulate((lease.granted_at for lease in reversed(served)), min))[::-1]
-    for lease in first:
-        after = bisect_right(times, lease.queued_at)
-        if after < len(soonest) and soonest[after] < lease.waited_until:
-            yield Violation("order", f"{lease} still waited when one that was asked for later had been served")
-
-
-def _check_importance(first: Sequence[Lease], second: Sequence[Lease]) -> Iterator[Violation]:
-    """Both were in the queue at once: the less important one certainly still waited when the other had been queued."""
-    waited = sorted(second, key=attrgetter("waited_until"))
-    times = [lease.waited_until for lease in waited]
-    soonest = list(accumulate(map(_fence, reversed(waited)), min))[::-1]
-    for lease in first:
-        after = bisect_right(times, lease.queued_at)
-        if lease.fence is not None and after < len(soonest) and soonest[after] < lease.fence:
-            yield Violation("order", f"{lease} was served after a less important one ({soonest[after]})")
+def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
+    is_served_later = first.fence is not None and first.fence > _fence(second)
+    if first.queued_at <= second.asked_at < first.granted_at and is_served_later:
+        yield Violation("order", f"{second} was served before {first}, which had been in the queue for longer")
+    elif first.queued_at < second.asked_at and second.granted_at < first.waited_until:
+        yield Violation("order", f"{first} still waited when {second}, which was asked for later, had been served")
+    elif first.priority > second.priority and first.queued_at < second.waited_until and is_served_later:
+        yield Violation("order", f"{first} was served after {second}, which is less important and waited as well")
 
 
 def check_unserved(history: History) -> Iterator[Violation]:
@@ -334,7 +309,7 @@ def check_lease_kept(lease: Lease) -> Iterator[Violation]:
             if not is_own_doing and (at < safe_until or reason in {*BY_THE_HOLDER, "unknown"}):
                 yield Violation("lost", f"{lease} is lost at {at:.3f}, safe until {safe_until:.3f}: {reason}")
             ended_at = min(ended_at, at)
-        is_acknowledged = is_acknowledged or state in {"queued", "active"}
+        is_acknowledged = is_acknowledged or what == "took" or state in {"queued", "active"}
 
 
 def check_answers(history: History) -> Iterator[Violation]:
@@ -362,8 +337,10 @@ def check_deaths(history: History) -> Iterator[Violation]:
     for line in history.told("death_unnoticed"):
         yield Violation("death_unnoticed", f"{line['lease']} is {line['state']} {line['after_s']:.2f} s after")
     for line in history.told("final"):
-        if line["leases"] or any(state != "free" for state in line["gpus"]):
-            yield Violation("left_over", f"{line['leases']}, GPUs {line['gpus']}")
+        for lease_is in line["leases"]:
+            yield Violation("left_over", f"lease {lease_is}")
+        if any(state != "free" for state in line["gpus"]):
+            yield Violation("left_over", f"GPUs {line['gpus']}")
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
@@ -371,10 +348,6 @@ def check_deaths(history: History) -> Iterator[Violation]:
 
 def _fence(lease: Lease) -> int:
     return lease.fence or 0
-
-
-def _later_served(one: Lease, two: Lease) -> Lease:
-    return max(one, two, key=_fence)
 
 
 def _gpu(lease: Lease, uuid: str) -> str:

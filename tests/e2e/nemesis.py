@@ -401,7 +401,8 @@ class Nemesis:
         gives_up_at = now() + 3.0
         while now() < gives_up_at:
             _, pool = await self.server.look_up("/pool")
-            state = ([lease["id"] for lease in pool["leases"] + pool["queue"]], [gpu["state"] for gpu in pool["gpus"]])
+            left = [f"{lease['id']} is still {lease['state']}" for lease in pool["leases"] + pool["queue"]]
+            state = (left, [gpu["state"] for gpu in pool["gpus"]])
             if not state[0] and set(state[1]) == {"free"}:
                 break
             await asyncio.sleep(0.05)

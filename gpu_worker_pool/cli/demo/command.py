@@ -40,7 +40,8 @@ def demo(
     It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
     itself. What it then says is measured; the exit code is 1 if a promise was broken.
     """
-    from .director import Plan, perform  # noqa: PLC0415 - loads the client
+    from .director import Demo, Plan  # noqa: PLC0415 - loads the client
+    from .folder import demo_folder  # noqa: PLC0415
     from .summary import Record, render, summarize  # noqa: PLC0415
 
     plan = Plan(
@@ -53,7 +54,7 @@ def demo(
     )
     console = Console(stderr=True, highlight=False) if json else out()
 
-    async def perform_until_told() -> Record | int:
+    async def perform() -> Record | int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         received: list[signal.Signals] = []
 
@@ -66,7 +67,8 @@ def demo(
             if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say
                 loop.add_signal_handler(number, stop, number)
         try:
-            return await perform(plan, console)
+            with demo_folder() as folder:
+                return await Demo(plan, console, folder).run()
         except asyncio.CancelledError:
             if not received:
                 raise  # by Ctrl-C
@@ -75,7 +77,7 @@ def demo(
     # Should even the event loop hang: the kernel ends the other processes with this one.
     faulthandler.dump_traceback_later(plan.longest_s + 1.5, exit=True)
     try:
-        record = asyncio.run(perform_until_told())
+        record = asyncio.run(perform())
     finally:
         faulthandler.cancel_dump_traceback_later()
     if isinstance(record, int):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -19,16 +20,16 @@ from gpu_worker_pool.history_check import History, Line
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import Answer, ServerDidNotStartError, ServerProcess
 
-from .folder import DemoFolder, demo_folder
+from .folder import DemoFolder
 from .scene import Scene, WorkerRow
 from .stage import DemoWorkers, last_line
 from .summary import Record, open_at, survival
 from .view import View
+from .worker import Crew
 
 SIMULATED: Final = "4"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-# What the end takes at most.
-_ENDING_S: Final = 9.0
+_ENDING_S: Final = 9.0  # at most
 _STARTING_S: Final = 12.0
 _FINISHING_S: Final = 4.5
 _NOTICING_S: Final = 1.0
@@ -68,7 +69,8 @@ class Demo:
         self._began_at = boot_time()
         self._server = ServerProcess({"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}, folder=folder.path)
         self._announce(f"starting a server on {self._server.url} and {plan.workers} worker processes")
-        self._workers = DemoWorkers(self._names, folder, self._server.url, plan.seed, self._cheat, self._take_in)
+        crew = Crew(self._names, self._server.url, str(folder.path), plan.seed, self._cheat, os.getpid())
+        self._workers = DemoWorkers(crew, folder, self._take_in)
         self._usable = 1
         # The fewer GPUs there are, the shorter each is held, so that all workers have their turns.
         self._pace = 1.0
@@ -100,7 +102,8 @@ class Demo:
         """Draw, and look at the queue, again and again."""
         while True:
             if self._scene.is_up and (pool := await self._pool()):
-                self._scene.show_pool(pool)
+                self._scene.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
+                self._scene.why = pool["queue"][0]["reason"] if pool["queue"] else ""
             self._news.set()
             self._view.refresh()
             await asyncio.sleep(_FRAME_S)
@@ -203,17 +206,14 @@ class Demo:
         await asyncio.to_thread(self._server.wait_until_ready)
         back_at = boot_time()
         self._say("server_back", back_at)
-        self._scene.server_back(back_at)
-        held, waiting = open_at(History(self._lines), killed_at)
-        await asyncio.gather(*(self._look_up(lease.who, lease.key, lease.id) for lease in (*held, *waiting)))
+        self._scene.is_up, self._scene.away[-1].ended_at = True, back_at
+        leases = itertools.chain(*open_at(History(self._lines), killed_at))
+        await asyncio.gather(*(self._look_up(lease.who, lease.key, lease.id) for lease in leases))
         await asyncio.sleep(2 * _FRAME_S)  # a worker that released meanwhile has said so by then
-        kept = survival(History(self._lines), killed_at)
-        is_whole = (kept.kept, kept.places_kept) == (kept.held, kept.waiting)
-        self._announce(
-            f"the server is back after {back_at - killed_at:.1f} s: {kept.kept} of {kept.held} leases and "
-            f"{kept.places_kept} of {kept.waiting} places in line are as before",
-            "green" if is_whole else "bold red",
-        )
+        held, kept, waiting, places = survival(History(self._lines), killed_at)
+        text = f"{kept} of {held} leases and {places} of {waiting} places in line are as before"
+        style = "green" if (kept, places) == (held, waiting) else "bold red"
+        self._announce(f"the server is back after {back_at - killed_at:.1f} s: {text}", style)
 
     async def _look_up(self, worker: str, key: str, lease_id: str) -> None:
         """Ask for a lease in its worker's place, and add the answer to the worker's lines."""
@@ -230,12 +230,8 @@ class Demo:
         """Let nobody ask any more, and serve the workers that are in line."""
         self._announce("no new requests; who is in line is still served", "bold")
         self._workers.finish()
-
-        def have_all_ended() -> bool:
-            return not self._scene.in_state("rests", "waits", "holds")
-
-        await self._until(have_all_ended, _FINISHING_S)
-        if not have_all_ended() and (pool := await self._pool()):
+        await self._until(lambda: not self._scene.in_state("rests", "waits", "holds"), _FINISHING_S)
+        if self._scene.in_state("rests", "waits", "holds") and (pool := await self._pool()):
             free = [gpu["gpu_id"] for gpu in pool["gpus"] if gpu["state"] == "free"]
             self._say("pool", leases=[lease["id"] for lease in (*pool["leases"], *pool["queue"])], free=free)
 
@@ -245,11 +241,9 @@ class Demo:
         while pool := await self._pool():
             live = [lease for lease in (*pool["leases"], *pool["queue"]) if lease["state"] != "draining"]
             if not live or boot_time() >= until:
-                self._say("final", leases=[f"{lease['id']} is {lease['state']}" for lease in live], gpus=[])
+                self._say("final", leases=[f"{lease['id']} is still {lease['state']}" for lease in live], gpus=[])
                 return
             await asyncio.sleep(_FRAME_S)
-
-    # --- parts -----------------------------------------------------------------------------------------------------
 
     def _take_in(self, line: Line) -> None:
         self._lines.append(line)
@@ -282,15 +276,9 @@ class Demo:
             return None
 
 
-async def perform(plan: Plan, console: Console) -> Record:
-    """Run a demo in a folder of its own."""
-    with demo_folder() as folder:
-        return await Demo(plan, console, folder).run()
-
-
 def is_any_visible(value: str | None, installed: Sequence[InstalledGpu]) -> bool:
-    """Whether a value of CUDA_VISIBLE_DEVICES lets us have a GPU of this machine. One that names none of them does not:
-    a server would show all, but those are not the ones that were meant.
+    """Whether a value of CUDA_VISIBLE_DEVICES lets us have a GPU of this machine. One that names none of them does not,
+    although a server would then show all.
     """
     visible = select_visible(value, installed)
     return bool(visible.indices) and (value is None or visible.is_filtering)

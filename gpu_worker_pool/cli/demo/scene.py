@@ -71,22 +71,11 @@ class Scene:
         """The workers in one of these states."""
         return [row for row in self.workers.values() if row.state in states]
 
-    def show_pool(self, pool: Mapping[str, Any]) -> None:
-        """Show the queue as the server does."""
-        self.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
-        self.why = pool["queue"][0]["reason"] if pool["queue"] else ""
-
     def server_killed(self, at: float, pid: int) -> None:
         """Show that the server is away."""
         self.is_up = False
         self.away.append(Span("server", at))
         self.announce(at, f"kill -9 of the server (pid {pid}), with everybody's leases", "bold red")
-
-    def server_back(self, at: float) -> None:
-        """Show that the server is there again."""
-        self.is_up = True
-        for span in self.away:
-            span.ended_at = min(span.ended_at, at)
 
     def worker_killed(self, at: float, row: WorkerRow) -> None:
         """Show that a worker that held a GPU is dead."""

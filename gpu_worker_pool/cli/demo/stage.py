@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -22,47 +21,33 @@ from .worker import PACE_BYTES, Crew
 class DemoWorkers:
     """The workers, and the process that forked them. Each line that a worker writes is told to `on_line`."""
 
-    def __init__(
-        self, names: list[str], folder: DemoFolder, endpoint: str, seed: int, cheat: str | None,
-        on_line: Callable[[dict[str, Any]], None],
-    ) -> None:  # fmt: skip
-        self._names = names
-        self._on_line = on_line
-        self._rest = b""
-        go, self._go = os.pipe()
-        finish, finish_end = os.pipe()
-        self._lines, lines = os.pipe()
-        self._finish = os.fdopen(finish_end, "wb")
-        self._ends = contextlib.ExitStack()
-        for end in (self._go, self._lines):
-            self._ends.callback(os.close, end)
-        self._ends.callback(self._finish.close)
-        crew = Crew(names, endpoint, str(folder.path), seed, cheat, os.getpid(), go, finish, lines)
-        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", json.dumps(asdict(crew))]
+    def __init__(self, crew: Crew, folder: DemoFolder, on_line: Callable[[dict[str, Any]], None]) -> None:
+        self._number, self._on_line, self._rest = len(crew.names), on_line, b""
         self._log = folder.path / "workers.log"
+        go, go_end = os.pipe()
+        self._go = os.fdopen(go_end, "wb")
+        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", str(go), json.dumps(asdict(crew))]
         with self._log.open("wb") as log:
+            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            env, kept = inherited_environment(os.environ), (folder.lock, go)
             # In a group of its own: Ctrl-C is for the demo, which then ends them in order.
             self._process = subprocess.Popen(  # noqa: S603 - our own command
-                command,
-                env=inherited_environment(os.environ),
-                cwd=folder.path,
-                process_group=0,
-                pass_fds=(folder.lock, go, finish, lines),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                command, env=env, cwd=folder.path, pass_fds=kept, process_group=0, **streams
             )
-        for end in (go, finish, lines):
-            os.close(end)
-        asyncio.get_running_loop().add_reader(self._lines, self._read)
+        os.close(go)
+        assert self._process.stdin is not None  # noqa: S101 - for mypy
+        assert self._process.stdout is not None  # noqa: S101
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        asyncio.get_running_loop().add_reader(self._stdout, self._read)
 
     def go(self, pace: float) -> None:
         """Let each of them begin."""
-        os.write(self._go, f"{pace:<{PACE_BYTES}.4f}".encode() * len(self._names))
+        self._go.write(f"{pace:<{PACE_BYTES}.4f}".encode() * self._number)
+        self._go.close()
 
     def finish(self) -> None:
-        """Let none of them ask again. Nothing is written: all of them see that the pipe ends."""
-        self._finish.close()
+        """Let none of them ask again."""
+        self._stdin.close()
 
     def last_words(self) -> str:
         """The last line that they wrote to standard error."""
@@ -73,13 +58,14 @@ class DemoWorkers:
         if self._process.returncode is None:  # not waited for yet, so the group is theirs
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            asyncio.get_running_loop().remove_reader(self._lines)
-            self._ends.close()
+            asyncio.get_running_loop().remove_reader(self._stdout)
+            for end in (self._go, self._stdin, self._stdout):
+                end.close()
 
     def _read(self) -> None:
-        data = os.read(self._lines, 65536)
+        data = os.read(self._stdout.fileno(), 65536)
         if not data:
-            asyncio.get_running_loop().remove_reader(self._lines)
+            asyncio.get_running_loop().remove_reader(self._stdout)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for text in lines:
             self._on_line(json.loads(text))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -20,33 +20,12 @@ from gpu_worker_pool.history_check import History, Lease, Line, Violation, check
 class Record:
     """All that is known of a demo when it is over."""
 
-    lines: list[Line]
+    lines: Sequence[Line]
     source: str
     gpus: int
     workers: int
     seed: int
     took_s: float
-
-
-class Survival(NamedTuple):
-    """How many leases were held, and how many waited, when the server was killed; and how many of them it kept."""
-
-    held: int
-    kept: int
-    waiting: int
-    places_kept: int
-
-
-class Handover(NamedTuple):
-    """A GPU went from a holder that left it or died to one that was in the queue by then."""
-
-    before: Lease
-    after: Lease
-
-    @property
-    def took_s(self) -> float:
-        """From the end of the one to the beginning of the other."""
-        return self.after.took_at - self.before.ended_at
 
 
 def summarize(record: Record) -> dict[str, Any]:
@@ -59,11 +38,10 @@ def summarize(record: Record) -> dict[str, Any]:
     waits_s = [lease.took_at - lease.asked_at for lease in served]
     fences = [lease.fence for lease in served if lease.fence is not None]
     usual_ms = [
-        1000 * handover.took_s
-        for handover in handovers(history)
+        1000 * took_s
+        for before, after, took_s in handovers(history)
         # Without those that had to wait for the server to come back.
-        if not handover.before.was_killed
-        and not (handover.after.asked_at < back_at and handover.after.took_at > killed_at)
+        if not before.was_killed and not (after.asked_at < back_at and after.took_at > killed_at)
     ]
     return {
         "is_ok": not broken,
@@ -76,11 +54,7 @@ def summarize(record: Record) -> dict[str, Any]:
         "grants": len(served),
         "held_twice": counts["held_twice"],
         "locks_taken": counts["lock"],
-        "fences": {
-            "first": min(fences, default=None),
-            "last": max(fences, default=None),
-            "faults": counts["fence"],
-        },
+        "fences": {"first": min(fences, default=None), "last": max(fences, default=None), "faults": counts["fence"]},
         "order": {"pairs": sum(1 for _ in ordered_pairs(history)), "faults": counts["order"]},
         "still_waiting": sum(not lease.is_served and not lease.was_killed for lease in history.leases.values()),
         "wait_s": {"median": _quantile(waits_s, 0.5, 3), "longest": _quantile(waits_s, 1.0, 3)},
@@ -109,10 +83,11 @@ def _check_course(history: History) -> Iterator[Violation]:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def handovers(history: History) -> list[Handover]:
-    """Every hand-over to a holder that had to wait for it."""
+def handovers(history: History) -> list[tuple[Lease, Lease, float]]:
+    """Holders of which the second was in the queue when the first left the GPU or died, and how many seconds it took."""
     pairs = [pair for holders in history.holders().values() for pair in pairwise(holders)]
-    return [Handover(before, after) for before, after in pairs if after.queued_at < before.ended_at < inf]
+    waited = [(before, after) for before, after in pairs if after.queued_at < before.ended_at < inf]
+    return [(before, after, after.took_at - before.ended_at) for before, after in waited]
 
 
 def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
@@ -130,37 +105,28 @@ def open_at(history: History, at: float) -> tuple[list[Lease], list[Lease]]:
     return held, [lease for lease in there if lease.queued_at <= at < lease.took_at]
 
 
-def survival(history: History, killed_at: float) -> Survival:
-    """What became of the leases and the queue when the server was killed."""
+def survival(history: History, killed_at: float) -> tuple[int, int, int, int]:
+    """How many leases were held when the server was killed, and kept; how many waited, and kept their places."""
     held, waiting = open_at(history, killed_at)
     kept, places_kept = (sum(not any(check_lease_kept(lease)) for lease in some) for some in (held, waiting))
-    return Survival(len(held), kept, len(waiting), places_kept)
+    return len(held), kept, len(waiting), places_kept
 
 
 def _killed_worker(history: History) -> dict[str, Any] | None:
     killed = next((lease for lease in history.tenures if lease.was_killed), None)
     if killed is None:
         return None
-    after = next((handover for handover in handovers(history) if handover.before is killed), None)
-    return {
-        "worker": killed.who,
-        "gpu": killed.gpu_ids[0],
-        "fence": killed.fence,
-        "next_worker": after.after.who if after else None,
-        "next_fence": after.after.fence if after else None,
-        "handover_ms": round(1000 * after.took_s, 2) if after else None,
-    }
+    told = {"worker": killed.who, "gpu": killed.gpu_ids[0], "fence": killed.fence}
+    for before, after, took_s in handovers(history):
+        if before is killed:
+            return {**told, "next_worker": after.who, "next_fence": after.fence, "handover_ms": round(1000 * took_s, 2)}
+    return {**told, "next_worker": None, "next_fence": None, "handover_ms": None}
 
 
 def _restart(history: History, killed_at: float, back_at: float) -> dict[str, Any]:
-    found = survival(history, killed_at)
-    return {
-        "away_s": round(back_at - killed_at, 3),
-        "leases": found.held,
-        "leases_survived": found.kept,
-        "waiting": found.waiting,
-        "places_kept": found.places_kept,
-    }
+    keys = ("leases", "leases_survived", "waiting", "places_kept")
+    found = zip(keys, survival(history, killed_at), strict=True)
+    return {"away_s": round(back_at - killed_at, 3), **dict(found)}
 
 
 def _first_at(history: History, what: str) -> float:
@@ -180,55 +146,35 @@ def render(summary: Mapping[str, Any]) -> RenderableType:
     """The summary, each promise with what was measured."""
     broken = {item["promise"] for item in summary["broken"]}
     table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for promise in _promises(summary):
-        if promise.kinds & broken:
-            sign = Text("✗", "bold red")
-        else:
-            sign = Text("✓", "bold green") if promise.is_measured else Text("-", "dim")
-        table.add_row(sign, Text(promise.name, "bold"), Text(promise.told))
+    for is_no_wrap in (True, True, False):
+        table.add_column(no_wrap=is_no_wrap)
+    for kinds, name, told, is_measured in _promises(summary):
+        kept = Text("✓", "bold green") if is_measured else Text("-", "dim")
+        table.add_row(Text("✗", "bold red") if kinds & broken else kept, Text(name, "bold"), Text(told))
     for name, told in _figures(summary):
-        table.add_row("", Text(name, "bold"), told)
+        table.add_row("", Text(name, "bold"), Text(told))
     return Group(Text(""), table, Text(""), _verdict(summary))
 
 
-class _Promise(NamedTuple):
-    """A promise, what is told of it, and whether the demo had occasion to measure it."""
-
-    kinds: set[str]
-    name: str
-    told: str
-    is_measured: bool
-
-
-def _promises(summary: Mapping[str, Any]) -> Iterable[_Promise]:
+def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, bool]]:
+    """For each promise the kinds of its violations, its name, what is told of it, and whether it could be measured."""
     grants, fences, order = summary["grants"], summary["fences"], summary["order"]
     killed, restart, left = summary["killed_worker"], summary["restart"], summary["left_over"]
-    yield _Promise(
-        {"held_twice", "lock"},
-        f"GPUs held twice: {summary['held_twice']}",
-        f"of {grants} grants, by the workers' own records and a lock on each GPU",
-        grants > 0,
-    )
-    yield _Promise(
-        {"fence"},
-        f"Fences that did not grow: {fences['faults']}",
-        f"from {fences['first']} to {fences['last']}, through the restart",
-        grants > 1,
-    )
-    yield _Promise(
-        {"order", "unserved"},
-        f"Served out of turn: {order['faults']}",
-        f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer",
-        order["pairs"] > 0,
-    )
+    told = f"of {grants} grants, by the workers' own records and a lock on each GPU"
+    yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", told, grants > 0
+    told = f"from {fences['first']} to {fences['last']}, through the restart"
+    yield {"fence"}, f"Fences that did not grow: {fences['faults']}", told, grants > 1
+    told = f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer"
+    yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", told, order["pairs"] > 0
     is_handed_on = killed is not None and killed["next_worker"] is not None
-    yield _Promise({"dead_holder", "not_shown"}, "kill -9 of a worker", _tell_killed(killed), is_handed_on)
-    yield _Promise({"lost", "not_shown"}, "kill -9 of the server", _tell_restart(restart), restart is not None)
-    told = f"{'?' if left is None else left} leases when all had gone"
-    yield _Promise({"left_over"}, "Nothing left behind", told, left is not None)
+    yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _tell_killed(killed), is_handed_on
+    yield {"lost", "not_shown"}, "kill -9 of the server", _tell_restart(restart), restart is not None
+    yield (
+        {"left_over"},
+        "Nothing left behind",
+        f"{'?' if left is None else left} leases when all had gone",
+        left is not None,
+    )
 
 
 def _tell_killed(killed: Mapping[str, Any] | None) -> str:
@@ -236,9 +182,8 @@ def _tell_killed(killed: Mapping[str, Any] | None) -> str:
         return "nobody was killed"
     if killed["next_worker"] is None:
         return f"nobody waited for GPU {killed['gpu']} of {killed['worker']}"
-    return (
-        f"GPU {killed['gpu']} of {killed['worker']} was {killed['next_worker']}'s {killed['handover_ms']:.1f} ms later"
-    )
+    took = f"{killed['handover_ms']:.1f} ms"
+    return f"GPU {killed['gpu']} of {killed['worker']} was {killed['next_worker']}'s {took} later"
 
 
 def _tell_restart(restart: Mapping[str, Any] | None) -> str:
@@ -250,16 +195,14 @@ def _tell_restart(restart: Mapping[str, Any] | None) -> str:
     )
 
 
-def _figures(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     wait, handover = summary["wait_s"], summary["handover_ms"]
     if wait["median"] is not None:
         still = f"; {summary['still_waiting']} still waited at the end" if summary["still_waiting"] else ""
-        yield "Waits", Text(f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s{still}")
+        yield "Waits", f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s{still}"
     if handover["count"]:
-        text = (
-            f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms, from one who gives back to the next who holds"
-        )
-        yield f"Hand-overs: {handover['count']}", Text(text)
+        times = f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms"
+        yield f"Hand-overs: {handover['count']}", f"{times}, from one who gives back to the next who holds"
 
 
 def _verdict(summary: Mapping[str, Any]) -> RenderableType:

@@ -44,8 +44,7 @@ class View:
     """Shows a scene while it is entered: as a picture on a terminal, as a line for everything that happens elsewhere."""
 
     def __init__(self, console: Console, scene: Scene) -> None:
-        self._console = console
-        self._scene = scene
+        self._console, self._scene = console, scene
         self._live: Live | None = None
         if console.is_terminal:
             self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
@@ -105,9 +104,8 @@ def _heading(scene: Scene, now: float, width: int) -> RenderableType:
     head.add_column(width=20)
     head.add_column(justify="right", width=11, no_wrap=True)
     title = Text.assemble(("GPU Worker Pool ", "bold"), (scene.title or "is starting", "dim"))
-    head.add_row(
-        title, ProgressBar(scene.seconds, passed_s, width=20), Text(f"{passed_s:.0f} of {scene.seconds:.0f} s")
-    )
+    bar = ProgressBar(scene.seconds, passed_s, width=20)
+    head.add_row(title, bar, Text(f"{passed_s:.0f} of {scene.seconds:.0f} s"))
     return head
 
 
@@ -172,12 +170,10 @@ def _worker(scene: Scene, row: WorkerRow, now: float) -> Text:
             text.append(f"{since_s:.1f} s", "dim")
         case "killed":
             text.append("killed with -9", "red")
-        case "failed":
-            text.append("failed", "bold red")
         case "done":
             text.append(f"done, {row.turns} turns", "dim")
-        case "rests" | "starts":
-            text.append(row.state, "dim")
+        case _:
+            text.append(row.state, style)
     return text
 
 
@@ -193,10 +189,9 @@ def _queue(scene: Scene) -> RenderableType:
 
 
 def _news(scene: Scene, rows: int) -> RenderableType:
-    big = [news for news in scene.news if news.is_big][-rows:]
     lines = [
         Text.assemble((f"{news.at:5.1f} s  ", "dim"), (news.text, news.style), no_wrap=True, overflow="ellipsis")
-        for news in big
+        for news in [news for news in scene.news if news.is_big][-rows:]
     ]
     return Group(*lines, *[Text("")] * (rows - len(lines)))
 

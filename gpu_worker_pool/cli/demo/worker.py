@@ -1,13 +1,11 @@
 """The workers of the demo, each in a process of its own: ask for a GPU, hold it for a moment, release it, and again.
 
-    python -m gpu_worker_pool.cli.demo.worker '{"names": ["w01", ...], "go": 5, "finish": 7, "lines": 8, ...}'
+    python -m gpu_worker_pool.cli.demo.worker 5 '{"names": ["w01", "w02"], ...}'
 
 loads the client once and forks a process for each worker: a dozen starts of Python would take longer than the demo. It
-ends when all have ended; when it is killed, so are they.
-
-Each worker reads its pace from the pipe `go` and begins. When the pipe `finish` ends it does not ask again. What it does it
-writes to the pipe `lines`, which all share, as gpu_worker_pool/history_check.py reads it. While it holds a GPU it also keeps a
-lock on a file named after the GPU, the witness: the kernel's word that no other worker is on it.
+ends when all have ended; when it is killed, so are they. Each worker reads its pace from the pipe 5, and asks until standard
+input ends. Standard output gets its lines, as gpu_worker_pool/history_check.py reads them. While a worker holds a GPU it
+also locks a file named after the GPU, the witness: the kernel's word that no other worker is on it.
 """
 
 from __future__ import annotations
@@ -34,23 +32,19 @@ from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.clock import boot_time
 
-# From <linux/prctl.h>.
-_PR_SET_PDEATHSIG: Final = 1
-# Longer than any demo: a request that waits this long is found in the record.
-PATIENCE_S: Final = 120.0
+_PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
+PATIENCE_S: Final = 120.0  # longer than any demo
 SHORTEST_HOLD_S: Final = 0.4
 LONGEST_HOLD_S: Final = 1.8
 LONGEST_REST_S: Final = 0.3
-# A GPU is held for no longer than this once the demo is to end.
-LAST_HOLD_S: Final = 0.3
-# The length of a pace in the pipe, and how much of a reason fits into a line that is written at once.
+LAST_HOLD_S: Final = 0.3  # once the demo is to end
 PACE_BYTES: Final = 8
-LONGEST_REASON: Final = 1000
+LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """What all workers are told: where to ask, the pipes, and which of them releases its GPU half-way and goes on using it."""
+    """What all workers are told. The cheat releases its GPU half-way through each turn, and goes on using it."""
 
     names: list[str]
     endpoint: str
@@ -58,9 +52,6 @@ class Crew:
     seed: int
     cheat: str | None
     parent: int
-    go: int
-    finish: int
-    lines: int
 
 
 class Worker:
@@ -72,10 +63,10 @@ class Worker:
         self._turn, self._asked_at, self._pace = 0, 0.0, 1.0
         self._finish = asyncio.Event()
 
-    def work(self) -> None:
+    def work(self, go: int) -> None:
         """Wait for the start, and take turns until the end."""
         self._say("ready", pid=os.getpid())
-        pace = os.read(self._crew.go, PACE_BYTES)
+        pace = os.read(go, PACE_BYTES)
         if not pace:
             return  # the demo is gone
         self._pace = float(pace)
@@ -90,10 +81,10 @@ class Worker:
         loop = asyncio.get_running_loop()
 
         def finish() -> None:
-            loop.remove_reader(self._crew.finish)
+            loop.remove_reader(sys.stdin)
             self._finish.set()
 
-        loop.add_reader(self._crew.finish, finish)
+        loop.add_reader(sys.stdin, finish)
         async with GPUWorkerPoolClient(
             self._crew.endpoint,
             polling_interval=5.0,
@@ -164,7 +155,7 @@ class Worker:
         about = {"lease": f"{self._name}-{self._turn}", "turn": self._turn}
         line = {"what": what, "who": self._name, "at": boot_time(), **about, **facts}
         with contextlib.suppress(BrokenPipeError):  # the demo is gone; so are we, soon
-            os.write(self._crew.lines, json.dumps(line).encode() + b"\n")
+            os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 def die_with(parent: int) -> None:
@@ -176,20 +167,19 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
-def main(crew: Crew) -> int:
+def main(go: int, crew: Crew) -> int:
     """Fork the workers, and wait for their ends."""
     die_with(crew.parent)
     parent = os.getpid()
     for name in crew.names:
         if os.fork() == 0:
             die_with(parent)
-            Worker(crew, name).work()
+            Worker(crew, name).work(go)
             return 0
-    os.close(crew.lines)  # it ends with the last worker
     for _ in crew.names:
         os.wait()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Crew(**json.loads(sys.argv[1]))))
+    sys.exit(main(int(sys.argv[1]), Crew(**json.loads(sys.argv[2]))))
