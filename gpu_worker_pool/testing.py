@@ -26,7 +26,6 @@ from typing import Any, Final, Self
 START_S: Final = 30.0
 # As `python -m gpu_worker_pool.gpu_server`, and it ends with the process that started it.
 COMMAND: Final = (sys.executable, "-m", "gpu_worker_pool.testing")
-_ROOT: Final = str(Path(__file__).parents[1])
 # No setting of a server or a client is among these: the caller's are made for another pool.
 _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 
@@ -60,10 +59,9 @@ class ServerProcess:
 
     `settings` are environment variables of the server. The port is a free one unless `port` is given, and stays reserved
     until `close`. State and log are in `folder`, or in a temporary folder that `close` removes. `command` starts the
-    server in another way; `{port}` in it stands for the port. The context manager starts and closes the server.
-
-    No method needs an event loop; asyncio code calls those that wait through `asyncio.to_thread`. The server ends when
-    the process that started it does, even by kill -9.
+    server in another way; `{port}` in it stands for the port. The context manager starts and closes the server. No
+    method needs an event loop; asyncio code calls those that wait through `asyncio.to_thread`. The server ends when the
+    process that started it does, even by kill -9.
     """
 
     def __init__(
@@ -113,9 +111,11 @@ class ServerProcess:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start the server, or start it again with its port, state and log, and wait until it is ready."""
+        """Start the server and wait until it is ready; kill one that runs, and keep its port, state and log."""
         self.launch()
         self.wait_until_ready()
+
+    restart = start
 
     def launch(self) -> None:
         """Start the process without waiting for it: several servers start side by side this way."""
@@ -159,10 +159,6 @@ class ServerProcess:
             self._ready.close()
             self._ready = None
 
-    def restart(self) -> None:
-        """Kill the server with -9, and start it again with its port and state."""
-        self.start()
-
     def close(self) -> None:
         """Kill the server, free its port and remove its temporary folder."""
         self.kill()
@@ -189,13 +185,12 @@ class ServerProcess:
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that a process of a test pool needs: where programs are, and no setting of a pool."""
-    kept = {name: environ[name] for name in _INHERITED if name in environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, environ.get("PYTHONPATH"))))}
+    root, kept = str(Path(__file__).parents[1]), {name: environ[name] for name in _INHERITED if name in environ}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))}
 
 
 def _end_with_the_caller() -> None:
-    while os.read(0, 1024):
-        pass
+    os.read(0, 1)  # nothing is ever written there: this returns when the caller is gone
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -18,7 +18,7 @@ _LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class DemoFolder:
-    """Where it is, and the descriptor of a locked file in it, which the workers inherit: the lock lasts as long as they."""
+    """Where it is, and the descriptor of a locked file in it, which each worker inherits: it stays locked while one lives."""
 
     path: Path
     lock: int
