@@ -1,4 +1,4 @@
-"""A plugin for pytest: the fixture `gpu` leases a GPU for the length of a test.
+"""A plugin for pytest: the fixture `gpu` leases a GPU for the length of a test; `gpu_pool_server` is a server to test with.
 
     def test_it_trains(gpu):
         subprocess.run(["python", "train.py"], check=True)  # sees gpu.gpu_ids and no other GPU
@@ -32,6 +32,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .client.pool_client import Assignment
+    from .testing import ServerProcess
 
 MARKER = (
     "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0): what the fixture `gpu` leases for this test; "
@@ -73,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
 
 
-# --- the fixture -----------------------------------------------------------------------------------------------------
+# --- the fixtures ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -86,6 +87,15 @@ def gpu(request: pytest.FixtureRequest, _gpu_leases: _Leases) -> Iterator[Assign
     with _gpu_leases.lease(item) as assignment, _environment(assignment.env):
         item.stash[_ASSIGNMENT] = assignment
         yield assignment
+
+
+@pytest.fixture(scope="session")
+def gpu_pool_server() -> Iterator[ServerProcess]:
+    """A real server with four simulated GPUs, for all tests of this process; its `url` is for the code under test."""
+    from .testing import ServerProcess  # noqa: PLC0415 - see above
+
+    with ServerProcess() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

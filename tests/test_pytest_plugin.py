@@ -135,7 +135,8 @@ ONE_PROCESS = """
 
 
     def test_nothing_is_loaded_for_who_wants_no_gpu():
-        assert not {"aiohttp", "gpu_worker_pool.client", "gpu_worker_pool.errors"} & sys.modules.keys()
+        heavy = {"aiohttp", "gpu_worker_pool.client", "gpu_worker_pool.errors", "gpu_worker_pool.testing"}
+        assert not heavy & sys.modules.keys()
 
 
     def test_a_program_sees_the_gpu_and_the_server_shows_the_test(gpu):
@@ -408,6 +409,31 @@ def test_an_interrupted_test_gives_its_gpu_back(server: RunningServer, start: St
     # By itself: it was not the server that saw its process die.
     lease = get(server, (tmp_path / "run-0" / "lease").read_text())
     assert lease["end_reason"] == "released"
+
+
+USES_A_SERVER = """
+    from pathlib import Path
+
+    from gpu_worker_pool import GPUWorkerPool
+
+
+    def test_a_lease(gpu_pool_server):
+        with GPUWorkerPool(gpu_pool_server.url) as pool, pool.gpu(timeout=30) as assignment:
+            assert assignment.gpu_id in range(4)
+        Path("pid").write_text(str(gpu_pool_server.pid))
+
+
+    def test_the_same_server(gpu_pool_server):
+        assert gpu_pool_server.pid == int(Path("pid").read_text())
+        assert gpu_pool_server.json("/pool")["source"] == "simulated"
+"""
+
+
+def test_a_server_of_its_own_for_tests(start: Start, tmp_path: Path) -> None:
+    code, out = start(USES_A_SERVER).end()
+    assert (code, outcomes(out)) == (0, {"test_a_lease": "PASSED", "test_the_same_server": "PASSED"}), out
+    pid = (tmp_path / "run-0" / "pid").read_text()
+    assert not Path("/proc", pid).exists(), "the server outlived the tests"
 
 
 # --- how it comes to pytest ------------------------------------------------------------------------------------------
