@@ -19,9 +19,10 @@ from typing import Any, Protocol
 import pytest
 
 from gpu_worker_pool import pytest_plugin
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.foreign_servers import ForeignServer, statistics
 from tests.server.leasing import get, release, take, wait_until_free
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import ROOT
 
 # Nothing here takes so long; a run that hangs must not hang the tests.
 MOST_S = 60.0
@@ -109,9 +110,9 @@ def said_of(out: str, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[ServerProcess]:
     env = {"SIMULATED_GPUS": "1xA100-80GB,1xT4", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}
-    with RunningServer(env) as running:
+    with ServerProcess(env) as running:
         yield running
 
 
@@ -216,7 +217,7 @@ ONE_PROCESS = """
 """
 
 
-def test_in_one_process(server: RunningServer, start: Start) -> None:
+def test_in_one_process(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
     code, out = start(ONE_PROCESS, endpoint=server.url).end()
 
@@ -264,7 +265,7 @@ CROWD = """
 """
 
 
-def test_processes_never_have_the_same_gpu_at_once(server: RunningServer, start: Start, tmp_path: Path) -> None:
+def test_processes_never_have_the_same_gpu_at_once(server: ServerProcess, start: Start, tmp_path: Path) -> None:
     wait_until_free(server)
     code, out = start(CROWD, "-n", "3", endpoint=server.url, plugins="xdist").end()
 
@@ -320,7 +321,7 @@ def test_without_leases_only_one_process_is_possible(start: Start) -> None:
 # --- where there is no GPU -------------------------------------------------------------------------------------------
 
 
-def test_a_missing_gpu_may_skip_a_test_but_not_a_busy_one(server: RunningServer, start: Start) -> None:
+def test_a_missing_gpu_may_skip_a_test_but_not_a_busy_one(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
     held = take(server, gpus=2, owner="ada", ttl_s=60)
     options = ("--gpu-missing=skip", "-o", "gpu_timeout=0.2")
@@ -356,7 +357,7 @@ SEES_ONE = """
 """
 
 
-def test_only_gpus_that_the_caller_sees_are_leased(server: RunningServer, start: Start) -> None:
+def test_only_gpus_that_the_caller_sees_are_leased(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
     hidden = start(USES_IT, "--gpu-missing=skip", endpoint=server.url, visible="-1,0")
     code, out = start(SEES_ONE, endpoint=server.url, visible="1,what,-1,0").end()
@@ -402,7 +403,7 @@ INTERRUPTED = """
 """
 
 
-def test_an_interrupted_test_gives_its_gpu_back(server: RunningServer, start: Start, tmp_path: Path) -> None:
+def test_an_interrupted_test_gives_its_gpu_back(server: ServerProcess, start: Start, tmp_path: Path) -> None:
     wait_until_free(server)
     code, out = start(INTERRUPTED, endpoint=server.url).end()
     assert code == pytest.ExitCode.INTERRUPTED, out

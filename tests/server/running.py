@@ -13,11 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.testing import Answer, ServerProcess
+from gpu_worker_pool.testing import Answer
 
-__all__ = ["MODULE", "ROOT", "Answer", "RunningServer", "ask_over", "free_port", "read_answer"]
-
-RunningServer = ServerProcess
 ROOT = Path(__file__).parent.parent.parent
 MODULE = (sys.executable, "-m", "gpu_worker_pool.gpu_server")
 
@@ -48,6 +45,3 @@ def ask_over(
     sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     connection.request(method, path, body=sent, headers=dict(headers or {}))
     return Answer.read(connection)
-
-
-read_answer = Answer.read

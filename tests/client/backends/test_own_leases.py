@@ -18,9 +18,9 @@ from gpu_worker_pool import (
     WorkerTimeoutError,
 )
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.statistics_server import StatisticsServer, idle, until
 from tests.server.leasing import held, queued, release_all
-from tests.server.running import RunningServer
 
 # No test here lasts that long, so what happens is not because of a poll.
 NEVER_S = 3600.0
@@ -313,18 +313,18 @@ async def test_what_is_over_is_forgotten() -> None:
 
 
 @pytest.fixture(scope="module")
-def lease_server() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "1", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}) as server:
+def lease_server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "1", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}) as server:
         yield server
 
 
 @pytest.fixture
-def leases(lease_server: RunningServer) -> Iterator[RunningServer]:
+def leases(lease_server: ServerProcess) -> Iterator[ServerProcess]:
     yield lease_server
     release_all(lease_server)
 
 
-async def test_a_mixed_fleet_gives_the_gpus_of_both(leases: RunningServer) -> None:
+async def test_a_mixed_fleet_gives_the_gpus_of_both(leases: ServerProcess) -> None:
     async with StatisticsServer(2) as statistics:
         urls = [leases.url, statistics.url]
         async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=NEVER_S) as client:
@@ -342,7 +342,7 @@ async def test_a_mixed_fleet_gives_the_gpus_of_both(leases: RunningServer) -> No
 
 
 @pytest.mark.parametrize("first_free", ["leases", "statistics"])
-async def test_in_a_mixed_fleet_the_first_grant_wins(leases: RunningServer, first_free: str) -> None:
+async def test_in_a_mixed_fleet_the_first_grant_wins(leases: ServerProcess, first_free: str) -> None:
     async with StatisticsServer(1) as statistics:
         urls = [leases.url, statistics.url]
         async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=NEVER_S) as client:

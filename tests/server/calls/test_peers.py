@@ -13,11 +13,12 @@ import pytest
 
 from gpu_worker_pool.server.calls.peers import MOST_PEERS, parse_peers
 from gpu_worker_pool.server.peers import KEPT_S, LOOKED_AT_S, MOST_BYTES, Peers, read_pool
+from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.pool import PeersView
 from gpu_worker_pool.wire.transport import CallFailed, RawReply
 from tests.server.described import assert_described
 from tests.server.leasing import assert_problem, eventually, take
-from tests.server.running import RunningServer, free_port
+from tests.server.running import free_port
 from tests.server.told_server import Told, told_server
 
 POOL: dict[str, Any] = {"node": "odd", "server_id": "odd-1", "gpus": [], "queue": []}
@@ -113,7 +114,7 @@ async def test_a_name_is_looked_up() -> None:
 
 def test_each_peer_is_shown_as_it_is() -> None:
     odd_ways = ("garbage", "list", "huge", "packed", "redirects", "missing")
-    first, second = RunningServer({"GPU_POOL_NODE": "one"}), RunningServer({"GPU_POOL_NODE": "two"})
+    first, second = ServerProcess({"GPU_POOL_NODE": "one"}), ServerProcess({"GPU_POOL_NODE": "two"})
     with told_server(ANSWERS) as odd, closing(socket.create_server(("127.0.0.1", 0))) as hanging:
         hangs, dead = f"http://127.0.0.1:{hanging.getsockname()[1]}", f"http://127.0.0.1:{free_port()}"
         urls = [second.url, first.url, hangs, dead, "nonsense", odd.url, *(f"{odd.url}/{way}" for way in odd_ways)]
