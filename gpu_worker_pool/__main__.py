@@ -14,7 +14,7 @@ _OBJECTS_UNTIL_COLLECTION = 20_000
 
 def main() -> int:
     """Run the command line; says what to install where it is not."""
-    _mend_streams()
+    _repair_streams()
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
     try:
         from .cli.app import main as run  # noqa: PLC0415 - may be missing
@@ -26,7 +26,7 @@ def main() -> int:
     return run(sys.argv[1:])
 
 
-def _mend_streams() -> None:
+def _repair_streams() -> None:
     """A standard stream that somebody closed (`<&-`) must not have its number taken by a socket of ours, for our child to
     write to; and what a stream cannot encode is written as a question mark, for one user's name must not end another's
     command.

@@ -75,7 +75,7 @@ _WORKERS_PER_GPU = _Number("workers_per_gpu", "GPU_POOL_WORKERS_PER_GPU", 1, 1, 
 _TTL = _Number("ttl_s", "GPU_POOL_TTL", DEFAULT_TTL_S, 0.1, MAX_TTL_S)
 
 
-class _Endpoints(NamedTuple):
+class _ConfiguredEndpoints(NamedTuple):
     by_id: dict[str, EndpointUrl]
     is_multi: bool
 
@@ -201,7 +201,9 @@ def _strategy(given: object, environ: Mapping[str, str]) -> str:
 # --- endpoints -----------------------------------------------------------------------------------------------------
 
 
-def _endpoints(single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]) -> _Endpoints:
+def _endpoints(
+    single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]
+) -> _ConfiguredEndpoints:
     if several is not None:
         name, given = "service_endpoints", several
     elif single is not None:
@@ -214,10 +216,10 @@ def _endpoints(single: str | None, several: str | Sequence[str] | None, environ:
             raise ValueError("there are several URLs in it; give them as service_endpoints")  # noqa: TRY301
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return _Endpoints(assign_ids(urls), is_multi=several is not None)
+    return _ConfiguredEndpoints(assign_ids(urls), is_multi=several is not None)
 
 
-def _endpoints_from(environ: Mapping[str, str]) -> _Endpoints:
+def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
     """The first variable that has anything in it decides. What is no good in it is logged and left out."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     found = ((variable, split_endpoints(environ.get(variable, ""))) for variable in variables)
@@ -243,7 +245,7 @@ def _endpoints_from(environ: Mapping[str, str]) -> _Endpoints:
         bad -= 1  # it stands for one of them
     urls = unique_endpoints(urls)
     # One that is left out counts: a slip of the pen must not turn the ids of all GPUs from texts into numbers.
-    return _Endpoints(assign_ids(urls), is_multi=len(urls) + bad > 1)
+    return _ConfiguredEndpoints(assign_ids(urls), is_multi=len(urls) + bad > 1)
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ DEFAULT_TIMEOUT_S = 600.0
 MISSING = ("fail", "skip")
 # How long to wait for a first sign of any server. One that refuses the connection is not waited for.
 FIRST_ANSWER_S = 10.0
-LOOK_AGAIN_S = 0.05
+POLL_S = 0.05
 # The longest label that a server takes.
 MAX_LABEL = 256
 
@@ -181,13 +181,13 @@ class _Leases:
         timeout_s, priority = wishes.pop("timeout", self._timeout_s), wishes.pop("priority", 0)
         assignment = self._take_kept(wishes)
         if assignment is None:
-            self._look_whether_cuda_began_too_early()
+            self._check_for_early_cuda()
             assignment = self._request(item, timeout_s, {**wishes, "priority": priority})
         try:
             self._check_that_all_are_coordinated(assignment)
             yield assignment
         finally:
-            self._give_back(item, assignment, wishes)
+            self._release(item, assignment, wishes)
 
     def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
         from . import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
@@ -224,7 +224,7 @@ class _Leases:
                 return
             if have_all_failed or time.monotonic() > deadline:
                 self._miss(str(ServiceUnavailableError(found["errors"])))
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def _miss(self, reason: str) -> NoReturn:
         if self._skips:
@@ -241,10 +241,10 @@ class _Leases:
                 "package's server there (gpu-pool serve), or the tests in one process (-n 0)"
             )
 
-    def _give_back(self, item: pytest.Item, assignment: Assignment, wishes: dict[str, Any]) -> None:
+    def _release(self, item: pytest.Item, assignment: Assignment, wishes: dict[str, Any]) -> None:
         from . import StaleAssignmentError  # noqa: PLC0415 - see above
 
-        if not self._sees_all_gpus and not assignment.is_lost and _has_begun_cuda():
+        if not self._sees_all_gpus and not assignment.is_lost and _has_initialized_cuda():
             self._kept = (assignment, wishes)
             return
         if self._kept is not None:
@@ -269,8 +269,8 @@ class _Leases:
             _fail(f"{where}, but this test wishes for {_shown(wishes)} and not {_shown(kept_wishes)}; {advice}")
         return assignment
 
-    def _look_whether_cuda_began_too_early(self) -> None:
-        if not self._sees_all_gpus and _has_begun_cuda():
+    def _check_for_early_cuda(self) -> None:
+        if not self._sees_all_gpus and _has_initialized_cuda():
             self._sees_all_gpus = True
             warnings.warn(
                 "CUDA began in this process before a test had a GPU, by a look at what is available while tests were "
@@ -281,7 +281,7 @@ class _Leases:
             )
 
 
-def _has_begun_cuda() -> bool:
+def _has_initialized_cuda() -> bool:
     """Whether this process has the device open that CUDA, of any framework, opens when it begins."""
     for descriptor in Path("/proc/self/fd").glob("*"):
         try:

@@ -14,8 +14,8 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 # Not at a comma in somebody's password: each half would look like a URL of its own, and be shown.
 _COMMA = re.compile(r",(?![^/]*@)")
-_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^/]*)(?P<path>.*)", re.IGNORECASE)
-_PLACE = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<netloc>[^/]*)(?P<path>.*)", re.IGNORECASE)
+_NETLOC = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NOT_IN_URLS = re.compile(r"""[\s\\<>"{}|^`\x00-\x1f\x7f-\x9f]""")
 
@@ -32,7 +32,7 @@ class EndpointUrl:
 
     @property
     def identity(self) -> tuple[bool, str, int, str]:
-        """Equal for two spellings of one place, with the scheme's own port and without."""
+        """Equal for two spellings of one position, with the scheme's own port and without."""
         return self.is_https, self.host, self.port, self.path
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def split_endpoints(value: str | Sequence[str]) -> list[str]:
 
 
 def unique_endpoints(endpoints: Iterable[EndpointUrl]) -> list[EndpointUrl]:
-    """Each place once, as it was first written."""
+    """Each position once, as it was first written."""
     first: dict[tuple[bool, str, int, str], EndpointUrl] = {}
     for endpoint in endpoints:
         first.setdefault(endpoint.identity, endpoint)
@@ -80,11 +80,11 @@ def parse_endpoint(text: str) -> EndpointUrl:
     scheme = match["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
         raise _bad(text, "only http:// and https:// are possible")
-    place = _PLACE.fullmatch(match["place"])
-    if place is None:
+    netloc = _NETLOC.fullmatch(match["netloc"])
+    if netloc is None:
         raise _bad(text, "the host is not readable; an IPv6 address stands in brackets, as in http://[::1]:8000")
-    port = _port(text, place["port"])
-    host = _host(text, place["host"].lower())
+    port = _port(text, netloc["port"])
+    host = _host(text, netloc["host"].lower())
     path = match["path"].rstrip("/")
     written = f"[{host}]" if ":" in host else host
     if port is not None:
@@ -108,14 +108,14 @@ def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:
     names: dict[int, str] = {}
     # The most telling name first, and whoever has a host for himself before those who need more than that.
     for spell in _SPELLINGS:
-        left = {place: spell(endpoint) for place, endpoint in enumerate(endpoints) if place not in names}
+        left = {position: spell(endpoint) for position, endpoint in enumerate(endpoints) if position not in names}
         wanted = Counter(left.values())
         taken = set(names.values())
-        names |= {place: name for place, name in left.items() if wanted[name] == 1 and name not in taken}
-    for place, endpoint in enumerate(endpoints):
-        if place not in names:
-            names[place] = _numbered(_by_scheme(endpoint), set(names.values()))
-    return {names[place]: endpoint for place, endpoint in enumerate(endpoints)}
+        names |= {position: name for position, name in left.items() if wanted[name] == 1 and name not in taken}
+    for position, endpoint in enumerate(endpoints):
+        if position not in names:
+            names[position] = _numbered(_by_scheme(endpoint), set(names.values()))
+    return {names[position]: endpoint for position, endpoint in enumerate(endpoints)}
 
 
 # --- the parts of a URL --------------------------------------------------------------------------------------------

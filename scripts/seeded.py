@@ -79,7 +79,7 @@ def tell(url: str, method: str, path: str, body: dict[str, Any]) -> None:
 def _write_past(path: Path) -> None:
     """Write some hours of ended leases, the same each time but for the clock."""
     random, now = Random(7), time.time()  # noqa: S311 - a picture
-    keys = [reading.gpu.key for reading in SimulatedProbe(NODE, GPUS).look(0.0).readings]
+    keys = [reading.gpu.key for reading in SimulatedProbe(NODE, GPUS).read(0.0).readings]
     leases = []
     for key in keys[:-1]:
         at = now - HOURS_OF_PAST * 3600 + random.uniform(0, 3600)

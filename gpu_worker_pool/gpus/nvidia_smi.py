@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.processes import ProcessTable
 
-from .probe import Look, ProbeUnavailable
+from .probe import ProbeResult, ProbeUnavailable
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 
@@ -47,45 +47,45 @@ class NvidiaSmiProbe:
         if not 0 < timeout_s < float("inf"):
             raise ValueError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
         self._node = node
-        self._command = _Command(_find(command), timeout_s)
+        self._command = _SmiCommand(_find(command), timeout_s)
         # What was seen last at each index: a GPU that is lost may not even tell its UUID any more.
         self._known: dict[int, Gpu] = {}
 
-    def look(self, at: float) -> Look:
+    def read(self, at: float) -> ProbeResult:
         """Run it twice, for the GPUs and for their processes; without the latter, processes are unknown."""
         try:
             answer = self._command.run(_GPU_QUERY, _FORMAT)
         except _NoAnswerError as failure:
-            return Look((), str(failure))
-        readings, leftover = self._readings(answer.output, at)
-        problems = _problems(answer, leftover, found=len(readings))
-        if readings and leftover:
-            readings += self._missing(readings, at, leftover[0])
+            return ProbeResult((), str(failure))
+        readings, unmatched = self._readings(answer.output, at)
+        problems = _problems(answer, unmatched, found=len(readings))
+        if readings and unmatched:
+            readings += self._missing(readings, at, unmatched[0])
         if readings:
             self._known = {reading.gpu.index: reading.gpu for reading in readings}
             readings, strays = self._with_processes(readings)
             problems += strays
-        return Look(tuple(sorted(readings, key=lambda reading: reading.gpu.index)), "; ".join(problems) or None)
+        return ProbeResult(tuple(sorted(readings, key=lambda reading: reading.gpu.index)), "; ".join(problems) or None)
 
     def close(self) -> None:
         """Nothing is kept open between looks."""
 
     def _readings(self, output: str, at: float) -> tuple[list[Reading], list[str]]:
         """The readings, and the lines that belong to no GPU."""
-        rows, leftover = _rows(output, _GpuRow.parse)
+        rows, unmatched = _rows(output, _GpuLine.parse)
         readings: list[Reading] = []
         told = {row.uuid for row, _ in rows if row.uuid is not None}
         seen: set[GpuKey | int] = set()
         for row, line in rows:
             gpu = self._identify(row, told)
             if gpu is None or gpu.key in seen or gpu.index in seen:
-                leftover.append(line)
+                unmatched.append(line)
                 continue
             seen |= {gpu.key, gpu.index}
             readings.append(row.reading(gpu, at))
-        return readings, leftover
+        return readings, unmatched
 
-    def _identify(self, row: _GpuRow, told: set[str]) -> Gpu | None:
+    def _identify(self, row: _GpuLine, told: set[str]) -> Gpu | None:
         """Which GPU a row is about; one without a UUID is the one known at its index, unless that is elsewhere now."""
         if row.uuid is not None:
             known = self._known.get(row.index)
@@ -111,7 +111,7 @@ class NvidiaSmiProbe:
             return readings, []
         if answer.exit_code != 0:
             return readings, []
-        rows, leftover = _rows(answer.output, _ProcessRow.parse)
+        rows, unmatched = _rows(answer.output, _ProcessLine.parse)
         table = ProcessTable()
         told: list[Reading] = []
         for reading in readings:
@@ -121,15 +121,15 @@ class NvidiaSmiProbe:
                 reading if reading.fault and not of_gpu else replace(reading, processes=_processes(of_gpu, table))
             )
         uuids = {reading.gpu.key.uuid for reading in readings}
-        leftover += [line for row, line in rows if row.uuid not in uuids]
-        return told, [_said_of_leftover(leftover, "process")] if leftover else []
+        unmatched += [line for row, line in rows if row.uuid not in uuids]
+        return told, [_describe_unmatched(unmatched, "process")] if unmatched else []
 
 
 # --- what it prints ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _GpuRow:
+class _GpuLine:
     """`0, GPU-…, NVIDIA A100, 81920, 4, 0, 33, 61.20, 400.00`; each value that is not there is None."""
 
     index: int
@@ -138,7 +138,7 @@ class _GpuRow:
     numbers: tuple[str, ...]
 
     @classmethod
-    def parse(cls, line: str) -> _GpuRow | None:
+    def parse(cls, line: str) -> _GpuLine | None:
         # A name may hold commas, the others cannot: so two from the left and the numbers from the right.
         fields = [field.strip() for field in line.split(",")]
         if len(fields) < 3 + _NUMERIC_FIELDS or not re.fullmatch("[0-9]{1,6}", fields[0]):
@@ -175,7 +175,7 @@ class _GpuRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _ProcessRow:
+class _ProcessLine:
     """`GPU-…, 4711, 1024, python`; the name is the last, so it may hold commas."""
 
     uuid: str
@@ -184,7 +184,7 @@ class _ProcessRow:
     name: str | None
 
     @classmethod
-    def parse(cls, line: str) -> _ProcessRow | None:
+    def parse(cls, line: str) -> _ProcessLine | None:
         fields = [field.strip() for field in line.split(",", 3)]
         if len(fields) < 4 or _text(fields[0]) is None:
             return None
@@ -192,17 +192,17 @@ class _ProcessRow:
         return cls(fields[0], pid or None, _at_least_0(_number(fields[2])), _text(fields[3]))
 
 
-_Row = TypeVar("_Row", _GpuRow, _ProcessRow)
+_LineT = TypeVar("_LineT", _GpuLine, _ProcessLine)
 
 
-def _rows(output: str, parse: Callable[[str], _Row | None]) -> tuple[list[tuple[_Row, str]], list[str]]:
+def _rows(output: str, parse: Callable[[str], _LineT | None]) -> tuple[list[tuple[_LineT, str]], list[str]]:
     """The rows with their lines, and the lines that are none."""
     lines = [line for line in output.split("\n") if line.strip()]
     parsed = [(parse(line), line) for line in lines]
     return [(row, line) for row, line in parsed if row is not None], [line for row, line in parsed if row is None]
 
 
-def _processes(rows: list[_ProcessRow], table: ProcessTable) -> tuple[GpuProcess, ...] | None:
+def _processes(rows: list[_ProcessLine], table: ProcessTable) -> tuple[GpuProcess, ...] | None:
     """The processes of one GPU. Where one of them has no pid that can be read, who is on the GPU is unknown."""
     found: dict[int, GpuProcess] = {}
     for row in rows:
@@ -218,19 +218,19 @@ def _processes(rows: list[_ProcessRow], table: ProcessTable) -> tuple[GpuProcess
     return tuple(found.values())
 
 
-def _problems(answer: _Answer, leftover: list[str], *, found: int) -> list[str]:
+def _problems(answer: _CommandResult, unmatched: list[str], *, found: int) -> list[str]:
     """What a look at the GPUs has to say to people."""
     if answer.exit_code != 0 or not found:
-        said = [*leftover, *(line for line in answer.errors.split("\n") if line.strip())]
+        said = [*unmatched, *(line for line in answer.errors.split("\n") if line.strip())]
         if said:
             return [f"nvidia-smi: {_quote(said[0])}"]
         if answer.exit_code != 0:
             return [f"nvidia-smi failed with {_ending(answer.exit_code)} and without a word"]
         return ["nvidia-smi shows no GPU"]
-    return [_said_of_leftover(leftover, "GPU")] if leftover else []
+    return [_describe_unmatched(unmatched, "GPU")] if unmatched else []
 
 
-def _said_of_leftover(lines: list[str], what: str) -> str:
+def _describe_unmatched(lines: list[str], what: str) -> str:
     number = f"{len(lines)} lines that belong" if len(lines) > 1 else "a line that belongs"
     return f"nvidia-smi printed {number} to no {what}: {_quote(lines[0])}"
 
@@ -267,13 +267,13 @@ class _NoAnswerError(Exception):
     """It could not be run or was stopped; the message says so."""
 
 
-class _Answer(NamedTuple):
+class _CommandResult(NamedTuple):
     exit_code: int
     output: str
     errors: str
 
 
-class _Command:
+class _SmiCommand:
     """The command, which is never run again while an earlier run of it cannot be killed: they would pile up."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -281,10 +281,10 @@ class _Command:
         self._timeout_s = timeout_s
         self._stuck: subprocess.Popen[bytes] | None = None
 
-    def run(self, *arguments: str) -> _Answer:
+    def run(self, *arguments: str) -> _CommandResult:
         """What it printed; raises _NoAnswerError."""
         if self._stuck is not None and self._stuck.poll() is None:
-            raise _NoAnswerError(_said_of_stuck(self._stuck))
+            raise _NoAnswerError(_describe_stuck(self._stuck))
         self._stuck = None
         deadline = monotonic() + self._timeout_s
         try:
@@ -306,13 +306,13 @@ class _Command:
         except _TooMuchError:
             problem = f"nvidia-smi printed more than {MAX_OUTPUT_BYTES // 1024} KiB and was stopped"
         else:
-            return _Answer(exit_code, output, errors)
+            return _CommandResult(exit_code, output, errors)
         finally:
             # Also where the look itself is interrupted: nothing of it is left running.
             is_over = _stop(process)
         if not is_over:
             self._stuck = process
-            raise _NoAnswerError(_said_of_stuck(process))
+            raise _NoAnswerError(_describe_stuck(process))
         raise _NoAnswerError(problem)
 
 
@@ -358,7 +358,7 @@ def _stop(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _said_of_stuck(process: subprocess.Popen[bytes]) -> str:
+def _describe_stuck(process: subprocess.Popen[bytes]) -> str:
     return (
         f"nvidia-smi (pid {process.pid}) did not answer and cannot be killed: it hangs in the NVIDIA driver. It is not "
         "run again until that one is gone; the machine may have to be rebooted"

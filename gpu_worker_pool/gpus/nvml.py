@@ -13,9 +13,9 @@ from gpu_worker_pool.core.endpoints.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.processes import ProcessTable
 
-from .probe import Look, Probe, ProbeUnavailable
+from .probe import Probe, ProbeResult, ProbeUnavailable
 
-# The thread that looks is one per machine, so nobody else comes back at the same moment: no need for randomness.
+# The thread that looks is one per machine, so unknown else comes back at the same moment: no need for randomness.
 RETRY = Backoff(first_s=1.0, max_s=30.0)
 _JITTER = 0.5
 
@@ -56,28 +56,28 @@ class NvmlProbe(Probe):
         state = "closed" if self._is_closed else "initialised" if self._is_initialised else self._error
         return f"<NvmlProbe of {self._node!r}: {len(self._slots)} GPUs, {state}>"
 
-    def look(self, at: float) -> Look:
+    def read(self, at: float) -> ProbeResult:
         """Read all GPUs, and start NVML anew first where that is due."""
         if self._is_closed:
             raise RuntimeError("this probe was closed; make a new one to look again")
         try:
             self._restart_if_due(at)
             if not self._is_initialised:
-                return Look((), self._error)
+                return ProbeResult((), self._error)
             readings = self._read_all(at)
         except _DriverGoneError as gone:
             self._stop()
             self._retry_later(at)
             self._error = str(gone)
-            return Look((), self._error)
+            return ProbeResult((), self._error)
 
         if self._slots and all(slot.fault for slot in self._slots):
             # Maybe it is not the GPUs. They go on being asked until the moment for a new start comes.
             if self._retry_at is None:
                 self._retry_later(at)
-            return Look(readings, f"no GPU answers; the first of them: {self._slots[0].fault}")
+            return ProbeResult(readings, f"no GPU answers; the first of them: {self._slots[0].fault}")
         self._failures, self._retry_at = 0, None
-        return Look(readings)
+        return ProbeResult(readings)
 
     def close(self) -> None:
         """Let go of the driver. Closing again does nothing."""
@@ -128,8 +128,8 @@ class NvmlProbe(Probe):
             uuid = self._nvml.demand("nvmlDeviceGetUUID", handle)
             name = self._nvml.ask("nvmlDeviceGetName", handle)
         except (_GpuFaultError, _RefusedError) as problem:
-            nobody = Gpu(GpuKey(self._node, f"unknown-{index}"), index, _UNNAMED)
-            return _Slot(index, nobody, (nobody,), fault=_fault_in_words(problem, index))
+            unknown = Gpu(GpuKey(self._node, f"unknown-{index}"), index, _UNNAMED)
+            return _Slot(index, unknown, (unknown,), fault=_fault_in_words(problem, index))
         gpu = Gpu(GpuKey(self._node, uuid), index, name or _UNNAMED)
         listed = before.listed if before and before.gpu == gpu else (gpu,)
         return _Slot(index, gpu, listed, handle)

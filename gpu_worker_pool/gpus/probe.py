@@ -13,7 +13,7 @@ class ProbeUnavailable(Exception):  # noqa: N818 - a state of the machine, not a
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProbeResult:
     """One look at all GPUs of the machine.
 
     `error` says in words what went wrong, for people; `readings` are what could be read all the same. A GPU that does
@@ -32,7 +32,7 @@ class Probe(Protocol):
 
     source: str
 
-    def look(self, at: float) -> Look:
+    def read(self, at: float) -> ProbeResult:
         """Read all GPUs; `at` is the time to put on the readings (when the look began). Never raises for what a
         machine can do to it: a driver that went away is an `error`, and a value that cannot be read is None.
         """

@@ -16,7 +16,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 
-from .probe import Look
+from .probe import ProbeResult
 
 MAX_GPUS = 1024
 DEFAULT_MODEL = "A100-80GB"
@@ -117,10 +117,10 @@ class SimulatedProbe:
                 raise ValueError(f"there is no simulated GPU with the UUID {uuid!r}")
             self._gpus[uuid].occupy(holders)
 
-    def look(self, at: float) -> Look:
+    def read(self, at: float) -> ProbeResult:
         """Readings of all GPUs at that time. A time before the last one changes nothing but `at`."""
         with self._lock:
-            return Look(tuple(gpu.read(at) for gpu in self._gpus.values()))
+            return ProbeResult(tuple(gpu.read(at) for gpu in self._gpus.values()))
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -151,7 +151,7 @@ class _SimulatedGpu:
     utilization_percent: float = 0.0
     temperature_c: float = 35.0
     power_w: float = 0.0
-    looked_at: float | None = None
+    read_at: float | None = None
 
     @classmethod
     def make(cls, node: str, index: int, model: GpuModel, seed: int) -> _SimulatedGpu:
@@ -171,9 +171,9 @@ class _SimulatedGpu:
         self.wanted = wanted
 
     def read(self, at: float) -> Reading:
-        first = self.looked_at is None
-        elapsed_s = 0.0 if self.looked_at is None else max(0.0, at - self.looked_at)
-        self.looked_at = at if self.looked_at is None else max(self.looked_at, at)
+        first = self.read_at is None
+        elapsed_s = 0.0 if self.read_at is None else max(0.0, at - self.read_at)
+        self.read_at = at if self.read_at is None else max(self.read_at, at)
         self._move_memory(elapsed_s)
         self._move_utilization(elapsed_s, first=first)
         self._move_heat(elapsed_s, first=first)
@@ -240,7 +240,7 @@ class _SimulatedGpu:
         )
 
     def _wave(self, channel: int) -> float:
-        return self.drift.wave(channel, self.looked_at or 0.0)
+        return self.drift.wave(channel, self.read_at or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

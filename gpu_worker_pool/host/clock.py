@@ -40,7 +40,7 @@ def boot_id() -> str:
 
 
 @cache
-def machine_mark() -> str:
+def machine_fingerprint() -> str:
     """The same for two programs only if they run on one machine, since the same start of it. It may be shown to anybody:
     unlike the boot id, which a holder of a lease proves with that he is here, it proves nothing.
     """

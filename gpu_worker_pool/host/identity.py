@@ -32,7 +32,7 @@ class NoSuchProcess(Exception):  # noqa: N818 - it is what the asker named, not 
         self.pid = pid
 
 
-class _Seen(NamedTuple):
+class _Stat(NamedTuple):
     """A process as /proc shows it at this moment."""
 
     started: float
@@ -64,7 +64,7 @@ class Machine:
         if holder.pid is None or not self._is_home_of(holder, is_loopback=is_loopback):
             return None
         claimed = ProcessId(holder.pid, holder.pid_started)
-        seen = self._look(holder.pid)
+        seen = self._read_stat(holder.pid)
         if seen is not None:
             if seen.has_ended or not claimed.is_same(ProcessId(holder.pid, seen.started)):
                 raise NoSuchProcess(holder.pid)
@@ -75,7 +75,7 @@ class Machine:
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether this very process still runs. What cannot be found out is not known to be dead, so it is alive."""
-        seen = self._look(process.pid)
+        seen = self._read_stat(process.pid)
         if seen is None:
             return _exists(process.pid)
         return not seen.has_ended and process.is_same(ProcessId(process.pid, seen.started))
@@ -90,7 +90,7 @@ class Machine:
             return True
         return is_loopback and holder.host is not None and _plain(holder.host) in self.host_names
 
-    def _look(self, pid: int) -> _Seen | None:
+    def _read_stat(self, pid: int) -> _Stat | None:
         """One read for all that is asked here: this is on the way of every lease, where a ProcessTable costs four
         times as much and does not tell the state.
         """
@@ -106,7 +106,7 @@ class Machine:
             fields = stat[stat.rindex(b")") + 1 :].split(None, _STARTED + 1)
             # A process whose first thread has returned is shown as a zombie while the others still work on the GPU.
             has_ended = fields[_STATE] in _ENDED and int(fields[_THREADS]) <= 1
-            return _Seen(float(fields[_STARTED]), has_ended)
+            return _Stat(float(fields[_STARTED]), has_ended)
         except (OSError, ValueError, IndexError):
             return None
 

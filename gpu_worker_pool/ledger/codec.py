@@ -21,7 +21,7 @@ from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 
 # Takes what JSON made of a value and gives the value back, or raises a ValueError that begins with where it stands.
-Reader = Callable[[object, str], Any]
+FieldReader = Callable[[object, str], Any]
 
 # A class made anew for its slots leaves its first draft among __subclasses__(), so the module is asked instead.
 EVENT_KINDS: dict[str, type] = {
@@ -106,7 +106,7 @@ def _shortened(text: str) -> str:
 
 
 @cache
-def _reader(kind: Any) -> Reader:
+def _reader(kind: Any) -> FieldReader:
     """Reads one type. The order matters where one kind of type is also another: a named tuple is a tuple."""
     if isinstance(kind, UnionType):
         (inner,) = (part for part in get_args(kind) if part is not NoneType)
@@ -124,7 +124,7 @@ def _reader(kind: Any) -> Reader:
     return _plain((int, float) if kind is float else (kind,), kind.__name__)
 
 
-def _plain(kinds: tuple[type, ...], name: str) -> Reader:
+def _plain(kinds: tuple[type, ...], name: str) -> FieldReader:
     def read(value: object, where: str) -> object:
         if type(value) not in kinds:
             raise ValueError(f"{where} is {value!r}, not of type {name}")
@@ -133,18 +133,18 @@ def _plain(kinds: tuple[type, ...], name: str) -> Reader:
     return read
 
 
-def _optional(inner: Reader) -> Reader:
+def _optional(inner: FieldReader) -> FieldReader:
     return lambda value, where: None if value is None else inner(value, where)
 
 
-def _many(inner: Reader) -> Reader:
+def _many(inner: FieldReader) -> FieldReader:
     def read(value: object, where: str) -> tuple[object, ...]:
         return tuple([inner(item, where) for item in _array(value, where)])
 
     return read
 
 
-def _pair(first: Reader, second: Reader) -> Reader:
+def _pair(first: FieldReader, second: FieldReader) -> FieldReader:
     def read(value: object, where: str) -> tuple[object, object]:
         items = _array(value, where, 2)
         return (first(items[0], where), second(items[1], where))
@@ -152,7 +152,7 @@ def _pair(first: Reader, second: Reader) -> Reader:
     return read
 
 
-def _named_tuple(kind: type) -> Reader:
+def _named_tuple(kind: type) -> FieldReader:
     readers = [_reader(hint) for hint in get_type_hints(kind).values()]
 
     def read(value: object, where: str) -> object:
@@ -168,7 +168,7 @@ def _array(value: object, where: str, length: int | None = None) -> list[object]
     return value
 
 
-def _choice(kind: type[StrEnum]) -> Reader:
+def _choice(kind: type[StrEnum]) -> FieldReader:
     choices = {str(choice): choice for choice in kind}
 
     def read(value: object, where: str) -> StrEnum:
@@ -179,7 +179,7 @@ def _choice(kind: type[StrEnum]) -> Reader:
     return read
 
 
-def _record(kind: type) -> Reader:
+def _record(kind: type) -> FieldReader:
     hints = get_type_hints(kind)
     readers = [(name, f"{kind.__name__}.{name}", _reader(hints[name])) for name in _NAMES[kind]]
     known, later = frozenset(_NAMES[kind]), _LATER.get(kind, _NOTHING)

@@ -15,7 +15,7 @@ from math import inf
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
-from gpu_worker_pool.core.decider.node_rename import ended_at, event_at
+from gpu_worker_pool.core.decider.node_rename import ended_on_node, event_on_node
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -25,23 +25,23 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
 from .journal import History, JournalDamaged, JournalError
-from .writer import Batch, Writer
+from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
 
 # Timers do not count the time that a machine sleeps, so none is set for longer than this.
-LONGEST_NAP_S = 1.0
+MAX_ALARM_S = 1.0
 # Nobody who runs is this late for an alarm; a process that was stopped, or a machine that slept, is.
-STOOD_STILL_S = 4.0
+SUSPENDED_S = 4.0
 # How soon to try again to write what could not be written.
-TRY_AGAIN_S = 0.5
+RETRY_S = 0.5
 
 # How long what is not urgent waits for company.
-PATIENCE_S = 0.1
+LATE_FLUSH_S = 0.1
 # Nobody is promised anything by these: were they lost, the next reading would bring them about again.
 NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
 
-Listener = Callable[[Sequence[ev.Event]], None]
+EventListener = Callable[[Sequence[ev.Event]], None]
 
 
 class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
@@ -71,16 +71,16 @@ class Driver:
         is_alive: Callable[[ProcessId], bool] = lambda _: True,
     ) -> None:
         self.state = PoolState(settings=settings)
-        self.listeners: list[Listener] = []
-        self.early_listeners: list[Listener] = []
+        self.listeners: list[EventListener] = []
+        self.early_listeners: list[EventListener] = []
         self.trouble: str | None = "the journal has not been opened yet"
         self.write_listeners: list[Callable[[float], None]] = []
         self._clock = clock
         self._is_alive = is_alive
         self._writer: Writer | None = None
-        self._gathering: Batch | None = None
-        self._in_flight: Batch | None = None
-        self._unwritten: dict[str, Batch] = {}
+        self._gathering: WriteBatch | None = None
+        self._in_flight: WriteBatch | None = None
+        self._unwritten: dict[str, WriteBatch] = {}
         self._postponed: list[cmd.Command] = []
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._alarm: asyncio.TimerHandle | None = None
@@ -104,10 +104,10 @@ class Driver:
         """Take charge of a pool with this history. From here on every lease has its full TTL. `node` is the name of the
         one box that this is about, which may have had another one when the history was written.
         """
-        ended = {lease.id: lease if node is None else ended_at(node, lease) for lease in history.ended}
+        ended = {lease.id: lease if node is None else ended_on_node(node, lease) for lease in history.ended}
         state = PoolState(settings=self.state.settings, ended=ended)
         try:
-            replay(state, history.events if node is None else [event_at(node, event) for event in history.events])
+            replay(state, history.events if node is None else [event_on_node(node, event) for event in history.events])
         except (KeyError, AssertionError, ValueError) as error:
             raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
         self.state = state
@@ -206,7 +206,7 @@ class Driver:
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], Batch | None]:
+    def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
         events = self._wake_up(now)
         events += step(self.state, command, now)
@@ -226,7 +226,7 @@ class Driver:
         """
         stood_still_s, self._last_step_at = now - self._last_step_at, now
         state = self.state
-        if stood_still_s < STOOD_STILL_S or not state.leases or state.boot_id is None:
+        if stood_still_s < SUSPENDED_S or not state.leases or state.boot_id is None:
             return []
         logger.warning("stood still for %.1f s; every lease has its full TTL again", stood_still_s)
         return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
@@ -253,10 +253,10 @@ class Driver:
             ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
         ]
 
-    def _gather(self, events: list[ev.Event]) -> Batch | None:
+    def _gather(self, events: list[ev.Event]) -> WriteBatch | None:
         """Have these written; returns what to wait for before anybody may be told, if anything."""
         if self._gathering is None:
-            self._gathering = Batch(asyncio.get_running_loop().create_future())
+            self._gathering = WriteBatch(asyncio.get_running_loop().create_future())
         batch = self._gathering
         batch.news += events
         must_wait = False
@@ -283,7 +283,7 @@ class Driver:
             self._flush()
 
     def _set_alarm(self, now: float) -> None:
-        due_at = min(self.state.agenda.next_due_at() or inf, self.state.settled_until)
+        due_at = min(self.state.deadlines.next_due_at() or inf, self.state.settled_until)
         if due_at == self._alarm_at and self._alarm is not None:
             return
         if self._alarm is not None:
@@ -291,7 +291,7 @@ class Driver:
             self._alarm = None
         self._alarm_at = due_at
         if due_at < inf and not self.is_closed:
-            nap_s = min(max(due_at - now, 0.0), LONGEST_NAP_S)
+            nap_s = min(max(due_at - now, 0.0), MAX_ALARM_S)
             self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
 
     def _ring(self) -> None:
@@ -307,7 +307,7 @@ class Driver:
             return
         if batch.events and not batch.is_urgent:
             if self._late_flush is None:
-                self._late_flush = asyncio.get_running_loop().call_later(PATIENCE_S, self._flush_late)
+                self._late_flush = asyncio.get_running_loop().call_later(LATE_FLUSH_S, self._flush_late)
             return
         self._gathering = None
         if not batch.events:
@@ -318,7 +318,7 @@ class Driver:
         self._in_flight = batch
         self._writer.write(batch, self._done)
 
-    def _done(self, batch: Batch, error: JournalError | None) -> None:
+    def _done(self, batch: WriteBatch, error: JournalError | None) -> None:
         self._in_flight = None
         if error is None:
             for listener in self.write_listeners:
@@ -331,7 +331,7 @@ class Driver:
         else:
             self._run_into_trouble(batch, error)
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: WriteBatch) -> None:
         for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:
             del self._unwritten[lease_id]
         if not batch.written.done():
@@ -351,7 +351,7 @@ class Driver:
             self._carry_out(command)
         self._flush()
 
-    def _run_into_trouble(self, batch: Batch, error: JournalError) -> None:
+    def _run_into_trouble(self, batch: WriteBatch, error: JournalError) -> None:
         """Nobody is told anything of this batch, nor of what came after it; it is kept, and tried again."""
         if self.trouble is None:
             logger.error("nothing can be granted: %s", error)
@@ -361,7 +361,7 @@ class Driver:
             if not failed.written.done():
                 failed.written.set_exception(NotWritten(self.trouble))
                 failed.written.exception()  # whoever has gone away meanwhile does not want to know
-        again = Batch(
+        again = WriteBatch(
             asyncio.get_running_loop().create_future(),
             is_urgent=True,
             events=batch.events,
@@ -379,9 +379,9 @@ class Driver:
             again.snapshot = condense(self.state)
             again.replaces_damaged = True
         self._in_flight = again
-        asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._try_again, again)
+        asyncio.get_running_loop().call_later(RETRY_S, self._try_again, again)
 
-    def _try_again(self, batch: Batch) -> None:
+    def _try_again(self, batch: WriteBatch) -> None:
         if self._writer is not None:
             self._writer.write(batch, self._done)
 

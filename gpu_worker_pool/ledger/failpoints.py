@@ -21,7 +21,7 @@ FAILPOINTS = (
 )
 
 
-class _Fuse:
+class _Failpoint:
     def __init__(self, setting: str) -> None:
         self.name, _, times = setting.partition(":")
         if self.name not in FAILPOINTS or not (times or "1").isdecimal():
@@ -29,12 +29,12 @@ class _Fuse:
         self.left = int(times or "1")
 
 
-_fuse = _Fuse(os.environ["GPU_POOL_FAILPOINT"]) if "GPU_POOL_FAILPOINT" in os.environ else None
+_failpoint = _Failpoint(os.environ["GPU_POOL_FAILPOINT"]) if "GPU_POOL_FAILPOINT" in os.environ else None
 
 
 def reach(name: str) -> None:
     """Pass a failpoint; does not return where this is the one and the time has come."""
-    if _fuse is not None and _fuse.name == name:
-        _fuse.left -= 1
-        if _fuse.left == 0:
+    if _failpoint is not None and _failpoint.name == name:
+        _failpoint.left -= 1
+        if _failpoint.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)

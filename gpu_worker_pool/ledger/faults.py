@@ -13,7 +13,7 @@ from .journal import JournalDamaged, JournalError
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 # The file may be in order; what is around it is not. Anything else, while a file is opened, is the file's own fault.
-_SURROUNDINGS = {
+_ENVIRONMENT = {
     sqlite3.SQLITE_FULL: "the disk is full: free space in {folder}",
     sqlite3.SQLITE_IOERR: "the disk or its file system fails ({error}): look into the system's log, and for limits or quotas on {folder}",
     sqlite3.SQLITE_READONLY: "it cannot be written ({error}): check the rights on {folder} and that its disk is not mounted read-only",
@@ -33,24 +33,24 @@ def is_corruption(error: sqlite3.Error) -> bool:
     return _code(error) in _CORRUPT
 
 
-def is_of_surroundings(error: sqlite3.Error) -> bool:
+def is_environmental(error: sqlite3.Error) -> bool:
     """Whether the file is innocent."""
-    return _code(error) in _SURROUNDINGS
+    return _code(error) in _ENVIRONMENT
 
 
 def describe(error: sqlite3.Error | OSError, path: Path) -> str:
     """What went wrong, and what to do."""
     if isinstance(error, sqlite3.Error):
-        reason = _SURROUNDINGS.get(_code(error) or 0, "{error}")
+        reason = _ENVIRONMENT.get(_code(error) or 0, "{error}")
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason = _SURROUNDINGS[sqlite3.SQLITE_FULL]
+        reason = _ENVIRONMENT[sqlite3.SQLITE_FULL]
     else:
         reason = "{error}: check {folder} and the rights on it"
     return f"the journal {path} cannot be used: {reason.format(error=error, folder=path.parent)}"
 
 
 @contextmanager
-def told_in_words(path: Path) -> Iterator[None]:
+def journal_errors(path: Path) -> Iterator[None]:
     """Turn what SQLite and the system report into what a journal promises to raise."""
     try:
         yield

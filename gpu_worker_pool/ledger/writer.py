@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class Batch:
+class WriteBatch:
     """What is written by one commit. `news` is all that happened, in order, to be told once it is written.
 
     `snapshot` is what the whole history adds up to after this batch, where the journal is to be compacted to it;
@@ -37,13 +37,13 @@ class Batch:
     write_s: float = 0.0
 
 
-Done = Callable[[Batch, JournalError | None], None]
+Done = Callable[[WriteBatch, JournalError | None], None]
 
 
 class Writer(Protocol):
     """Writes one batch after the other, and says in the event loop's thread how it went."""
 
-    def write(self, batch: Batch, done: Done) -> None:
+    def write(self, batch: WriteBatch, done: Done) -> None:
         """Write this one; the next one is given only when this is done."""
         ...
 
@@ -60,7 +60,7 @@ class Writer(Protocol):
 SHORTEST_TO_COMPACT = 20_000
 
 
-def carry_out(journal: Journal, batch: Batch) -> None:
+def carry_out(journal: Journal, batch: WriteBatch) -> None:
     """Write a batch, blocking."""
     began = time.perf_counter()
     if batch.replaces_damaged and batch.snapshot is not None:
@@ -73,7 +73,7 @@ def carry_out(journal: Journal, batch: Batch) -> None:
     batch.write_s = time.perf_counter() - began
 
 
-def compact(journal: Journal, batch: Batch) -> None:
+def compact(journal: Journal, batch: WriteBatch) -> None:
     """Compact, where it is due; the batch is safe already, so a failure costs nothing but room."""
     if batch.snapshot is not None and not batch.replaces_damaged:
         try:
@@ -94,7 +94,7 @@ class InlineWriter:
         self._journal = journal
         self._shortest = shortest_to_compact
 
-    def write(self, batch: Batch, done: Done) -> None:
+    def write(self, batch: WriteBatch, done: Done) -> None:
         """Write and report before returning."""
         try:
             carry_out(self._journal, batch)
@@ -119,11 +119,11 @@ class WriterThread:
     def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop) -> None:
         self._journal = journal
         self._loop = loop
-        self._orders: queue.SimpleQueue[tuple[Batch, Done] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[WriteBatch, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._thread.start()
 
-    def write(self, batch: Batch, done: Done) -> None:
+    def write(self, batch: WriteBatch, done: Done) -> None:
         """Have it written; `done` is called in the loop's thread."""
         self._orders.put((batch, done))
 
@@ -152,6 +152,6 @@ class WriterThread:
                 self._report(done, batch, None)
                 compact(self._journal, batch)
 
-    def _report(self, done: Done, batch: Batch, error: JournalError | None) -> None:
+    def _report(self, done: Done, batch: WriteBatch, error: JournalError | None) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(done, batch, error)

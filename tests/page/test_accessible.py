@@ -43,8 +43,8 @@ def server(browser: Browser) -> Iterator[ServerProcess]:
         for owner in ("bob", "eve"):
             take(server, None, owner=owner, memory_mb=2000, among=[1], **form)
         queue(server, None, owner="dan", among=[0], priority=2, **form)
-        given_back = take(server, None, owner="cyd", among=[2])
-        server.ask(f"/leases/{given_back['id']}", "DELETE")
+        released = take(server, None, owner="cyd", among=[2])
+        server.ask(f"/leases/{released['id']}", "DELETE")
         admin = {"Authorization": f"Bearer {ADMIN}"}
         assert server.ask("/admin/gpus/3/drain", "POST", admin, {"reason": "a fan is broken"}).status == 200
         yield server

@@ -40,11 +40,11 @@ def demo(
     It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
     itself. What it then says is measured; the exit code is 1 if a promise was broken.
     """
-    from .director import Demo, Plan  # noqa: PLC0415 - loads the client
+    from .director import Demo, DemoPlan  # noqa: PLC0415 - loads the client
     from .folder import demo_folder  # noqa: PLC0415
     from .summary import Record, render, summarize  # noqa: PLC0415
 
-    plan = Plan(
+    plan = DemoPlan(
         workers,
         gpus,
         seconds,

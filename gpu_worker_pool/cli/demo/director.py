@@ -43,7 +43,7 @@ _AWAY_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What was asked for; when `longest_s` is over the demo is given up."""
 
     workers: int
@@ -57,7 +57,7 @@ class Plan:
 class Demo:
     """One run. However it ends, none of its processes is left."""
 
-    def __init__(self, plan: Plan, console: Console, folder: DemoFolder) -> None:
+    def __init__(self, plan: DemoPlan, console: Console, folder: DemoFolder) -> None:
         self._plan = plan
         width = max(2, len(str(plan.workers)))
         self._names = [f"w{number:0{width}}" for number in range(1, plan.workers + 1)]
@@ -293,5 +293,5 @@ def _installed_gpus() -> list[InstalledGpu]:
     except ProbeUnavailable:
         return []
     with contextlib.closing(probe):
-        readings = probe.look(boot_time()).readings
+        readings = probe.read(boot_time()).readings
         return [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings]

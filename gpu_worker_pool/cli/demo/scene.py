@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
-State = Literal["starts", "rests", "waits", "holds", "killed", "done", "failed"]
+WorkerState = Literal["starts", "rests", "waits", "holds", "killed", "done", "failed"]
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class WorkerRow:
 
     name: str
     pid: int = -1
-    state: State = "starts"
+    state: WorkerState = "starts"
     since: float = 0.0
     gpu: int = -1
     turns: int = 0
@@ -67,7 +67,7 @@ class Scene:
         self.news.append(news)
         self.on_news(news)
 
-    def in_state(self, *states: State) -> list[WorkerRow]:
+    def in_state(self, *states: WorkerState) -> list[WorkerRow]:
         """The workers in one of these states."""
         return [row for row in self.workers.values() if row.state in states]
 

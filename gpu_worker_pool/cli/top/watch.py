@@ -55,7 +55,7 @@ class Watch:
         """Look every interval, counted from look to look; never ends by itself, whatever the server does."""
         due = monotonic()
         while True:
-            await self._look()
+            await self._poll()
             due = max(due + self._interval_s, monotonic())
             await asyncio.sleep(due - monotonic())
 
@@ -69,7 +69,7 @@ class Watch:
         rows = tuple(self._row(index, is_stale=is_stale) for index in range(len(self._report.gpus)))
         return ServerState(self._endpoint, url, self._report, rows, age_s, self._error, is_stale)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         # The pool tells all but temperature and power, and those matter least: without them the rest is still shown.
         report, stats = await asyncio.gather(
             ask_pool(self._servers, self._endpoint, self._query),

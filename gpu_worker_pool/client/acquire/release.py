@@ -17,7 +17,7 @@ logger = logging.getLogger("gpu_worker_pool.client")
 KEEP_TRYING_S = 120.0
 
 
-async def give_back(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None) -> None:
+async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None) -> None:
     """Give it back, once the call that is still under way for it has come to its end, however it ends."""
     if under_way is not None:
         try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 
 
-class Span(NamedTuple):
+class LeaseSpan(NamedTuple):
     """That a lease held a GPU. Times are seconds since 1970; who has no `until` and no `end_reason` holds it still."""
 
     lease_id: str
@@ -31,7 +31,7 @@ class Timeline:
     def __init__(self, since: float, now: float, *, most: int) -> None:
         self.since = since
         self.now = now
-        self.by_gpu: dict[str, list[Span]] = {}
+        self.by_gpu: dict[str, list[LeaseSpan]] = {}
         self.unknown_leases = 0
         self.is_cut = False
         self._room = most
@@ -51,7 +51,7 @@ class Timeline:
             return
         self._room -= len(lease.gpus)
         holder = lease.request.holder
-        span = Span(
+        span = LeaseSpan(
             lease.id,
             holder.owner,
             holder.worker_id,

@@ -31,7 +31,7 @@ class LeaseTimes(NamedTuple):
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageTotals:
     """What somebody's leases come to within a span. A lease of two GPUs for an hour is two GPU-hours.
 
     `gpu_us` is of leases that said no amount of memory, `shared_gpu_us` of those that did, and share: these overlap on a
@@ -49,7 +49,7 @@ class Usage:
     unknown_leases: int = 0
     unknown_waits: int = 0
 
-    def add(self, other: Usage) -> None:
+    def add(self, other: UsageTotals) -> None:
         """Count the other's leases as one's own."""
         self.gpu_us += other.gpu_us
         self.shared_gpu_us += other.shared_gpu_us
@@ -61,7 +61,7 @@ class Usage:
         self.unknown_waits += other.unknown_waits
 
 
-class Reckoning:
+class UsageAccount:
     """Adds leases up, by owner, for the span from `since` to before `until` (None: open), as known at `now`.
 
     A lease whose times are not to be trusted belongs to the span in which it ended, or to every span where that too is
@@ -74,15 +74,15 @@ class Reckoning:
         self.since = since
         self.until = until
         self.now = now
-        self.by_owner: dict[str | None, Usage] = {}
+        self.by_owner: dict[str | None, UsageTotals] = {}
         self._since_us = _us(max(since, -MOST_S)) or 0
         self._until_us: float = inf if until is None or until >= MOST_S else _us(until) or 0
         self._now_us = _us(now) or 0
         self._cut_us = min(self._until_us, self._now_us)
 
-    def total(self) -> Usage:
+    def total(self) -> UsageTotals:
         """All owners together."""
-        total = Usage()
+        total = UsageTotals()
         for usage in self.by_owner.values():
             total.add(usage)
         return total
@@ -121,10 +121,10 @@ class Reckoning:
             else:
                 usage.gpu_us += held_us * lease.gpu_count
 
-    def _of(self, owner: str | None) -> Usage:
+    def _of(self, owner: str | None) -> UsageTotals:
         usage = self.by_owner.get(owner)
         if usage is None:
-            usage = self.by_owner[owner] = Usage()
+            usage = self.by_owner[owner] = UsageTotals()
         return usage
 
     def _within(self, start_us: int, end_us: int) -> int:

@@ -7,7 +7,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.state import PoolState
 
 # A lease that has left the queue keeps no place in it; its place is only there to be passed through.
-NO_PLACE = 0
+NO_SEQ = 0
 
 
 def condense(state: PoolState) -> list[ev.DurableEvent]:
@@ -43,7 +43,7 @@ def _granted(lease: ActiveLease | DrainingLease, at: float) -> list[ev.DurableEv
     grant = _grant_of(lease)
     assert grant.fence is not None and grant.granted_at is not None  # noqa: S101, PT018 - it was granted
     return [
-        ev.LeaseQueued(at, lease.id, lease.request, NO_PLACE, grant.requested_at),
+        ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, grant.requested_at),
         ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at),
     ]
 

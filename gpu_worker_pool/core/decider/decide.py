@@ -46,7 +46,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         if known.request != request:
             return [ev.LeaseConflicted(now, lease_id)]
         return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
-    if why := _why_never(state, request):
+    if why := _why_unservable(state, request):
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
     if len(state.queue) >= settings.max_queued:
@@ -56,7 +56,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
 
 
-def _why_never(state: PoolState, request: Request) -> str | None:
+def _why_unservable(state: PoolState, request: Request) -> str | None:
     """Why no GPU here could ever serve this request; None where one could, or where none has been seen yet."""
     if not state.has_been_observed:
         return None
@@ -81,7 +81,7 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(ev.RenewalRefused(now, lease_id, lease.ended.reason))
         elif isinstance(lease, EndedLease):
             refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
-        elif state.agenda.due_at(lease_id) <= now:
+        elif state.deadlines.due_at(lease_id) <= now:
             refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
         else:
             renewed.append(lease_id)
@@ -120,7 +120,7 @@ def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:
-    readings = _news(state, command.readings, now)
+    readings = _newest(state, command.readings, now)
     events: list[ev.Event] = [ev.GpusObserved(now, readings)]
     for reading in readings:
         slot = state.slots.get(reading.gpu.key)
@@ -155,24 +155,24 @@ def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Readin
     return len(held_mb) == len(left) and all(mb is not None and mb <= context_mb for mb in held_mb)
 
 
-def _news(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
+def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
     """The latest reading of each GPU, where it is not older than what is known. One from the future would never grow
     stale, so it is taken as from now.
     """
-    news: dict[GpuKey, Reading] = {}
+    newest: dict[GpuKey, Reading] = {}
     for reading in readings:
-        known = news.get(reading.gpu.key)
+        known = newest.get(reading.gpu.key)
         if known is None and (slot := state.slots.get(reading.gpu.key)) is not None:
             known = slot.reading
         at = min(reading.at, now)
         if known is None or at >= known.at:
-            news[reading.gpu.key] = reading if at == reading.at else replace(reading, at=at)
-    return tuple(news.values())
+            newest[reading.gpu.key] = reading if at == reading.at else replace(reading, at=at)
+    return tuple(newest.values())
 
 
 def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
-    for lease_id in state.agenda.due(now):
+    for lease_id in state.deadlines.due(now):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
             # Waited long enough: from here on the thresholds decide.

@@ -66,18 +66,18 @@ class _Countdown:
 
 
 @dataclass(frozen=True, slots=True)
-class _Closed:
+class _ClosedCircuit:
     label = BreakerState.CLOSED
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenCircuit:
     label = BreakerState.OPEN
     wait: _Countdown
 
 
 @dataclass(frozen=True, slots=True)
-class _HalfOpen:
+class _HalfOpenCircuit:
     label = BreakerState.HALF_OPEN
     probe: _Countdown | None = None
     """How long the probe in flight may still take before it is given up; `None` if there is none."""
@@ -112,7 +112,7 @@ class CircuitBreaker:
         self._failure_threshold = failure_threshold
         self._open_for = open_for
         self._probe_timeout_s = probe_timeout_s
-        self._state: _Closed | _Open | _HalfOpen = _Closed()
+        self._state: _ClosedCircuit | _OpenCircuit | _HalfOpenCircuit = _ClosedCircuit()
         self._generation = 0
         self._consecutive_failures = 0
         self._times_opened = 0
@@ -124,29 +124,29 @@ class CircuitBreaker:
         """Return a permit for one call, or `None` if no call may be made now."""
         if self.retry_in_s(now) > 0.0:
             return None
-        if isinstance(self._state, _HalfOpen):
+        if isinstance(self._state, _HalfOpenCircuit):
             # A new generation for each probe: one that was given up cannot speak for the one that replaces it.
             self._generation += 1
-            self._state = _HalfOpen(probe=_Countdown(now, self._probe_timeout_s))
-        return Permit(self._generation, is_probe=isinstance(self._state, _HalfOpen))
+            self._state = _HalfOpenCircuit(probe=_Countdown(now, self._probe_timeout_s))
+        return Permit(self._generation, is_probe=isinstance(self._state, _HalfOpenCircuit))
 
     def succeeded(self, permit: Permit, now: float) -> None:
         """Report that the endpoint answered."""
-        if not self._take_back(permit):
+        if not self._mark_reported(permit):
             return
         self._count(is_failure=False)
         if not self._is_current(permit):
             return
         self._consecutive_failures = 0
         if self.state_at(now) is BreakerState.HALF_OPEN:
-            self._enter(_Closed())
+            self._enter(_ClosedCircuit())
 
     def failed(self, permit: Permit, now: float, *, jitter: float) -> None:
         """Report that the endpoint did not answer, or answered with a fault of its own.
 
         `jitter` is a random number in [0, 1): it spreads out the probes of clients that failed together.
         """
-        if not self._take_back(permit):
+        if not self._mark_reported(permit):
             return
         self._count(is_failure=True)
         if not self._is_current(permit):
@@ -155,17 +155,17 @@ class CircuitBreaker:
         failed_probes = self._consecutive_failures - self._failure_threshold
         if failed_probes >= 0:
             self._times_opened += 1
-            self._enter(_Open(wait=_Countdown(now, self._open_for.delay_s(failed_probes, jitter))))
+            self._enter(_OpenCircuit(wait=_Countdown(now, self._open_for.delay_s(failed_probes, jitter))))
 
     def cancelled(self, permit: Permit) -> None:
         """Report that the call was given up by its caller, which says nothing about the endpoint."""
-        if self._take_back(permit) and self._is_current(permit) and permit.is_probe:
-            self._state = _HalfOpen()
+        if self._mark_reported(permit) and self._is_current(permit) and permit.is_probe:
+            self._state = _HalfOpenCircuit()
 
     def allow_probe_now(self, now: float) -> None:
         """End the waiting of an open breaker at once, as for a manual recovery; otherwise do nothing."""
         if self.state_at(now) is BreakerState.OPEN:
-            self._state = _HalfOpen()
+            self._state = _HalfOpenCircuit()
 
     def state_at(self, now: float) -> BreakerState:
         """Return the state at this time."""
@@ -177,7 +177,7 @@ class CircuitBreaker:
         While a probe is in flight this is the time until the probe would be given up.
         """
         match self._advance_to(now):
-            case _Open(wait=countdown) | _HalfOpen(probe=_Countdown() as countdown):
+            case _OpenCircuit(wait=countdown) | _HalfOpenCircuit(probe=_Countdown() as countdown):
                 return countdown.remaining_s(now)
             case _:
                 return 0.0
@@ -196,9 +196,9 @@ class CircuitBreaker:
 
     def __repr__(self) -> str:
         match self._state:
-            case _Open(wait=wait):
+            case _OpenCircuit(wait=wait):
                 detail = f" until {wait.ends_at:.3f}"
-            case _HalfOpen(probe=_Countdown() as probe):
+            case _HalfOpenCircuit(probe=_Countdown() as probe):
                 detail = f", probe in flight until {probe.ends_at:.3f}"
             case _:
                 detail = ""
@@ -207,13 +207,13 @@ class CircuitBreaker:
             f"{self._failure_rate_percent()}% of the last {len(self._recent_is_failure)} calls failed>"
         )
 
-    def _advance_to(self, now: float) -> _Closed | _Open | _HalfOpen:
+    def _advance_to(self, now: float) -> _ClosedCircuit | _OpenCircuit | _HalfOpenCircuit:
         """Return the state after the one change that time alone makes: the waiting of an open breaker ends."""
-        if isinstance(self._state, _Open) and self._state.wait.remaining_s(now) == 0.0:
-            self._state = _HalfOpen()
+        if isinstance(self._state, _OpenCircuit) and self._state.wait.remaining_s(now) == 0.0:
+            self._state = _HalfOpenCircuit()
         return self._state
 
-    def _enter(self, state: _Closed | _Open) -> None:
+    def _enter(self, state: _ClosedCircuit | _OpenCircuit) -> None:
         """Change the state for a reason that makes every permit issued so far out of date."""
         self._generation += 1
         self._state = state
@@ -221,7 +221,7 @@ class CircuitBreaker:
     def _is_current(self, permit: Permit) -> bool:
         return permit.generation == self._generation
 
-    def _take_back(self, permit: Permit) -> bool:
+    def _mark_reported(self, permit: Permit) -> bool:
         """Mark a permit as reported; false if it was reported before."""
         if permit.is_reported:
             return False

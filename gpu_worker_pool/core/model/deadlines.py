@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 
-class Agenda:
+class Deadlines:
     """One due time an id, sorted by time."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class Agenda:
         return self._sorted[0][0] if self._sorted else None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Agenda) and self._due_at == other._due_at
+        return isinstance(other, Deadlines) and self._due_at == other._due_at
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __repr__(self) -> str:
-        return f"<Agenda: {len(self._sorted)} noted, next at {self.next_due_at()}>"
+        return f"<Deadlines: {len(self._sorted)} noted, next at {self.next_due_at()}>"

@@ -113,7 +113,7 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
         if process.memory_mb is None:
             unweighed.update(owners)
         elif owners:
-            _put_down(process.memory_mb, owners, asked_mb, observed_mb)
+            _share_out(process.memory_mb, owners, asked_mb, observed_mb)
             unexplained_mb -= process.memory_mb
         elif process.name in ignored_processes:
             unexplained_mb -= process.memory_mb
@@ -129,7 +129,7 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     return MemoryUse(by_lease, max(unexplained_mb, 0.0))
 
 
-def _put_down(
+def _share_out(
     memory_mb: float, owners: Sequence[str], asked_mb: Mapping[str, float], observed_mb: dict[str, float]
 ) -> None:
     """Put memory down to its owners: to each up to what it asked for, and the rest to the first."""
@@ -161,7 +161,7 @@ def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessPlace:
+class ProcessOwnership:
     """Whose a process on a GPU is: the leases it belongs to, and whether it belongs to none. That is None where it cannot
     be told, because of some lease there it is not known which processes are its.
     """
@@ -171,7 +171,9 @@ class ProcessPlace:
     is_ignored: bool
 
 
-def place_processes(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> list[tuple[GpuProcess, ProcessPlace]]:
+def attribute_processes(
+    slot: GpuSlot, ignored_processes: AbstractSet[str]
+) -> list[tuple[GpuProcess, ProcessOwnership]]:
     """All processes that a GPU shows, each with whose it is; reckoned as `memory_use` reckons whose their memory is."""
     processes = slot.reading.processes if slot.reading else None
     if not processes:
@@ -181,7 +183,7 @@ def place_processes(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> list[
     for process in processes:
         owners, is_ignored = tuple(_owners(slot, process.id)), process.name in ignored_processes
         is_outside = None if is_somebody_unknown and not owners and not is_ignored else not owners
-        found.append((process, ProcessPlace(owners, is_outside, is_ignored)))
+        found.append((process, ProcessOwnership(owners, is_outside, is_ignored)))
     return found
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpu_worker_pool.core.queue.capacity import Capacity
-from gpu_worker_pool.core.queue.waiting import WaitingLine
+from gpu_worker_pool.core.queue.waiting import LeaseQueue
 
-from .deadlines import Agenda
+from .deadlines import Deadlines
 from .gpu import GpuKey, ProcessId
 from .lease import ActiveLease, DrainingLease, EndedLease, Lease, LiveLease, QueuedLease
 from .settings import PoolSettings
@@ -20,7 +20,7 @@ from .slot import GpuSlot
 class PoolState:
     """Everything a decision is made from.
 
-    `clock` is the latest time seen; time never goes back for a pool. `agenda` notes when each live lease is due:
+    `clock` is the latest time seen; time never goes back for a pool. `deadlines` notes when each live lease is due:
     its TTL while queued or active, the drain limit while draining. Until `settled_until` nobody in the queue can be
     served if nothing happens, but for `newcomers`, and `holds` says which GPUs are kept for whom; any change that might
     matter sets it back. `capacity` holds indexes over the slots: it can
@@ -35,8 +35,8 @@ class PoolState:
     slots: dict[GpuKey, GpuSlot] = field(default_factory=dict)
     leases: dict[str, LiveLease] = field(default_factory=dict)
     ended: dict[str, EndedLease] = field(default_factory=dict)
-    queue: WaitingLine = field(default_factory=WaitingLine)
-    agenda: Agenda = field(default_factory=Agenda)
+    queue: LeaseQueue = field(default_factory=LeaseQueue)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
     excluded: dict[GpuKey, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class PoolState:
     reserver: str | None = None
     newcomers: list[str] = field(default_factory=list)
     # GPUs that a process gave back and still holds memory on, with its leases that drain there.
-    leftovers: dict[ProcessId, dict[GpuKey, set[str]]] = field(default_factory=dict)
+    reclaimable: dict[ProcessId, dict[GpuKey, set[str]]] = field(default_factory=dict)
     touched: set[GpuKey] = field(default_factory=set, compare=False)
     capacity: Capacity = field(default_factory=Capacity, compare=False)
 

@@ -10,7 +10,7 @@ more, or an endless stream of small shares would keep him out forever. One such 
 the first one day.
 
 A GPU that drains because the process that gave it back still holds memory there is free to that same process (see
-leftovers.py), unless somebody ahead waits for such a GPU.
+reclaim.py), unless somebody ahead waits for such a GPU.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import Leased, NoRoom
 from .placement import Grant, Survey
-from .reclaim import take_back
+from .reclaim import reclaim
 
 
 @dataclass(slots=True)
-class Outcome:
+class QueuePass:
     """What a look at the queue found: who is served, which GPUs are held for whom, who of these reserves what others
     share, and how long that stays true if nothing happens. `settled_until` is None where that is known already, or where
     another pass is due once these grants have happened.
@@ -43,22 +43,22 @@ class Outcome:
     settled_until: float | None
 
 
-def serve_queue(state: PoolState, now: float) -> Outcome:
+def serve_queue(state: PoolState, now: float) -> QueuePass:
     """Find who can be served. Where all that happened since the last look is that one came, only that one can be; where
     nothing happened that matters to everybody, only those who left something on a GPU.
     """
     if now <= state.settled_until and not state.newcomers:
-        outcome = Outcome([], state.holds, state.reserver, None)
+        outcome = QueuePass([], state.holds, state.reserver, None)
     elif now <= state.settled_until and len(state.newcomers) == 1:
-        outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over(state, now)
+        outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over_queue(state, now)
     else:
-        outcome = _pass_over(state, now)
-    if not outcome.grants and state.leftovers and (grant := take_back(state, now)) is not None:
-        return Outcome([grant], outcome.holds, outcome.reserver, None)
+        outcome = _pass_over_queue(state, now)
+    if not outcome.grants and state.reclaimable and (grant := reclaim(state, now)) is not None:
+        return QueuePass([grant], outcome.holds, outcome.reserver, None)
     return outcome
 
 
-def _pass_over(state: PoolState, now: float) -> Outcome:
+def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     """Go through the whole line, in order."""
     survey = Survey(state, now)
     # What nobody further back may take: granted in this pass, or held by somebody ahead.
@@ -69,11 +69,11 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
     heads = [(line[0], 0, wishes) for wishes, line in lines.items()]
     heapify(heads)
     reserver: str | None = None
-    in_vain = _InVain()
+    failed = _FailedWishes()
     while heads:
         (_, _, lease_id), index, wishes = heappop(heads)
         may_reserve = reserver is None and state.capacity.has_shared_gpus
-        if not may_reserve and in_vain.has_less_than(wishes):
+        if not may_reserve and failed.covers(wishes):
             continue
         gpus = survey.place(wishes, gone.keys())
         if gpus is not None:
@@ -81,12 +81,12 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
             gone.update(dict.fromkeys(gpus, lease_id))
             if wishes.is_shared or state.settings.workers_per_gpu > 1:
                 # Somebody else may still join him there; that can be told only after this has happened.
-                return Outcome(grants, holds, reserver, None)
+                return QueuePass(grants, holds, reserver, None)
         else:
-            in_vain.add(wishes)
+            failed.add(wishes)
             kept = _free(survey, wishes, gone)
             if may_reserve:
-                reserved = _shared_now(survey, wishes, gone, kept)
+                reserved = _held_by_sharers(survey, wishes, gone, kept)
                 reserver = lease_id if reserved else None
                 kept += reserved
             if not kept:
@@ -95,10 +95,10 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
             gone.update(dict.fromkeys(kept, lease_id))
         if index + 1 < len(lines[wishes]):
             heappush(heads, (lines[wishes][index + 1], index + 1, wishes))
-    return Outcome(grants, holds, reserver, survey.holds_until)
+    return QueuePass(grants, holds, reserver, survey.holds_until)
 
 
-class _InVain:
+class _FailedWishes:
     """What could not be had in one pass. What is gone stays gone until its end, so whoever wants as much or more of the
     same GPUs, or of some of them, need not try: a line of many different wishes costs little more than one of few.
     """
@@ -112,7 +112,7 @@ class _InVain:
             kind = (*_terms(wishes), wishes.model, wishes.among)
             self._least_mb[kind] = min(wishes.memory_mb or 0.0, self._least_mb.get(kind, inf))
 
-    def has_less_than(self, wishes: Wishes) -> bool:
+    def covers(self, wishes: Wishes) -> bool:
         """Whether no GPU is left that would do, because less was asked for in vain."""
         terms = _terms(wishes)
         least_mb = min(
@@ -125,7 +125,7 @@ def _terms(wishes: Wishes) -> tuple[object, ...]:
     return wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent
 
 
-def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | None:
+def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | None:
     """Serve somebody who has just joined a line in which nobody could be served; None where others are concerned.
 
     What he takes or holds is one more thing gone for those behind him, which changes nothing for them unless they
@@ -142,10 +142,10 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | Non
     if gpus is not None:
         # A GPU that is shared from now on is one that somebody ahead may have to reserve.
         until = None if wishes.is_shared else settled_until
-        return Outcome([Grant(newcomer.id, gpus)], state.holds, state.reserver, until)
-    if state.reserver not in ahead.values() and _shared_now(survey, wishes, ahead, kept):
+        return QueuePass([Grant(newcomer.id, gpus)], state.holds, state.reserver, until)
+    if state.reserver not in ahead.values() and _held_by_sharers(survey, wishes, ahead, kept):
         return None
-    return Outcome([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, state.reserver, settled_until)
+    return QueuePass([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, state.reserver, settled_until)
 
 
 def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[GpuKey]:
@@ -169,7 +169,7 @@ def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[Gp
     return most
 
 
-def _shared_now(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]) -> list[GpuKey]:
+def _held_by_sharers(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]) -> list[GpuKey]:
     """GPUs that only those who share them now keep from this waiter, up to his number: on the node where he holds
     others already, else on that of the least committed one.
     """

@@ -73,7 +73,7 @@ class SlotFacts(NamedTuple):
     its occupants leave a place, and None where it is out of service or cannot be measured.
     """
 
-    place: float
+    gpu_index: float
     gpu_class: GpuClass | None
     is_open_to_exclusive: bool | None = None
     is_open_to_shared: bool | None = None
@@ -99,7 +99,7 @@ class _NodeIndex:
     open_to_exclusive: list[GpuSlot] = field(default_factory=list)
     open_to_shared: list[GpuSlot] = field(default_factory=list)
     entries: set[tuple[Use, Group, Entry]] = field(default_factory=set)
-    places: tuple[tuple[float, GpuKey], ...] = ()
+    indexed: tuple[tuple[float, GpuKey], ...] = ()
     makeup: tuple[GpuClass, ...] = ()
     makeup_in_service: tuple[GpuClass, ...] = ()
 
@@ -159,9 +159,9 @@ class Capacity:
         if facts:
             self._nodes[node] = new
             self._makeups[new.makeup] += 1
-        is_renamed = new.places != (old.places if old else ())
+        is_renamed = new.indexed != (old.indexed if old else ())
         if is_renamed:
-            self._names.change(old.places if old else (), new.places)
+            self._names.change(old.indexed if old else (), new.indexed)
         # Where a name is another GPU's now, or nobody's, whoever asked by it could use other GPUs than before.
         return old is None or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
 
@@ -306,7 +306,7 @@ def _facts_of(
 def _index_node(
     node: str, facts: dict[GpuKey, SlotFacts], slots: Mapping[GpuKey, GpuSlot], settings: PoolSettings
 ) -> _NodeIndex:
-    ordered = sorted(facts.items(), key=lambda item: (item[1].place, item[0]))
+    ordered = sorted(facts.items(), key=lambda item: (item[1].gpu_index, item[0]))
     exclusive = [(key, found) for key, found in ordered if found.is_open_to_exclusive]
     shared = [(key, found) for key, found in ordered if found.is_open_to_shared]
     index = _NodeIndex(
@@ -315,7 +315,7 @@ def _index_node(
         open_to_shared=[slots[key] for key, _ in shared],
         makeup=tuple(sorted((found.gpu_class for _, found in ordered if found.gpu_class), key=_by_name)),
         makeup_in_service=tuple(found.gpu_class for _, found in ordered if found.gpu_class and found.is_in_service),
-        places=tuple((found.place, key) for key, found in ordered if found.gpu_class),
+        indexed=tuple((found.gpu_index, key) for key, found in ordered if found.gpu_class),
     )
     limits = settings.thresholds
     clear_to_exclusive: list[SlotFacts] = []
@@ -323,7 +323,7 @@ def _index_node(
         if found.percent is not None and found.gpu_class is not None:
             is_clear = found.percent < limits.memory_percent and found.load_percent < limits.utilization_percent
             score = found.percent + found.load_percent
-            by_use = (score, len(exclusive), node, found.place, found.percent, key)
+            by_use = (score, len(exclusive), node, found.gpu_index, found.percent, key)
             index.entries.add((Use.EXCLUSIVE, Group(found.gpu_class, is_clear), by_use))
             clear_to_exclusive += [found] if is_clear else []
     clear_to_shared: list[SlotFacts] = []
@@ -332,7 +332,7 @@ def _index_node(
             is_ours = found.is_used_by_leases_only
             is_clear = is_ours or found.load_percent < limits.utilization_percent
             use, fewest = (Use.WHOLE, len(exclusive)) if found.is_whole else (Use.SHARED, 0)
-            by_commitment = (-found.committed_mb, fewest, node, found.place, found.load_percent, is_ours, key)
+            by_commitment = (-found.committed_mb, fewest, node, found.gpu_index, found.load_percent, is_ours, key)
             index.entries.add((use, Group(found.gpu_class, is_clear), by_commitment))
             clear_to_shared += [found] if is_clear else []
     for use_of_node, is_clear, counted in (

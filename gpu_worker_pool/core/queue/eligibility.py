@@ -178,7 +178,7 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldForAnother:
     """Free, but kept for somebody who stands further ahead in the line."""
 
     code: ClassVar[str] = "held"
@@ -189,7 +189,7 @@ class Held:
         return f"kept for {self.for_holder}, who is ahead in the line"
 
 
-Obstacle = (
+Ineligible = (
     Excluded
     | NotAmong
     | WrongModel
@@ -202,9 +202,9 @@ Obstacle = (
     | OverMemory
     | OverUtilization
     | NoRoom
-    | Held
+    | HeldForAnother
 )
-Verdict = Eligible | Obstacle
+Verdict = Eligible | Ineligible
 
 
 def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdict:
@@ -223,7 +223,7 @@ def is_suitable(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
     return _unsuitable(state, slot, wishes, state.settings.thresholds_for(wishes)) is None
 
 
-def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Obstacle | None:
+def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Ineligible | None:
     reading = slot.reading
     if wishes.among is not None and reading is not None and slot.key not in state.capacity.named(wishes.among):
         return NotAmong(shown(wishes.among))
@@ -241,13 +241,13 @@ def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thr
     return None
 
 
-def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | None:
-    if _has_place(state, slot, wishes):
+def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | None:
+    if _has_opening(state, slot, wishes):
         return None
     leases = [state.leases[lease_id] for lease_id in slot.occupants]
     draining = next((lease for lease in leases if isinstance(lease, DrainingLease)), None)
-    # Who has it is told before who had it: a process may have taken back what it left there (leftovers.py).
-    if draining is not None and _has_place(state, slot.without_draining(), wishes):
+    # Who has it is told before who had it: a process may have taken back what it left there (reclaim.py).
+    if draining is not None and _has_opening(state, slot.without_draining(), wishes):
         return _draining(slot, draining)
     active = [lease for lease in leases if isinstance(lease, ActiveLease)]
     return Leased(
@@ -257,7 +257,7 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | Non
     )
 
 
-def _has_place(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
+def _has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
     return slot.is_open_for(shared=wishes.is_shared, workers_per_gpu=state.settings.workers_per_gpu)
 
 
@@ -271,7 +271,7 @@ def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:
     return Draining(lease.id, pid, weight_mb or None)
 
 
-def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Obstacle | None:
+def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Ineligible | None:
     reading = slot.reading
     if reading is None:
         return ReadingUnknown("state")

@@ -10,7 +10,7 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, Held, Leased, Verdict, judge
+from .eligibility import Eligible, HeldForAnother, Leased, Verdict, judge
 
 MAX_NAMES = 3
 
@@ -94,7 +94,7 @@ def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdi
     if isinstance(item.verdict, Eligible) and held_for not in (None, lease.id):
         other = state.queued(held_for)
         if other.order < lease.order:
-            return GpuVerdict(item.key, item.gpu, Held(other.id, str(other.request.holder)))
+            return GpuVerdict(item.key, item.gpu, HeldForAnother(other.id, str(other.request.holder)))
     return item
 
 

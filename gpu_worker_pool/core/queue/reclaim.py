@@ -12,30 +12,30 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import Eligible, is_suitable, judge
 from .placement import Grant
-from .waiting import Place
+from .waiting import QueueKey
 
 # Of one process's waiters this many are looked at: more than workers that anybody runs in one process.
 MOST_WAITERS = 64
 
 
-def take_back(state: PoolState, now: float) -> Grant | None:
+def reclaim(state: PoolState, now: float) -> Grant | None:
     """The first waiter who can be given a GPU on which only his own process has left something."""
-    for process, keys in state.leftovers.items():
-        for place in state.queue.of_process(process)[:MOST_WAITERS]:
+    for process, keys in state.reclaimable.items():
+        for queue_key in state.queue.of_process(process)[:MOST_WAITERS]:
             for key in sorted(keys):
-                if _may_take(state, place, key, process, now):
-                    return Grant(place[2], (key,))
+                if _may_reclaim(state, queue_key, key, process, now):
+                    return Grant(queue_key[2], (key,))
     return None
 
 
-def _may_take(state: PoolState, place: Place, key: GpuKey, process: ProcessId, now: float) -> bool:
-    waiter = state.queued(place[2]).request
+def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: ProcessId, now: float) -> bool:
+    waiter = state.queued(queue_key[2]).request
     wishes, owner = waiter.wishes, waiter.holder.owner
     slot = state.slots[key]
-    given_back = state.leftovers[process][key]
+    released = state.reclaimable[process][key]
     if wishes.gpus != 1 or any(
         # Another's, still in use, or taken away: that is in everybody's way.
-        lease_id not in given_back
+        lease_id not in released
         # A pid is easily claimed; what somebody else left is not had by claiming his.
         or state.leases[lease_id].request.holder.owner != owner
         for lease_id in slot.occupants
@@ -46,7 +46,7 @@ def _may_take(state: PoolState, place: Place, key: GpuKey, process: ProcessId, n
         return False
     # Whoever is ahead and waits for such a GPU is not to be overtaken for ever by a process that keeps it warm.
     return not any(
-        line[0] < place and is_suitable(state, cleared, ahead) for ahead, line in state.queue.by_wishes.items()
+        line[0] < queue_key and is_suitable(state, cleared, ahead) for ahead, line in state.queue.by_wishes.items()
     )
 
 

@@ -18,7 +18,7 @@ from gpu_worker_pool.host.clock import boot_id
 _FORM = struct.Struct("<Q?40sI")
 
 
-class Mark:
+class HighWaterMark:
     """The last position that was written, in a small file."""
 
     def __init__(self, path: Path, *, is_durable: bool) -> None:

@@ -19,11 +19,11 @@ from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.codec import decode_ended, decode_event, encode_ended, encode_event
 from gpu_worker_pool.ledger.failpoints import reach
-from gpu_worker_pool.ledger.faults import describe, is_of_surroundings, told_in_words
+from gpu_worker_pool.ledger.faults import describe, is_environmental, journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 
-from . import quarantine as aside
-from .high_water_mark import Mark
+from . import quarantine
+from .high_water_mark import HighWaterMark
 from .lock import FileLock, JournalLock
 from .migrations import Migration, back_up, create_private, known_migrations, migrate, version_of
 from .queries import load_queries
@@ -62,18 +62,18 @@ class SqliteJournal:
         self._crc = 0
         self._position = 0
         self._since_compaction = 0
-        self._mark = Mark(self._path, is_durable=durability == "full")
+        self._high_water_mark = HighWaterMark(self._path, is_durable=durability == "full")
         self._log_path = Path(f"{self._path}-wal")
         # The log as we left it: which file, and how long. None where we have not written to it yet.
         self._log: tuple[int, int] | None = None
         self._file_lock: FileLock | None = None
-        with told_in_words(self._path):
+        with journal_errors(self._path):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock: JournalLock | None = JournalLock(self._path)
         try:
-            with told_in_words(self._path):
+            with journal_errors(self._path):
                 if not self._path.exists():
-                    self._begin_anew_unless_damaged()
+                    self._create_unless_damaged()
                 self._open()
         except BaseException:
             self.close()
@@ -83,9 +83,9 @@ class SqliteJournal:
 
     def load(self, most_ended: int) -> History:
         """All events, and at most so many ended leases; damage is noticed here, and set aside."""
-        with told_in_words(self._path):
+        with journal_errors(self._path):
             connection = self._writable()
-            with self._damage_set_aside():
+            with self._quarantine_if_damaged():
                 return History(
                     tuple(self._read_events(connection)),
                     tuple(self._read_ended(connection, most_ended)),
@@ -123,9 +123,9 @@ class SqliteJournal:
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
         """Set what is damaged aside and begin anew with these events; the ended leases stay in what is set aside."""
         self._must_not_be_closed()
-        with told_in_words(self._path):
+        with journal_errors(self._path):
             new = self._build(events, lost_at=time())
-            self._set_aside()
+            self._quarantine()
             self._put_in_place(new)
             self._open()
 
@@ -149,7 +149,7 @@ class SqliteJournal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with told_in_words(self._path):
+        with journal_errors(self._path):
             connection = self._writable()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -166,7 +166,7 @@ class SqliteJournal:
         self._log = _identity(self._log_path)
         with suppress(OSError):
             # Where the disk is full the mark stays behind, which does no harm.
-            self._mark.write(self._position)
+            self._high_water_mark.write(self._position)
 
     def _writable(self) -> sqlite3.Connection:
         """The connection, if what it writes to will be found again: SQLite would go on writing to a deleted file."""
@@ -224,14 +224,14 @@ class SqliteJournal:
 
     # Opening
 
-    def _begin_anew_unless_damaged(self) -> None:
+    def _create_unless_damaged(self) -> None:
         """Nothing stands at the path: the first start, or the first after damage that nobody has looked at yet."""
         # A log without its database would be taken for the new one's, and ruin it.
         if Path(f"{self._path}-wal").exists():
-            aside.set_aside(self._path)
-        if found := aside.found_aside(self._path):
-            raise JournalDamaged(aside.advice(self._path, found))
-        self._mark.remove()  # of a journal that somebody has taken away
+            quarantine.isolate(self._path)
+        if found := quarantine.isolated(self._path):
+            raise JournalDamaged(quarantine.advice(self._path, found))
+        self._high_water_mark.remove()  # of a journal that somebody has taken away
         self._put_in_place(self._build(()))
 
     def _build(self, events: Sequence[DurableEvent], *, lost_at: float | None = None) -> Path:
@@ -254,12 +254,12 @@ class SqliteJournal:
 
     def _put_in_place(self, new: Path) -> None:
         new.rename(self._path)
-        aside.sync_folder(self._path.parent)
+        quarantine.sync_folder(self._path.parent)
 
     def _open(self) -> None:
         if self._file_lock is None:
             self._file_lock = FileLock(self._path)
-        with self._damage_set_aside():
+        with self._quarantine_if_damaged():
             connection = self._connection = _connect(self._path)
             self._inode = self._path.stat().st_ino
             self._check_version(version_of(connection))
@@ -273,17 +273,17 @@ class SqliteJournal:
         if version_of(connection) < self._migrations[-1].version:
             back_up(connection, self._path)
             migrate(connection, self._migrations)
-        with self._damage_set_aside():
+        with self._quarantine_if_damaged():
             last = connection.execute(self._sql["last_crc"]).fetchone()
             self._crc = last[0] if last else 0
             (self._since_compaction,) = connection.execute(self._sql["count_since_compaction"]).fetchone()
             (self._position,) = connection.execute(self._sql["last_position"]).fetchone()
-            missing = self._mark.missing_after(self._position)
+            missing = self._high_water_mark.missing_after(self._position)
             if missing:
                 raise ValueError(f"its last {missing} events, which were written, are missing")
         self._log = None
         with suppress(OSError):
-            self._mark.write(self._position)
+            self._high_water_mark.write(self._position)
 
     def _check_version(self, version: int) -> None:
         known = self._migrations[-1].version
@@ -297,33 +297,33 @@ class SqliteJournal:
             raise ValueError("it has no tables")
 
     @contextmanager
-    def _damage_set_aside(self) -> Iterator[None]:
+    def _quarantine_if_damaged(self) -> Iterator[None]:
         """While a file is opened or read: where it is to blame, it must not be in the way of the next start unnoticed."""
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
-            if isinstance(error, sqlite3.Error) and is_of_surroundings(error):
+            if isinstance(error, sqlite3.Error) and is_environmental(error):
                 raise JournalError(describe(error, self._path)) from error
-            self._set_aside()
+            self._quarantine()
             self.close()
-            found = aside.found_aside(self._path)
+            found = quarantine.isolated(self._path)
             raise JournalDamaged(
-                f"the journal {self._path} is damaged ({error}). {aside.advice(self._path, found)}"
+                f"the journal {self._path} is damaged ({error}). {quarantine.advice(self._path, found)}"
             ) from error
 
-    def _set_aside(self) -> None:
+    def _quarantine(self) -> None:
         # Renamed before it is closed: on closing SQLite folds the log into the file, but not into one that was moved.
         # Closed before there is a new one: it also deletes the log, by its name.
-        aside.set_aside(self._path)
+        quarantine.isolate(self._path)
         self._disconnect()
-        self._mark.remove()
+        self._high_water_mark.remove()
         Path(f"{self._path}-shm").unlink(missing_ok=True)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._mark.close()
+        self._high_water_mark.close()
         if self._file_lock is not None:
             self._file_lock.release()
             self._file_lock = None

@@ -39,9 +39,9 @@ class JournalLock:
         """Let the next one in; again is harmless. The file stays: to delete it would take it from under the next one."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
-            self._let_go()
+            self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -58,7 +58,7 @@ class FileLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._let_go()
+            self._close()
             raise JournalInUse(
                 f"{path} is in use by another process, under this or another name; stop it, or give this server another "
                 "GPU_POOL_STATE_DIR",
@@ -68,9 +68,9 @@ class FileLock:
 
     def release(self) -> None:
         """Let go; again is harmless."""
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -79,13 +79,13 @@ class FileLock:
 _held: weakref.WeakSet[JournalLock | FileLock] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     # A fork has the same open file and with it the lock. Closing it here leaves the parent's as it is.
     for lock in list(_held):
-        lock._let_go()  # noqa: SLF001 - of this module
+        lock._close()  # noqa: SLF001 - of this module
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _read_pid(descriptor: int) -> int | None:

@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
-def set_aside(path: Path) -> Path | None:
+def isolate(path: Path) -> Path | None:
     """Rename a database and its log; returns the new name, None where nothing was there.
 
     SQLite finds a log by its name, so the two keep belonging together. The database goes first: without its log it would
     look like a sound one that knows less.
     """
-    aside = _free_name(path)
-    log, its_log = Path(f"{path}-wal"), Path(f"{aside}-wal")
+    quarantined = _free_name(path)
+    log, its_log = Path(f"{path}-wal"), Path(f"{quarantined}-wal")
     is_there = path.exists()
     if is_there:
-        path.rename(aside)
+        path.rename(quarantined)
     if log.exists():
         # An empty one is what opening the file has left, and nothing to keep.
         if log.stat().st_size:
@@ -28,17 +28,17 @@ def set_aside(path: Path) -> Path | None:
         else:
             log.unlink()
     sync_folder(path.parent)
-    return aside if is_there else None
+    return quarantined if is_there else None
 
 
-def found_aside(path: Path) -> list[Path]:
+def isolated(path: Path) -> list[Path]:
     """What was set aside and not yet moved away, the oldest first."""
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.damaged-*"))
 
 
-def advice(path: Path, aside: Iterable[Path]) -> str:
+def advice(path: Path, quarantined: Iterable[Path]) -> str:
     """What it means and what to do."""
-    names = ", ".join(map(str, aside))
+    names = ", ".join(map(str, quarantined))
     return (
         f"The damaged journal was set aside as {names}. The leases written in it are not known any more: make sure that "
         f"nobody still uses the GPUs, then move that file out of {path.parent} and start again."

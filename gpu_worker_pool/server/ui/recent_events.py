@@ -46,7 +46,7 @@ class _Noted(NamedTuple):
     lease: Lease | None
 
 
-class Happenings:
+class RecentEvents:
     """Keeps the last `KEPT`. Each is put down as it is, which costs next to nothing; in words it is put when asked for."""
 
     def __init__(self, pool: FollowedPool) -> None:

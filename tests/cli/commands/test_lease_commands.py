@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker_pool.cli.commands.leases import short_ids
-from gpu_worker_pool.cli.commands.wait import TimeOver, Wanted
+from gpu_worker_pool.cli.commands.wait import TimeOver, WantedGpus
 from gpu_worker_pool.cli.pools.reading import read_pool
 from gpu_worker_pool.cli.pools.servers import Answer
 from gpu_worker_pool.testing import ServerProcess
@@ -210,17 +210,17 @@ def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: ServerProcess)
 
 
 def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> None:
-    def free(wanted: Wanted, **gpu: object) -> bool:
+    def free(wanted: WantedGpus, **gpu: object) -> bool:
         pool = {"gpus": [{"gpu_id": 0, "memory_total_mb": 10_000, **gpu}], "thresholds": {"memory_percent": 80}}
         return wanted.free_in(read_pool(Answer("box", "http://box", 200, pool), is_multi=False)) is not None
 
-    much, some = Wanted(memory_mb=5001), Wanted(memory_mb=5000)
+    much, some = WantedGpus(memory_mb=5001), WantedGpus(memory_mb=5000)
     assert free(some, state="shared", memory_committed_mb=3000)
     assert not free(much, state="shared", memory_committed_mb=3000)
-    assert not free(Wanted(), state="shared", memory_committed_mb=3000)
+    assert not free(WantedGpus(), state="shared", memory_committed_mb=3000)
     assert not free(some, state="leased", memory_committed_mb=3000)
     assert not free(some, state="free", memory_committed_mb=None)
-    assert free(Wanted(), state="free")
+    assert free(WantedGpus(), state="free")
 
 
 def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
@@ -228,23 +228,23 @@ def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
     pool = {"gpus": [{"gpu_id": index, **free} for index in range(2)], "thresholds": {"memory_percent": 80}}
     report = read_pool(Answer("box", "http://box", 200, pool), is_multi=False)
 
-    assert Wanted().standing_in(report) == "2 of 2 free"
-    assert Wanted(model="A100").standing_in(report) == "0 of 0 free"
-    much = Wanted(memory_mb=7950)
+    assert WantedGpus().standing_in(report) == "2 of 2 free"
+    assert WantedGpus(model="A100").standing_in(report) == "0 of 0 free"
+    much = WantedGpus(memory_mb=7950)
     assert much.free_in(report) is None
     assert much.standing_in(report) == (
         "0 of 2 free with so much room under the memory threshold (80 %); 7900MB would fit now"
     )
-    assert Wanted(memory_mb=7900).standing_in(report) == "2 of 2 free"
+    assert WantedGpus(memory_mb=7900).standing_in(report) == "2 of 2 free"
     uneven = replace(report, gpus=(report.gpus[0], replace(report.gpus[1], memory_committed_mb=3000.0)))
-    assert Wanted(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
+    assert WantedGpus(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
     unknown = replace(report, gpus=(replace(report.gpus[0], memory_committed_mb=None),))
-    assert "would fit" not in Wanted(memory_mb=1).standing_in(unknown)
+    assert "would fit" not in WantedGpus(memory_mb=1).standing_in(unknown)
     assert "not free within 1.5s: 1 GPU with 7950 MB each (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
 
 
 def test_wait_does_not_call_busy_what_nobody_told(server: ServerProcess) -> None:
-    words = TimeOver([], ["box"]).in_words(Wanted(), 2.0)
+    words = TimeOver([], ["box"]).in_words(WantedGpus(), 2.0)
     assert words == "no GPU server answered within 2s, so it is not known what is free: box"
     with ForeignServer(statistics()) as foreign:
         untold = called("wait", "--memory", "1GB", "-e", foreign.url)

@@ -61,7 +61,7 @@ async def test_of_32_workers_on_8_idle_gpus_8_run_and_24_wait_in_order() -> None
         await until(lambda: len(order) == 8 and client.get_pool_status().blocked_workers == 24, "8 run and 24 wait")
         first = [worker.assignment.gpu_id for worker in workers if worker.assignment is not None]
         status = client.get_pool_status()
-        looks = server.looks
+        before = server.polls
 
         for number, worker in enumerate(workers):
             await worker.finish()
@@ -74,7 +74,7 @@ async def test_of_32_workers_on_8_idle_gpus_8_run_and_24_wait_in_order() -> None
             range(8), 1
         )
         assert order == list(range(32)), "first come, first served"
-        assert server.looks == looks, "a release wakes the next one, not a poll"
+        assert server.polls == before, "a release wakes the next one, not a poll"
         assert client.get_pool_status().available_gpus == 8
 
 
@@ -105,7 +105,7 @@ async def test_it_is_said_once_that_only_this_process_is_coordinated(caplog: pyt
     ):
         for _ in range(2):
             await client.release_gpu(await client.request_gpu())
-            await server.wait_for_looks(2)
+            await server.wait_for_polls(2)
         await server.stop()
         await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is seen to be down")
         await server.start()
@@ -164,7 +164,7 @@ async def test_a_gpu_that_becomes_free_is_given_with_the_next_poll() -> None:
         GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S) as client,
     ):
         asking = asyncio.create_task(client.request_gpu(timeout=30))
-        await server.wait_for_looks(3)
+        await server.wait_for_polls(3)
         assert not asking.done()
 
         server.gpus = idle(1)
@@ -181,7 +181,7 @@ async def test_a_gpu_that_becomes_busy_is_not_given_after_the_next_poll() -> Non
 
         server.gpus = [gpu(0, 99, 99)]
 
-        await server.wait_for_looks(2)
+        await server.wait_for_polls(2)
         assert client.get_pool_status().available_gpus == 0
         with pytest.raises(WorkerTimeoutError):
             await client.request_gpu(timeout=0.05)

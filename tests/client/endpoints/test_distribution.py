@@ -74,9 +74,9 @@ async def test_availability_takes_the_endpoint_with_the_highest_percentage_each_
         served: Counter[str] = Counter()
         for _ in range(REQUESTS):
             while held and (len(held) == sum(SIZES) or random.random() < 0.5):
-                given_back = held.pop(random.randrange(len(held)))
-                used[str(given_back.endpoint_id)] -= 1
-                await client.release_gpu(given_back)
+                released = held.pop(random.randrange(len(held)))
+                used[str(released.endpoint_id)] -= 1
+                await client.release_gpu(released)
             available = {id_: (size - used[id_]) / size for id_, size in sizes.items()}
 
             assignment = await client.request_gpu(timeout=30)

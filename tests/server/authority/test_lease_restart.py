@@ -167,15 +167,15 @@ def damaged() -> Iterator[ServerProcess]:
 
 def test_a_damaged_journal_is_set_aside_and_nothing_is_granted_until_somebody_has_looked() -> None:
     with server_on_a_damaged_journal() as server:
-        (aside,) = server.state_dir.glob("*.damaged-*")
-        assert aside.read_bytes().startswith(b"this is no database")
-        detail = assert_problem(put(server, "a"), 503, "damaged", str(aside))
+        (quarantined,) = server.state_dir.glob("*.damaged-*")
+        assert quarantined.read_bytes().startswith(b"this is no database")
+        detail = assert_problem(put(server, "a"), 503, "damaged", str(quarantined))
         assert "move" in detail, "it says what to do"
         server.restart()
-        assert_problem(put(server, "a"), 503, "damaged", str(aside))
-        assert list(server.state_dir.glob("*.damaged-*")) == [aside]
+        assert_problem(put(server, "a"), 503, "damaged", str(quarantined))
+        assert list(server.state_dir.glob("*.damaged-*")) == [quarantined]
 
-        aside.rename(server.state_dir.parent / "looked-at")
+        quarantined.rename(server.state_dir.parent / "looked-at")
         eventually(lambda: put(server, "b").status in {200, 201}, "it goes on by itself")
         assert server.json("/health")["status"] == "healthy"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, Reckoning
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
@@ -180,10 +180,10 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
 def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None, simulated_gpus="2", gpu_pool_state_dir=str(tmp_path))
     calls = UsageCalls(create_app(settings).pool, lambda: Accounts(tmp_path))
-    reckoning = Reckoning(THEN, None, THEN + 1e6)
+    account = UsageAccount(THEN, None, THEN + 1e6)
     for number in range(MOST_OWNERS + 3):
-        reckoning.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))
-    answer = json.loads(calls._encode(reckoning, None))
+        account.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))
+    answer = json.loads(calls._encode(account, None))
 
     assert len(answer["owners"]) == MOST_OWNERS
     assert answer["owners"][0]["owner"] == f"owner-{MOST_OWNERS + 2}"

@@ -69,7 +69,7 @@ def granting_at_once() -> tuple[ScriptedLeases, ScriptedLeases, Gate, Gate]:
     """Two servers that let wait and grant when the first gate is opened. The first one confirms its grant only when the
     second has made its own, so that there are two; the second takes it back when the second gate is opened.
     """
-    grant, give_back, both = Gate(), Gate(), Gate()
+    grant, release_lease, both = Gate(), Gate(), Gate()
 
     async def queued(seen: Seen) -> tuple[int, Any]:
         return 202, lease(seen.lease_id, "queued")
@@ -88,16 +88,16 @@ def granting_at_once() -> tuple[ScriptedLeases, ScriptedLeases, Gate, Gate]:
         return 200, lease(seen.lease_id, "active")
 
     async def second_delete(seen: Seen) -> None:
-        await give_back.passed()
+        await release_lease.passed()
 
     full = {**ScriptedLeases.empty_pool()}
     first = ScriptedLeases(pool=(200, full), put=queued, get=first_get, renew=first_renew)
     second = ScriptedLeases(pool=(200, full), put=queued, get=second_get, renew=first_renew, delete=second_delete)
-    return first, second, grant, give_back
+    return first, second, grant, release_lease
 
 
 async def test_the_second_of_two_grants_is_given_back_before_the_caller_sees_the_first() -> None:
-    first, second, grant, give_back = granting_at_once()
+    first, second, grant, release_lease = granting_at_once()
     with ForeignServer(first.behaviour()) as one, ForeignServer(second.behaviour()) as two:
         async with client_of(one, two, endpoint_timeout=5) as client:
             await healthy(client, one, two)
@@ -105,11 +105,11 @@ async def test_the_second_of_two_grants_is_given_back_before_the_caller_sees_the
             await soon(lambda: one.asked("GET", "/leases/") and two.asked("GET", "/leases/"), "it waits at both")
             grant.open()
             await soon(lambda: first.deleted or second.deleted, "one of them is given back")
-            kept, given_back = (one, second) if second.deleted else (two, first)
-            assert given_back.deleted == [seen.lease_id for seen in one.asked("PUT")]
-            if given_back is second:
+            kept, released = (one, second) if second.deleted else (two, first)
+            assert released.deleted == [seen.lease_id for seen in one.asked("PUT")]
+            if released is second:
                 assert not task.done(), "nobody sees the one before the other is back"
-            give_back.open()
+            release_lease.open()
             assignment = await asyncio.wait_for(task, 20)
             assert assignment.endpoint_id == id_of(kept)
 
