@@ -1,4 +1,4 @@
-"""Hand out GPUs so that nobody collides: no other worker, process, user or machine."""
+"""Hand out GPUs without collisions between workers, processes, users and machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __version__ = "1.0.0"
 
-# Loaded when they are first asked for: the server needs none of them, and importing the package is to cost nothing.
+# Loaded on first use: the server needs none of them, and importing the package must be cheap.
 _MODULES = {
     **dict.fromkeys(("ClientEvent", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"), "client"),
     **dict.fromkeys(("GPUWorkerPool", "gpu"), "client.blocking"),

@@ -1,7 +1,7 @@
-"""What a client is told: by its constructor, else by the environment, else the defaults.
+"""Settings of a client: from its constructor, else from the environment, else the defaults.
 
-A bad value is treated by where it comes from. In the constructor it is a ValueError, because the programmer is there
-to see it. In the environment it is logged as an error and the default is used.
+A bad value in the constructor is a ValueError, because the programmer is there to see it. A bad value in the environment
+is logged as an error, and the default is used.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ STRATEGY_VARIABLE = "GPU_LOAD_BALANCING_STRATEGY"
 TOKEN_VARIABLE = "GPU_POOL_TOKEN"  # noqa: S105 - a name
 CA_FILE_VARIABLE = "GPU_POOL_CA_FILE"
 
-# What can stand in an Authorization header; the server takes no other.
+# The characters that an Authorization header may hold; the server takes no others.
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 
 
 class _Number(NamedTuple):
-    """A number that may be set: by this parameter, by this variable, within these bounds."""
+    """A number setting: its parameter, its variable and its bounds."""
 
     parameter: str
     variable: str | None
@@ -44,7 +44,7 @@ class _Number(NamedTuple):
     is_whole: bool = False
 
     def check(self, name: str, value: object) -> float:
-        """The value, unless it is out of bounds: then a ValueError."""
+        """Return the value; a ValueError if it is out of bounds."""
         if self.is_whole:
             check_whole(name, value, int(self.low), int(self.high))
         else:
@@ -53,7 +53,7 @@ class _Number(NamedTuple):
         return value if self.is_whole else float(value)
 
     def read(self, text: str) -> float:
-        """As check, from a text."""
+        """Check a value from a text."""
         try:
             value: object = int(text) if self.is_whole else float(text)
         except ValueError:
@@ -85,7 +85,7 @@ class ClientConfig:
     """All settings of a client, checked; make it with `build`.
 
     `endpoints` and `tokens` are by endpoint id; an endpoint without a token is not in `tokens`. Times are in seconds.
-    A threshold that was asked for is None where the user set none: then a server's own applies.
+    `asked_..._threshold` is None if the user set none: then a server's own applies.
     """
 
     endpoints: Mapping[str, EndpointUrl]
@@ -133,9 +133,9 @@ class ClientConfig:
         workers_per_gpu: int | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> ClientConfig:
-        """From the values a constructor was given, None being none; they win over the environment.
+        """Build from the values of a constructor, which win over the environment; None means not given.
 
-        A ValueError names the parameter, its value (never that of a token) and what is possible.
+        A ValueError names the parameter, its value (never that of a token) and what is allowed.
         """
         environ = os.environ if environ is None else environ
 
@@ -164,7 +164,7 @@ class ClientConfig:
 
 
 def _text(environ: Mapping[str, str], variable: str) -> str | None:
-    """What a variable says; a blank one says nothing."""
+    """The value of a variable; None if it is blank."""
     return environ.get(variable, "").strip() or None
 
 
@@ -172,7 +172,7 @@ def _text(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def _chosen(setting: _Number, given: object, environ: Mapping[str, str]) -> float | None:
-    """The user's own value; None if there is none, or none that is any good."""
+    """The user's value; None if there is none, or a bad one in the environment."""
     if given is not None:
         return setting.check(setting.parameter, given)
     text = _text(environ, setting.variable) if setting.variable else None
@@ -220,7 +220,7 @@ def _endpoints(
 
 
 def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
-    """The first variable that has anything in it decides. What is no good in it is logged and left out."""
+    """Use the first variable that is not blank. Bad URLs in it are logged and left out."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     found = ((variable, split_endpoints(environ.get(variable, ""))) for variable in variables)
     variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", [DEFAULT_ENDPOINT]))
@@ -242,9 +242,9 @@ def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
     if not urls:
         logger.error("%s has no endpoint that can be used; using the default %s", variable, DEFAULT_ENDPOINT)
         urls = [parse_endpoint(DEFAULT_ENDPOINT)]
-        bad -= 1  # it stands for one of them
+        bad -= 1  # the default replaces one of them
     urls = unique_endpoints(urls)
-    # One that is left out counts: a slip of the pen must not turn the ids of all GPUs from texts into numbers.
+    # A URL that was left out counts: a typo must not turn the ids of all GPUs from texts into numbers.
     return _ConfiguredEndpoints(assign_ids(urls), is_multi=len(urls) + bad > 1)
 
 
@@ -252,7 +252,7 @@ def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
 
 
 def _tokens(given: object, endpoints: Mapping[str, EndpointUrl], environ: Mapping[str, str]) -> dict[str, str]:
-    """By endpoint id. What the constructor was given stands alone: the environment's token is then sent to nobody."""
+    """The tokens by endpoint id. With a token from the constructor, the environment's token is not sent."""
     if isinstance(given, Mapping):
         return _tokens_by_endpoint(given, endpoints)
     if given is not None:
@@ -270,7 +270,7 @@ def _tokens(given: object, endpoints: Mapping[str, EndpointUrl], environ: Mappin
 def _tokens_by_endpoint(given: Mapping[str, object], endpoints: Mapping[str, EndpointUrl]) -> dict[str, str]:
     tokens: dict[str, str] = {}
     for position, (key, value) in enumerate(given.items(), start=1):
-        # An entry is told by its position only: where somebody wrote {token: URL}, the key is the secret.
+        # An entry is named by its position only: in a mistaken {token: URL} the key is the secret.
         endpoint_id = _find_endpoint(key, endpoints)
         if endpoint_id is None:
             possible = ", ".join(f"{known_id} ({endpoint.url})" for known_id, endpoint in endpoints.items())

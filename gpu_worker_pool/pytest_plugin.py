@@ -6,16 +6,16 @@
     @pytest.mark.gpu(gpus=2, memory_mb=4000, model="A100", timeout=600, priority=5)
     def test_it_trains_on_two(gpu): ...
 
-Tests wait their turn, so those of several processes (pytest-xdist), users and programs never have the same GPU at once.
+Tests wait in the queue, so tests of several processes (pytest-xdist), users and programs never have the same GPU at once.
 
-Where CUDA_VISIBLE_DEVICES is set when pytest is called, only GPUs among those are asked for.
+If CUDA_VISIBLE_DEVICES is set when pytest starts, only those GPUs are requested.
 
-CUDA looks at CUDA_VISIBLE_DEVICES once in a process, when it begins. A process that begins it during a test stays on
-that GPU: so its lease is kept until the end of the session, and the next tests of that process are given the same GPU.
-A process that began CUDA before any test had a GPU sees all of them, which a warning says.
+CUDA reads CUDA_VISIBLE_DEVICES once in a process, when it is initialized. A process that initializes CUDA during a test
+stays on that GPU: its lease is kept until the end of the session, and the next tests of that process get the same GPU.
+A process that initialized CUDA before any test had a GPU sees all GPUs; a warning says so.
 
-This file is loaded in every run of pytest where the package is installed. So it imports the client only when a test
-uses the fixture, and does nothing before.
+pytest loads this file in every run if the package is installed. So it imports the client only when a test uses the
+fixture, and does nothing before.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ WISHES = ("gpus", "memory_mb", "model", "priority", "timeout")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_TIMEOUT_S = 600.0
 MISSING = ("fail", "skip")
-# How long to wait for a first sign of any server. One that refuses the connection is not waited for.
+# How long to wait for a first answer of any server. A server that refuses the connection is not waited for.
 FIRST_ANSWER_S = 10.0
 POLL_S = 0.05
-# The longest label that a server takes.
+# The longest label that a server accepts.
 MAX_LABEL = 256
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What can be told on the command line and in the ini-file."""
+    """Add the options of the command line and the ini file."""
     group = parser.getgroup("gpu", "GPUs for tests (gpu-worker-pool)")
     group.addoption(
         "--gpu-endpoint",
@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker is known, so that strict markers take it."""
+    """Register the marker, for strict markers."""
     config.addinivalue_line("markers", MARKER)
 
 
@@ -79,9 +79,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, _gpu_leases: _Leases) -> Iterator[Assignment]:
-    """A GPU that is this test's alone, in CUDA_VISIBLE_DEVICES until the test ends: the assignment, as of the client.
+    """Lease a GPU for this test alone, and set CUDA_VISIBLE_DEVICES until the test ends. Returns the client's
+    assignment.
 
-    The marker `gpu` says what is wished for. A test whose lease is lost on the way fails, with the reason.
+    The marker `gpu` says what is requested. A test whose lease is lost fails, with the reason.
     """
     item: pytest.Item = request.node
     with _gpu_leases.lease(item) as assignment, _environment(assignment.env):
@@ -100,7 +101,7 @@ def gpu_pool_server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def _gpu_leases(pytestconfig: pytest.Config) -> Iterator[_Leases]:
-    """One client for this process, from the first test on that wants a GPU."""
+    """One client per process, from the first test that needs a GPU."""
     with _Leases(pytestconfig) as leases:
         yield leases
 
@@ -111,7 +112,7 @@ _IS_TOLD: pytest.StashKey[bool] = pytest.StashKey()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that ends on a GPU that was not its own any more has failed, whatever it found."""
+    """Fail a test that ends on a GPU it has lost, whatever its outcome."""
     try:
         result = yield
     except BaseException as error:
@@ -143,7 +144,7 @@ class _Leases:
     """Leases GPUs for the tests of one process, one test after the other."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from . import GPUWorkerPool  # noqa: PLC0415 - only who wants a GPU waits for it to load
+        from . import GPUWorkerPool  # noqa: PLC0415 - loaded only for tests that use the fixture
 
         self._config = config
         self._timeout_s = _timeout_s(config)
@@ -158,9 +159,9 @@ class _Leases:
         except ValueError as error:
             raise pytest.UsageError(f"the GPU server for the tests: {error}") from None
         self._has_answered = False
-        # As pytest's caller set it; around a test it is the test's own.
+        # The caller's value; during a test the variable has the test's own.
         self._caller_sees = os.environ.get(VISIBLE)
-        # Of a process that has begun CUDA during a test, and so cannot leave that GPU.
+        # Set once this process has initialized CUDA during a test, and so cannot leave that GPU.
         self._kept: tuple[Assignment, dict[str, Any]] | None = None
         self._sees_all_gpus = False
 
@@ -176,7 +177,7 @@ class _Leases:
 
     @contextmanager
     def lease(self, item: pytest.Item) -> Iterator[Assignment]:
-        """What this test wishes for, given back at the end of the block."""
+        """Lease what this test requests, and release it at the end of the block."""
         wishes = _wishes(item)
         timeout_s, priority = wishes.pop("timeout", self._timeout_s), wishes.pop("priority", 0)
         assignment = self._take_kept(wishes)
@@ -194,7 +195,7 @@ class _Leases:
 
         among = _visible(self._caller_sees)
         if os.environ.get("GPU_POOL_LEASE_ID") and self._caller_sees is not None:
-            # Its only GPUs are those that the command around us holds: one would wait for oneself.
+            # The only visible GPUs are those that `gpu-pool run` holds: the request would wait for its own caller.
             _fail(
                 f"pytest runs inside `gpu-pool run`, which holds the GPUs of {VISIBLE}; run it without, or unset {VISIBLE}"
             )
@@ -212,7 +213,7 @@ class _Leases:
             _fail(f"no GPU for this test: {error}{only}")
 
     def _wait_for_a_server(self) -> None:
-        """A request would wait for a server until its time is over. Where none is there at all, say so now."""
+        """Report now if no server answers: a request would wait for one until its timeout."""
         from . import ServiceUnavailableError  # noqa: PLC0415 - see above
 
         deadline = time.monotonic() + FIRST_ANSWER_S
@@ -232,7 +233,9 @@ class _Leases:
         _fail(f"no GPU for this test: {reason} (--gpu-missing=skip skips such tests)")
 
     def _check_that_all_are_coordinated(self, assignment: Assignment) -> None:
-        """A lease that cannot run out is one that this process gave itself, because the server has no leases."""
+        """Fail if tests in several processes use a server without leases. A lease that cannot expire is one that this
+        process gave itself.
+        """
         processes = getattr(self._config, "workerinput", {}).get("workercount", 1)
         if processes > 1 and getattr(assignment.lost, "ends_at", None) is None:
             _fail(
@@ -248,7 +251,7 @@ class _Leases:
             self._kept = (assignment, wishes)
             return
         if self._kept is not None:
-            return  # it was kept and is lost, which the next test is told too
+            return  # it was kept and is lost; the next test fails too
         try:
             self._pool.release_gpu(assignment)
         except StaleAssignmentError:
@@ -282,7 +285,7 @@ class _Leases:
 
 
 def _has_initialized_cuda() -> bool:
-    """Whether this process has the device open that CUDA, of any framework, opens when it begins."""
+    """Whether this process has the device open that CUDA, of any framework, opens when it is initialized."""
     for descriptor in Path("/proc/self/fd").glob("*"):
         try:
             if descriptor.readlink().name == "nvidia-uvm":
@@ -296,7 +299,7 @@ def _has_initialized_cuda() -> bool:
 
 
 def _wishes(item: pytest.Item) -> dict[str, Any]:
-    """Of all its markers; the nearest wins, so that a test may differ from its class."""
+    """The wishes of all markers; the nearest wins, so that a test may differ from its class."""
     wishes: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers("gpu"))):
         unknown = [repr(value) for value in marker.args] + [name for name in marker.kwargs if name not in WISHES]
@@ -307,7 +310,7 @@ def _wishes(item: pytest.Item) -> dict[str, Any]:
 
 
 def _visible(value: str | None) -> tuple[str, ...] | None:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES names, whether they are there or not; None where all are meant."""
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES names, present or not; None means all."""
     from .core.model.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
     from .core.model.visible_devices import names_in  # noqa: PLC0415
 
@@ -315,7 +318,7 @@ def _visible(value: str | None) -> tuple[str, ...] | None:
         return None
     named: list[str] = []
     for name in names_in(value)[0]:
-        with suppress(ValueError):  # no name of a GPU: passed over, as by the server
+        with suppress(ValueError):  # not the name of a GPU: skipped, as by the server
             named += as_gpu_names([name])
     return tuple(named)
 
@@ -339,14 +342,14 @@ def _skips(config: pytest.Config) -> bool:
 
 
 def _label(nodeid: str) -> str:
-    """As a server takes it; of a long one the end, which tells more."""
+    """A label that a server accepts; a long one is cut at the front, because the end tells more."""
     printable = "".join(sign if sign.isprintable() else "?" for sign in nodeid)
     return printable if len(printable) <= MAX_LABEL else f"...{printable[3 - MAX_LABEL :]}"
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set for the length of the block, and as before after it."""
+    """Set variables for the length of the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""The URLs of endpoints, and the short names that the endpoints go by."""
+"""The URLs of endpoints, and the short ids of endpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_URL = 2048
 MAX_SHOWN = 120
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
-# Not at a comma in somebody's password: each half would look like a URL of its own, and be shown.
+# Not at a comma in a password: each half would look like a URL of its own, and be shown.
 _COMMA = re.compile(r",(?![^/]*@)")
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<netloc>[^/]*)(?P<path>.*)", re.IGNORECASE)
 _NETLOC = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
@@ -22,7 +22,7 @@ _NOT_IN_URLS = re.compile(r"""[\s\\<>"{}|^`\x00-\x1f\x7f-\x9f]""")
 
 @dataclass(frozen=True)
 class EndpointUrl:
-    """Where an endpoint is. `url` has no slash at its end; `port` is the scheme's own where none was written."""
+    """The URL of an endpoint. `url` has no trailing slash; `port` is the scheme's default if none was given."""
 
     url: str
     host: str
@@ -32,7 +32,7 @@ class EndpointUrl:
 
     @property
     def identity(self) -> tuple[bool, str, int, str]:
-        """Equal for two spellings of one position, with the scheme's own port and without."""
+        """Equal for two spellings of one URL, with and without the scheme's default port."""
         return self.is_https, self.host, self.port, self.path
 
     def __str__(self) -> str:
@@ -40,9 +40,9 @@ class EndpointUrl:
 
 
 def parse_endpoints(value: str | Sequence[str]) -> list[EndpointUrl]:
-    """The endpoints in a text with commas, or in a list of such texts; each once, in their order.
+    """Parse a text with commas, or a list of such texts; duplicates are dropped, the order is kept.
 
-    A ValueError names the URL that is no good and what is wrong with it, or says that there is none at all.
+    A ValueError names the bad URL and what is wrong with it, or says that there is no URL.
     """
     endpoints = unique_endpoints(parse_endpoint(part) for part in split_endpoints(value))
     if not endpoints:
@@ -51,7 +51,7 @@ def parse_endpoints(value: str | Sequence[str]) -> list[EndpointUrl]:
 
 
 def split_endpoints(value: str | Sequence[str]) -> list[str]:
-    """The single URLs in a text with commas or a list of such texts, not looked at yet; empty ones are left out."""
+    """Split a text with commas, or a list of such texts, into URLs, unchecked; empty ones are left out."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError("it must be a text of URLs with commas between them, or a list of URLs")
@@ -59,7 +59,7 @@ def split_endpoints(value: str | Sequence[str]) -> list[str]:
 
 
 def unique_endpoints(endpoints: Iterable[EndpointUrl]) -> list[EndpointUrl]:
-    """Each position once, as it was first written."""
+    """Drop duplicates; the first spelling is kept."""
     first: dict[tuple[bool, str, int, str], EndpointUrl] = {}
     for endpoint in endpoints:
         first.setdefault(endpoint.identity, endpoint)
@@ -67,7 +67,7 @@ def unique_endpoints(endpoints: Iterable[EndpointUrl]) -> list[EndpointUrl]:
 
 
 def parse_endpoint(text: str) -> EndpointUrl:
-    """One URL; a ValueError says what is wrong with it, and shows nothing of it that may be a secret."""
+    """Parse one URL; a ValueError says what is wrong with it, and shows no part that may be a secret."""
     fault = _fault_of(text)
     if fault:
         raise _bad(text, fault)
@@ -99,14 +99,14 @@ def parse_endpoint(text: str) -> EndpointUrl:
 
 
 def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:
-    """A name for each endpoint: its host where no other has the same, else host-port, else more of the URL.
+    """Give each endpoint a unique id: its host if no other endpoint has it, else host-port, else more of the URL.
 
-    There is no colon in a name, so `server1:2` can be taken apart, and no dash at its beginning, so that no command
-    takes it for an option; and no two are the same. The order is kept. An IPv6 address such as fe80::1 is ip6-fe80-1.
+    An id has no colon, so that `server1:2` can be split, and does not begin with a dash, so that no command takes it
+    for an option. The order is kept. The id of an IPv6 address such as fe80::1 is ip6-fe80-1.
     """
     endpoints = list(endpoints)
     names: dict[int, str] = {}
-    # The most telling name first, and whoever has a host for himself before those who need more than that.
+    # The shortest id first; an endpoint with a host of its own comes before those that need more.
     for spell in _SPELLINGS:
         left = {position: spell(endpoint) for position, endpoint in enumerate(endpoints) if position not in names}
         wanted = Counter(left.values())
@@ -122,7 +122,7 @@ def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:
 
 
 def _fault_of(text: str) -> str | None:
-    """What is wrong with the text as a whole."""
+    """The fault of the text as a whole; None if there is none."""
     if len(text) > MAX_URL:
         return f"it is longer than {MAX_URL} characters"
     if "@" in text:
@@ -160,7 +160,7 @@ def _host(text: str, host: str) -> str:
 
 
 def _ascii_labels(host: str) -> list[str]:
-    """The name as it is looked up. Only to judge it: the resolver's rules for other scripts may be newer."""
+    """The labels of a name as they are resolved. For checks only: the resolver's rules for other scripts may be newer."""
     name = host.removesuffix(".")
     try:
         return (name if name.isascii() else name.encode("idna").decode("ascii")).split(".")
@@ -189,7 +189,7 @@ def _bad(text: str, fault: str) -> ValueError:
 
 
 def _shown(text: str) -> str:
-    """The URL for an error message, without whatever may be a secret: user and password, query, a port in letters."""
+    """The URL for an error message, without parts that may be secret: user and password, query, a port in letters."""
     has_secret_end = re.search(r"[?#]", text) is not None
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text)
     start = scheme[0] if scheme else ""
@@ -197,7 +197,7 @@ def _shown(text: str) -> str:
         after = text.rpartition("@")[2]
         return start + ("***" if has_secret_end else f"***@{after}")[:MAX_SHOWN]
     rest = re.split(r"[?#]", text.removeprefix(start))[0]
-    # A password that had an @ may have been cut off before it.
+    # A password with an @ may have been cut off before it.
     rest = re.sub(r"^([^/\[:]*):(?![0-9a-f:.]*(/|$)).*", r"\1:***", rest)
     shown = start + rest + ("?***" if has_secret_end else "")
     return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "..."
@@ -209,7 +209,7 @@ def _shown(text: str) -> str:
 def _by_host(endpoint: EndpointUrl) -> str:
     if ":" in endpoint.host:
         return "-".join(("ip6", *(filter(None, endpoint.host.split(":")))))
-    # A name in another script may begin with a dash, because it is looked up as xn--...
+    # A name in another script may begin with a dash, because it is resolved as xn--...
     return endpoint.host.lstrip("-")
 
 

@@ -1,8 +1,7 @@
-"""Durable events and ended leases as JSON text, exactly there and back.
+"""Durable events and ended leases as JSON text, with an exact round trip.
 
-The data classes themselves are the format: what each field may hold is read off its type, so that a new kind of event
-cannot be forgotten here. What that comes to on disk is pinned by the golden lines in the tests; whoever changes it
-has to write a migration.
+The data classes are the format: what a field may hold follows from its type, so a new kind of event cannot be forgotten
+here. Golden lines in the tests pin the format on disk; a change to it needs a migration.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 
-# Takes what JSON made of a value and gives the value back, or raises a ValueError that begins with where it stands.
+# Turns a JSON value back into the original value. A ValueError begins with the position of the fault.
 FieldReader = Callable[[object, str], Any]
 
-# A class made anew for its slots leaves its first draft among __subclasses__(), so the module is asked instead.
+# A class with slots leaves its first draft in __subclasses__(), so the module's names are used.
 EVENT_KINDS: dict[str, type] = {
     name: kind
     for name, kind in vars(ev).items()
@@ -35,13 +34,13 @@ _NAMES: dict[type, tuple[str, ...]] = {
     for kind in (*EVENT_KINDS.values(), EndedLease, Request, Wishes, Holder)
 }
 
-# Fields that came later, with what they were before: while they are that, they are not written, so that a journal from
-# before is read and one that has no use for them can be read by an older program.
+# Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
+# and older programs can read journals that do not use the field.
 _LATER: dict[type, dict[str, object]] = {Wishes: {"among": None}}
 
 
 def encode_event(event: ev.DurableEvent) -> str:
-    """One line of ASCII, its kind and time included."""
+    """Encode as one line of ASCII, with kind and time."""
     kind = type(event)
     if kind.__name__ not in EVENT_KINDS:
         raise ValueError(f"{kind.__name__} is no durable event; it does not belong into a journal")
@@ -49,7 +48,7 @@ def encode_event(event: ev.DurableEvent) -> str:
 
 
 def decode_event(text: str) -> ev.DurableEvent:
-    """What was encoded; a ValueError says what is wrong with the text."""
+    """Decode one line; a ValueError says what is wrong with it."""
     parts = _parts(text)
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
@@ -58,16 +57,14 @@ def decode_event(text: str) -> ev.DurableEvent:
 
 
 def encode_ended(lease: EndedLease) -> str:
-    """One line of ASCII."""
     return _to_text(_as_object(lease))
 
 
 def decode_ended(text: str) -> EndedLease:
-    """What was encoded; a ValueError says what is wrong with the text."""
     return cast("EndedLease", _reader(EndedLease)(_parts(text), "EndedLease"))
 
 
-# One call for all fields of an object is a third quicker than one a field, and this runs for every lease.
+# One call for all fields is a third quicker than one per field, and this runs for every lease.
 _VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
 _NOTHING: dict[str, object] = {}
 
@@ -83,8 +80,8 @@ def _as_object(thing: object) -> dict[str, object]:
     return parts
 
 
-# Named tuples become arrays and the reasons strings by themselves. ASCII, because a lone half of a surrogate pair, which
-# a client may well send in a label, is no UTF-8 and could not be stored otherwise.
+# Named tuples become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which
+# UTF-8 cannot store.
 _to_text = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_as_object).encode
 
 
@@ -102,12 +99,12 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:120]}..."
 
 
-# Readers, by type
+# --- readers by type -------------------------------------------------------------------------------------------------
 
 
 @cache
 def _reader(kind: Any) -> FieldReader:
-    """Reads one type. The order matters where one kind of type is also another: a named tuple is a tuple."""
+    """The reader of a type. The order matters: a named tuple is also a tuple."""
     if isinstance(kind, UnionType):
         (inner,) = (part for part in get_args(kind) if part is not NoneType)
         return _optional(_reader(inner))
@@ -120,7 +117,7 @@ def _reader(kind: Any) -> FieldReader:
         return _named_tuple(kind)
     if issubclass(kind, StrEnum):
         return _choice(kind)
-    # A float field may hold a whole number, and stays one: 8000 does not come back as 8000.0.
+    # A float field may hold an int, which stays one: 8000 does not become 8000.0.
     return _plain((int, float) if kind is float else (kind,), kind.__name__)
 
 

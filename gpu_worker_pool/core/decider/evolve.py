@@ -1,4 +1,4 @@
-"""The one function that changes a pool, and it does nothing else: no decision is made here."""
+"""The only code that changes a pool. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from gpu_worker_pool.core.model.state import PoolState
 
 
 def evolve(state: PoolState, event: ev.Event) -> None:
-    """Let an event have happened."""
     replay(state, [event])
 
 
 def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
-    """Let all of these have happened, in order; returns the same state, for convenience. Refusals change nothing.
+    """Apply the events in order and return the same state. Refusals change nothing.
 
-    The events of one step belong together: told in parts they add up to the same, but a change that the next of them
-    undoes (memory that is then put down to a lease) lets the queue be looked at once more.
+    The events of one step belong together. Applied in parts they add up to the same state, but a change that the next
+    event undoes (memory that is then attributed to a lease) causes one more pass over the queue.
     """
     for event in events:
         if not isinstance(event, ev.Refusal):
@@ -79,7 +78,7 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
 
 
 def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
-    state.reindex()  # what happened before it is taken into account by it
+    state.reindex()  # the pass has taken earlier events into account
     state.settled_until = event.until
     state.holds = dict(event.holds)
     state.reserver = event.reserver
@@ -96,7 +95,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     state.deadlines.drop(lease.id)
     if isinstance(lease, QueuedLease):
         if lease.id in state.holds.values() or state.newcomers:
-            state.unsettle()  # what he kept from others is theirs now
+            state.unsettle()  # the GPUs it held are free for others
         state.queue.leave(lease)
         _remember(
             state,
@@ -207,7 +206,7 @@ def _forget_reclaimable(state: PoolState, lease: DrainingLease, key: GpuKey) -> 
 
 
 def _remember(state: PoolState, lease: EndedLease) -> None:
-    """Keep an ended lease for those who ask again; the oldest ones are forgotten."""
+    """Keep an ended lease for later queries; the oldest are dropped."""
     state.ended[lease.id] = lease
     while len(state.ended) > state.settings.remembered_ended_leases:
         del state.ended[next(iter(state.ended))]

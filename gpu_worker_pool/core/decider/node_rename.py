@@ -1,5 +1,6 @@
-"""The history of a box under the name it has now. A box is renamed, its GPUs are the same: a lease on one of them must not
-be forgotten over it, nor a fence go back.
+"""The history of a node under its present name.
+
+A node may be renamed while its GPUs stay the same. Its leases must survive that, and a fence must not go back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpu_worker_pool.core.model.lease import EndedLease
 
 
 def event_on_node(node: str, event: ev.DurableEvent) -> ev.DurableEvent:
-    """The event as it would have been on a box of this name."""
+    """The event with the keys of a node of this name."""
     changes: dict[str, Any] = {}
     match event:
         case ev.LeaseGranted(gpus=gpus):
@@ -30,7 +31,6 @@ def event_on_node(node: str, event: ev.DurableEvent) -> ev.DurableEvent:
 
 
 def ended_on_node(node: str, lease: EndedLease) -> EndedLease:
-    """The same for what is known of an ended lease."""
     return replace(lease, gpus=_on_node(node, lease.gpus))
 
 

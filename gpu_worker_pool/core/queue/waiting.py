@@ -1,4 +1,4 @@
-"""The waiting line: one order over all waiters, and the same order within each kind of wish."""
+"""The queue: one order over all waiters, and the same order within each kind of wishes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QueueKey = tuple[int, int, str]
 
 
 class LeaseQueue:
-    """Who waits, in the order in which they are served."""
+    """The waiters in the order in which they are served."""
 
     def __init__(self) -> None:
         self._keys: list[QueueKey] = []
@@ -24,7 +24,7 @@ class LeaseQueue:
         self._by_process: dict[ProcessId, list[QueueKey]] = {}
 
     def join(self, lease: QueuedLease) -> None:
-        """Stand in line, behind all of the same or a higher priority."""
+        """Join the queue behind all of the same or a higher priority."""
         queue_key = (*lease.order, lease.id)
         insort(self._keys, queue_key)
         insort(self._by_wishes.setdefault(lease.request.wishes, []), queue_key)
@@ -33,7 +33,6 @@ class LeaseQueue:
             insort(self._by_process.setdefault(lease.request.holder.process, []), queue_key)
 
     def leave(self, lease: QueuedLease) -> None:
-        """Leave the line without a trace."""
         queue_key = (*lease.order, lease.id)
         del self._keys[bisect_left(self._keys, queue_key)]
         alike = self._by_wishes[lease.request.wishes]
@@ -49,20 +48,18 @@ class LeaseQueue:
                 del self._by_process[process]
 
     def position(self, lease: QueuedLease) -> int:
-        """1 is the next one."""
+        """The queue position; 1 is served next."""
         return bisect_left(self._keys, (*lease.order, lease.id)) + 1
 
     def length_of(self, owner: str | None) -> int:
-        """How many of this owner's wait."""
         return self._by_owner[owner]
 
     def of_process(self, process: ProcessId) -> Sequence[QueueKey]:
-        """Those of this process who wait, in order."""
         return self._by_process.get(process, ())
 
     @property
     def by_wishes(self) -> dict[Wishes, list[QueueKey]]:
-        """The waiters of each kind of wish, in order. Not to be changed by the caller."""
+        """The waiters of each kind of wishes, in order. The caller must not change it."""
         return self._by_wishes
 
     def __len__(self) -> int:
@@ -74,7 +71,7 @@ class LeaseQueue:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LeaseQueue) and self._keys == other._keys
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"<LeaseQueue: {len(self._keys)} waiting, {len(self._by_wishes)} kinds of wishes>"

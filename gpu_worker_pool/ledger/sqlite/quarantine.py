@@ -1,4 +1,4 @@
-"""Damaged files, set aside where nobody overwrites them and everybody stumbles over them."""
+"""Quarantine of damaged files: they are kept, and block the start until an operator has moved them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def isolate(path: Path) -> Path | None:
-    """Rename a database and its log; returns the new name, None where nothing was there.
+    """Rename a database and its log; return the new name, None if neither existed.
 
-    SQLite finds a log by its name, so the two keep belonging together. The database goes first: without its log it would
-    look like a sound one that knows less.
+    SQLite finds a log by its name, so the two stay together. The database goes first: without its log it would look
+    like a sound one with fewer events.
     """
     quarantined = _free_name(path)
     log, its_log = Path(f"{path}-wal"), Path(f"{quarantined}-wal")
@@ -21,7 +21,7 @@ def isolate(path: Path) -> Path | None:
     if is_there:
         path.rename(quarantined)
     if log.exists():
-        # An empty one is what opening the file has left, and nothing to keep.
+        # Opening the file leaves an empty one, which need not be kept.
         if log.stat().st_size:
             log.rename(its_log)
             is_there = True
@@ -32,12 +32,11 @@ def isolate(path: Path) -> Path | None:
 
 
 def isolated(path: Path) -> list[Path]:
-    """What was set aside and not yet moved away, the oldest first."""
+    """Files in quarantine that were not yet moved away, oldest first."""
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.damaged-*"))
 
 
 def advice(path: Path, quarantined: Iterable[Path]) -> str:
-    """What it means and what to do."""
     names = ", ".join(map(str, quarantined))
     return (
         f"The damaged journal was set aside as {names}. The leases written in it are not known any more: make sure that "
@@ -46,7 +45,7 @@ def advice(path: Path, quarantined: Iterable[Path]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of the files in it outlive a power cut."""
+    """Make the names of its files survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

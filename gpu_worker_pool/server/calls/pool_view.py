@@ -92,7 +92,9 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
     return b'%b"gpus":[%b]%b,"leases":[%b],"queue":[%b]}' % parts
 
 
-async def encode_leases(pool: Pool, lease_ids: Iterable[str], loop_share: LoopShare) -> AsyncIterator[tuple[Lease, bytes]]:
+async def encode_leases(
+    pool: Pool, lease_ids: Iterable[str], loop_share: LoopShare
+) -> AsyncIterator[tuple[Lease, bytes]]:
     """These leases in short; those that are not written are left out."""
     explainer = Explainer(pool.state, pool.now())
     for lease_id in list(lease_ids):
