@@ -186,7 +186,7 @@ def _chosen(setting: _Number, given: object, environ: Mapping[str, str]) -> floa
 
 
 def _strategy(given: object, environ: Mapping[str, str]) -> str:
-    possible = f"possible are {', '.join(STRATEGIES)}"
+    possible = f"it must be one of {', '.join(STRATEGIES)}"
     if given is not None:
         if given not in STRATEGIES:
             raise ValueError(f"load_balancing_strategy is {given!r}; {possible}")
@@ -226,7 +226,7 @@ def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
     variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", [DEFAULT_ENDPOINT]))
     if variable == SINGULAR_VARIABLE and len(texts) > 1:
         logger.error(
-            "%s has several URLs, which belong into %s; using the default %s",
+            "%s has several URLs, which belong in %s; using the default %s",
             SINGULAR_VARIABLE,
             PLURAL_VARIABLES[0],
             DEFAULT_ENDPOINT,
@@ -274,7 +274,7 @@ def _tokens_by_endpoint(given: Mapping[str, object], endpoints: Mapping[str, End
         endpoint_id = _find_endpoint(key, endpoints)
         if endpoint_id is None:
             possible = ", ".join(f"{known_id} ({endpoint.url})" for known_id, endpoint in endpoints.items())
-            raise ValueError(f"token: entry {position} is for no endpoint that there is; possible are {possible}")
+            raise ValueError(f"token: entry {position} names no known endpoint; it must be one of {possible}")
         token = _checked_token(f"token: entry {position}", value)
         if tokens.setdefault(endpoint_id, token) != token:
             raise ValueError(f"token: {endpoint_id} has two different ones; give it one, by its id or by its URL")
@@ -295,5 +295,7 @@ def _find_endpoint(key: object, endpoints: Mapping[str, EndpointUrl]) -> str | N
 
 def _checked_token(name: str, token: object) -> str:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token.strip()):
-        raise ValueError(f"{name} is not usable (its value is not shown); 1 to 1024 printable ASCII characters are")
+        raise ValueError(
+            f"{name} is not usable (its value is not shown); it must be 1 to 1024 printable ASCII characters"
+        )
     return token.strip()

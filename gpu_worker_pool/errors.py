@@ -74,7 +74,9 @@ class EndpointError(PoolError):
         self.status = status
         self.is_temporary = is_temporary
         answer = "" if status is None else f" (HTTP {status})"
-        advice = "it may pass, try again" if is_temporary else "trying again will not help, mend the cause first"
+        advice = (
+            "this may be temporary, try again" if is_temporary else "trying again will not help, fix the cause first"
+        )
         super().__init__(f"endpoint {endpoint_id}: {reason}{answer}; {advice}")
 
 

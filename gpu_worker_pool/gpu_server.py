@@ -42,7 +42,7 @@ def main() -> int:
     configure_logging(settings)
     if settings.workers > 1:
         logger.warning(
-            "WORKERS=%d: one process is the authority over the GPUs and serves everybody; starting one",
+            "WORKERS=%d: one process is the authority over the GPUs and serves all clients; starting one",
             settings.workers,
         )
     try:

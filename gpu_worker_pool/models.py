@@ -139,7 +139,7 @@ class GPUStats:
         if not isinstance(items, list):
             raise ValueError(f"gpus_summary is {_show(items)}; it must be a list")  # noqa: TRY004 - it is data
         if len(items) > MAX_GPUS:
-            raise ValueError(f"gpus_summary has {len(items)} GPUs; at most {MAX_GPUS} are possible")
+            raise ValueError(f"gpus_summary has {len(items)} GPUs; it must be at most {MAX_GPUS}")
         return cls(
             gpu_count=_required(found, "gpu_count"),
             total_memory_mb=found.get("total_memory_mb"),
@@ -325,7 +325,7 @@ def _check_number(name: str, value: object, high: float) -> None:
     if value is None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
-        raise ValueError(f"{name} is {_show(value)}; it must be a number from 0 to {high:g}, or nothing where unknown")
+        raise ValueError(f"{name} is {_show(value)}; it must be a number from 0 to {high:g}, or null if unknown")
 
 
 def _check_text(name: str, value: object) -> None:

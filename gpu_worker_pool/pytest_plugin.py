@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MARKER = (
     "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0): what the fixture `gpu` leases for this test; "
-    "with memory_mb the GPU is shared with others who said how much they need, timeout is how many seconds to wait"
+    "with memory_mb the GPU is shared with requests that also say how much they need, timeout is how many seconds to wait"
 )
 WISHES = ("gpus", "memory_mb", "model", "priority", "timeout")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -62,8 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpu-timeout", metavar="S", type=float, help=f"{timeout_help} (ini: gpu_timeout)")
     parser.addini("gpu_timeout", timeout_help, default=f"{DEFAULT_TIMEOUT_S:g}")
     missing_help = (
-        "what becomes of a test whose GPU there is not, because no server answers, none has such a GPU or "
-        "CUDA_VISIBLE_DEVICES hides them: fail (the default) or skip, which says why"
+        "what to do with a test that can get no GPU, because no server answers, no server has such a GPU or "
+        "CUDA_VISIBLE_DEVICES hides them: fail (the default) or skip, with the reason"
     )
     group.addoption("--gpu-missing", choices=MISSING, help=f"{missing_help} (ini: gpu_missing)")
     parser.addini("gpu_missing", missing_help, default=MISSING[0])
@@ -133,8 +133,10 @@ def _tell_loss(item: pytest.Item) -> str | None:
 
 
 def _loss(assignment: Assignment) -> str:
-    reason = getattr(assignment.lost, "reason", None) or "no sign of life got through in time"
-    return f"the lease on GPU {_names(assignment)} was lost during the test: {reason}; somebody else may have been given the GPU"
+    reason = getattr(assignment.lost, "reason", None) or "no heartbeat got through in time"
+    return (
+        f"the lease on GPU {_names(assignment)} was lost during the test: {reason}; another holder may have the GPU now"
+    )
 
 
 # --- leasing ---------------------------------------------------------------------------------------------------------
@@ -200,9 +202,9 @@ class _Leases:
                 f"pytest runs inside `gpu-pool run`, which holds the GPUs of {VISIBLE}; run it without, or unset {VISIBLE}"
             )
         if among == ():
-            self._miss(f"{VISIBLE}={self._caller_sees!r} hides every GPU; unset it, or name some that are there")
+            self._miss(f"{VISIBLE}={self._caller_sees!r} hides every GPU; unset it, or name GPUs that exist")
         self._wait_for_a_server()
-        only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} lets it have no others"
+        only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} allows no others"
         try:
             return self._pool.request_gpu(timeout_s, labels={"test": _label(item.nodeid)}, among=among, **wishes)
         except ServiceUnavailableError as error:
@@ -265,20 +267,20 @@ class _Leases:
             return None
         assignment, kept_wishes = self._kept
         advice = "run this test in a process of its own"
-        where = f"this process has begun CUDA on GPU {_names(assignment)} and cannot leave it"
+        where = f"this process has initialized CUDA on GPU {_names(assignment)} and cannot leave it"
         if assignment.is_lost:
             _fail(f"{where}, and {_loss(assignment)}; {advice}")
         if wishes != kept_wishes:
-            _fail(f"{where}, but this test wishes for {_shown(wishes)} and not {_shown(kept_wishes)}; {advice}")
+            _fail(f"{where}, but this test requests {_shown(wishes)}, not {_shown(kept_wishes)}; {advice}")
         return assignment
 
     def _check_for_early_cuda(self) -> None:
         if not self._sees_all_gpus and _has_initialized_cuda():
             self._sees_all_gpus = True
             warnings.warn(
-                "CUDA began in this process before a test had a GPU, by a look at what is available while tests were "
-                "collected, say: so it does not heed the CUDA_VISIBLE_DEVICES of the test. Look inside the tests, or "
-                "choose the device by gpu.gpu_id",
+                "CUDA was initialized in this process before a test had a GPU, for example by a check during collection. So "
+                "it ignores the CUDA_VISIBLE_DEVICES of the test. Check inside the tests, or choose the device by "
+                "gpu.gpu_id",
                 pytest.PytestWarning,
                 stacklevel=2,
             )
@@ -304,7 +306,7 @@ def _wishes(item: pytest.Item) -> dict[str, Any]:
     for marker in reversed(list(item.iter_markers("gpu"))):
         unknown = [repr(value) for value in marker.args] + [name for name in marker.kwargs if name not in WISHES]
         if unknown:
-            _fail(f"the marker gpu does not know {', '.join(unknown)}; possible are {', '.join(WISHES)}, each by name")
+            _fail(f"the marker gpu does not know {', '.join(unknown)}; it takes {', '.join(WISHES)}, each by name")
         wishes.update(marker.kwargs)
     return {name: value for name, value in wishes.items() if value is not None}
 
@@ -331,13 +333,13 @@ def _timeout_s(config: pytest.Config) -> float:
     try:
         return float(text)
     except ValueError:
-        raise pytest.UsageError(f"gpu_timeout is {text!r}; a number of seconds is needed") from None
+        raise pytest.UsageError(f"gpu_timeout is {text!r}; it must be a number of seconds") from None
 
 
 def _skips(config: pytest.Config) -> bool:
     chosen = config.getoption("gpu_missing") or config.getini("gpu_missing")
     if chosen not in MISSING:
-        raise pytest.UsageError(f"gpu_missing is {chosen!r}; possible are {', '.join(MISSING)}")
+        raise pytest.UsageError(f"gpu_missing is {chosen!r}; it must be one of {', '.join(MISSING)}")
     return bool(chosen == "skip")
 
 

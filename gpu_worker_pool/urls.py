@@ -79,10 +79,10 @@ def parse_endpoint(text: str) -> EndpointUrl:
         )
     scheme = match["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
-        raise _bad(text, "only http:// and https:// are possible")
+        raise _bad(text, "it must begin with http:// or https://")
     netloc = _NETLOC.fullmatch(match["netloc"])
     if netloc is None:
-        raise _bad(text, "the host is not readable; an IPv6 address stands in brackets, as in http://[::1]:8000")
+        raise _bad(text, "the host cannot be read; an IPv6 address must be in brackets, as in http://[::1]:8000")
     port = _port(text, netloc["port"])
     host = _host(text, netloc["host"].lower())
     path = match["path"].rstrip("/")
@@ -135,7 +135,7 @@ def _fault_of(text: str) -> str | None:
     if "," in text:
         return "it has a comma; give one URL here"
     if _NOT_IN_URLS.search(text):
-        return "it has blanks or other characters that cannot stand in a URL; several URLs need commas between them"
+        return "it has blanks or other characters that a URL cannot have; several URLs need commas between them"
     return None
 
 
@@ -143,7 +143,7 @@ def _port(text: str, digits: str | None) -> int | None:
     if not digits:
         return None
     if not re.fullmatch(r"[0-9]{1,5}", digits) or not 1 <= int(digits) <= 65535:
-        raise _bad(text, "the port must be a whole number from 1 to 65535; an IPv6 address stands in brackets")
+        raise _bad(text, "the port must be a whole number from 1 to 65535; an IPv6 address must be in brackets")
     return int(digits)
 
 
@@ -155,7 +155,7 @@ def _host(text: str, host: str) -> str:
     if host.removesuffix(".").rpartition(".")[2].isdecimal():
         return _address_4(text, host)
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in _ascii_labels(host)):
-        raise _bad(text, "the host is no valid name; letters, digits, hyphens and dots between them are possible")
+        raise _bad(text, "the host is not a valid name; it must be letters, digits and hyphens, with dots between them")
     return host
 
 
@@ -172,20 +172,20 @@ def _address_4(text: str, host: str) -> str:
     try:
         return str(IPv4Address(host))
     except ValueError:
-        raise _bad(text, "the host ends in a number but is no IPv4 address, such as 192.168.0.7") from None
+        raise _bad(text, "the host ends in a number but is not an IPv4 address, such as 192.168.0.7") from None
 
 
 def _address_6(text: str, host: str) -> str:
     if "%" in host:
-        raise _bad(text, "an IPv6 address with a zone (%) is not possible; use another address or a name")
+        raise _bad(text, "an IPv6 address with a zone (%) is not supported; use another address or a name")
     try:
         return IPv6Address(host).compressed
     except ValueError:
-        raise _bad(text, "what stands in brackets is no IPv6 address") from None
+        raise _bad(text, "the text in brackets is not an IPv6 address") from None
 
 
 def _bad(text: str, fault: str) -> ValueError:
-    return ValueError(f"{_shown(text)!r} is no endpoint URL: {fault}")
+    return ValueError(f"{_shown(text)!r} is not an endpoint URL: {fault}")
 
 
 def _shown(text: str) -> str:

@@ -233,7 +233,7 @@ def test_in_one_process(server: ServerProcess, start: Start) -> None:
         "test_cuda_cannot_have_another",
     }, out
     assert len(found) == 15
-    assert "the marker gpu does not know memory; possible are gpus, memory_mb" in said_of(out, "test_unknown_wish")
+    assert "the marker gpu does not know memory; it takes gpus, memory_mb" in said_of(out, "test_unknown_wish")
     # By default what is missing is a failure.
     assert "no GPU for this test: the request was refused" in said_of(out, "test_impossible_wish")
     assert "gpus is 'two'" in said_of(out, "test_senseless_wish")
@@ -243,7 +243,7 @@ def test_in_one_process(server: ServerProcess, start: Start) -> None:
     assert "ValueError: of the test itself" in said_of(out, "test_lost_and_fails")
     assert out.count("was lost during the test") == 3, out  # twice of the first, and beside the ValueError
     said = said_of(out, "test_cuda_cannot_have_another")
-    assert re.search("has begun CUDA on GPU [01] and cannot leave it, but .* gpus=2", said), said
+    assert re.search("has initialized CUDA on GPU [01] and cannot leave it, but .* gpus=2", said), said
     assert [lease for lease in server.json("/pool")["leases"] if lease["state"] == "active"] == []
 
 
@@ -311,7 +311,7 @@ def test_without_leases_only_one_process_is_possible(start: Start) -> None:
         several = start(USES_IT, "-n", "2", "--gpu-endpoint", old.url, plugins="xdist")
         code, out = start(BEGAN_TOO_EARLY, "-W", "default", "--gpu-endpoint", old.url).end()
         assert (code, outcomes(out)) == (0, {"test_it": "PASSED", "test_it_again": "PASSED"}), out
-        assert out.count("CUDA began in this process before a test had a GPU") == 1, out
+        assert out.count("CUDA was initialized in this process before a test had a GPU") == 1, out
 
         code, out = several.end()
     assert (code, outcomes(out)) == (1, {"test_it": "ERROR"}), out
@@ -365,7 +365,7 @@ def test_only_gpus_that_the_caller_sees_are_leased(server: ServerProcess, start:
         1,
         {"test_it": "PASSED", "test_it_again": "PASSED", "test_more_than_is_seen": "ERROR"},
     ), out
-    assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' lets it have no others" in said_of(out, "test_more_than_is_seen")
+    assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' allows no others" in said_of(out, "test_more_than_is_seen")
 
     # As in `gpu-pool run -- pytest`: the GPU that it sees is held by what is around it, and never comes free.
     code, out = start(USES_IT, endpoint=server.url, visible="1", lease_id="held-around-it").end()

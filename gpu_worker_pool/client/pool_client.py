@@ -227,7 +227,7 @@ class GPUWorkerPoolClient:
         kept = self._find(assignment)
         if kept.held.lost.is_set():
             # Seen here first: the clock says so, and no timer has had its turn yet.
-            kept.held.lost.set("no sign of life got through in time")
+            kept.held.lost.set("no heartbeat got through in time")
             kept.won.member.heartbeat.drop(kept.won.lease_id)
             self._lose(kept.won.lease_id, kept.held.lost.reason or "")
             raise StaleAssignmentError(assignment, kept.held.lost.reason)

@@ -222,7 +222,7 @@ def _problems(answer: _CommandResult, unmatched: list[str], *, found: int) -> li
         if said:
             return [f"nvidia-smi: {_quote(said[0])}"]
         if answer.exit_code != 0:
-            return [f"nvidia-smi failed with {_ending(answer.exit_code)} and without a word"]
+            return [f"nvidia-smi failed with {_ending(answer.exit_code)} and printed nothing"]
         return ["nvidia-smi shows no GPU"]
     return [_describe_unmatched(unmatched, "GPU")] if unmatched else []
 

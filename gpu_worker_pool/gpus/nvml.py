@@ -59,7 +59,7 @@ class NvmlProbe(Probe):
     def read(self, at: float) -> ProbeResult:
         """Read all GPUs; first restart NVML if that is due."""
         if self._is_closed:
-            raise RuntimeError("this probe was closed; make a new one to look again")
+            raise RuntimeError("this probe was closed; make a new one to read again")
         try:
             self._restart_if_due(at)
             if not self._is_initialised:

@@ -70,7 +70,7 @@ def parse_spec(spec: str) -> tuple[GpuModel, ...]:
     for part in parts:
         number, model = _number_and_model(spec, part)
         if len(models) + number > MAX_GPUS:
-            raise _bad_spec(spec, f"these are more than {MAX_GPUS} GPUs")
+            raise _bad_spec(spec, f"it has more than {MAX_GPUS} GPUs")
         models += [model] * number
     return tuple(models)
 
@@ -82,7 +82,7 @@ def _number_and_model(spec: str, part: str) -> tuple[int, GpuModel]:
     if model not in MODELS:
         raise _bad_spec(spec, f"{part or 'nothing'!r} is not a known model, with or without a number before it")
     if not number:
-        raise _bad_spec(spec, "0 GPUs are none")
+        raise _bad_spec(spec, "the number of GPUs must be at least 1")
     # A longer number is a mistake, and Python does not convert a very long one.
     return (int(number) if len(number) <= 6 else MAX_GPUS + 1), MODELS[model]
 
@@ -266,6 +266,6 @@ def _toward(value: float, target: float, up: float, down: float) -> float:
 def _bad_spec(spec: str, why: str) -> ValueError:
     shown = spec if len(spec) <= 80 else f"{spec[:80]}…"
     return ValueError(
-        f"simulated GPUs {shown!r}: {why}. Allowed are a number of GPUs from 1 to {MAX_GPUS} ({DEFAULT_MODEL} each), or "
+        f"simulated GPUs {shown!r}: {why}. It must be a number of GPUs from 1 to {MAX_GPUS} ({DEFAULT_MODEL} each), or "
         f"models with their numbers such as '4xA100-80GB,4xT4', of {', '.join(sorted(MODELS))}"
     )

@@ -28,7 +28,7 @@ class NoSuchProcess(Exception):  # noqa: N818 - a fact about the client, not a f
     """The client claims to be a process of this machine that does not exist."""
 
     def __init__(self, pid: int) -> None:
-        super().__init__(f"pid {pid} is not running on this machine; send the pid of a living process, or none")
+        super().__init__(f"pid {pid} is not running on this machine; send the pid of a running process, or none")
         self.pid = pid
 
 

@@ -43,7 +43,7 @@ def encode_event(event: ev.DurableEvent) -> str:
     """Encode as one line of ASCII, with kind and time."""
     kind = type(event)
     if kind.__name__ not in EVENT_KINDS:
-        raise ValueError(f"{kind.__name__} is no durable event; it does not belong into a journal")
+        raise ValueError(f"{kind.__name__} is not a durable event; it does not belong in a journal")
     return _to_text({"kind": kind.__name__, **_as_object(event)})
 
 

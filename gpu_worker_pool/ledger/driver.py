@@ -228,7 +228,7 @@ class Driver:
         state = self.state
         if stood_still_s < SUSPENDED_S or not state.leases or state.boot_id is None:
             return []
-        logger.warning("stood still for %.1f s; every lease has its full TTL again", stood_still_s)
+        logger.warning("this process was suspended for %.1f s; every lease has its full TTL again", stood_still_s)
         return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:

@@ -15,7 +15,7 @@ _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # Faults of the file's environment. While a file is opened, any other fault is the file's own.
 _ENVIRONMENT = {
     sqlite3.SQLITE_FULL: "the disk is full: free space in {folder}",
-    sqlite3.SQLITE_IOERR: "the disk or its file system fails ({error}): look into the system's log, and for limits or quotas on {folder}",
+    sqlite3.SQLITE_IOERR: "the disk or its file system fails ({error}): check the system's log, and the limits and quotas on {folder}",
     sqlite3.SQLITE_READONLY: "it cannot be written ({error}): check the rights on {folder} and that its disk is not mounted read-only",
     sqlite3.SQLITE_PERM: "access is denied ({error}): check the rights on {folder}",
     sqlite3.SQLITE_AUTH: "access is denied ({error}): check the rights on {folder}",

@@ -62,7 +62,7 @@ class MemoryJournal:
             raise JournalError("this journal is closed; load it again to go on")
         for event in events:
             if not isinstance(event, DurableEvent):
-                raise ValueError(f"{type(event).__name__} is no durable event; it does not belong into a journal")  # noqa: TRY004
+                raise ValueError(f"{type(event).__name__} is not a durable event; it does not belong in a journal")  # noqa: TRY004
         return list(events)
 
     def __repr__(self) -> str:

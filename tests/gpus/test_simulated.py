@@ -95,7 +95,7 @@ def test_every_model_can_be_simulated(model: str) -> None:
     ],
 )
 def test_a_spec_that_cannot_be_read_says_what_is_allowed(spec: str) -> None:
-    with pytest.raises(ValueError, match=r"(?s)Allowed are a number of GPUs from 1 to 1024 .*A100-80GB.*T4"):
+    with pytest.raises(ValueError, match=r"(?s)It must be a number of GPUs from 1 to 1024 .*A100-80GB.*T4"):
         parse_spec(spec)
 
 

@@ -105,7 +105,7 @@ class Heartbeat:
     def _give_up_what_is_late(self) -> None:
         for held in list(self._held.values()):
             if held.lost.is_set():
-                self._give_up(held.lease_id, "no sign of life got through in time")
+                self._give_up(held.lease_id, "no heartbeat got through in time")
 
     def _give_up(self, lease_id: str, reason: str) -> None:
         held = self._held.pop(lease_id, None)

@@ -305,7 +305,7 @@ def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
                 own.is_free(slot.key),
                 reading.memory_percent,
                 reading.utilization_percent,
-                tuple(holder.worker_id or "somebody" for holder in holders),
+                tuple(holder.worker_id or "an unnamed holder" for holder in holders),
             )
         )
     queued = tuple(state.queue)

@@ -158,4 +158,4 @@ def _number(value: Any) -> float | None:
 
 
 def _worker(lease: Mapping[str, Any]) -> str:
-    return str(lease.get("worker_id") or lease.get("owner") or lease.get("id") or "somebody")
+    return str(lease.get("worker_id") or lease.get("owner") or lease.get("id") or "an unnamed holder")

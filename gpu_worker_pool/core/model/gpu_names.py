@@ -31,7 +31,7 @@ def as_gpu_names(names: object) -> tuple[str, ...]:
     if not texts:
         raise ValueError("among is empty; leave it out to take any GPU")
     if len(texts) > MAX_NAMES:
-        raise ValueError(f"among has more than {MAX_NAMES} GPUs; 1 to {MAX_NAMES} are possible")
+        raise ValueError(f"among has more than {MAX_NAMES} GPUs; it must be 1 to {MAX_NAMES}")
     by_spelling = {text.lower(): text for text in sorted(texts, reverse=True)}
     return tuple(sorted(by_spelling.values(), key=_order))
 

@@ -87,7 +87,7 @@ class Holder:
         names = [name for name in (self.owner, self.worker_id) if name]
         if not names and self.pid is not None:
             names = [f"pid {self.pid}"]
-        return "/".join(names) or "somebody"
+        return "/".join(names) or "an unnamed holder"
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Draining:
 
     def __str__(self) -> str:
         if self.pid is None:
-            return "just given back; a new reading will tell whether it is free"
+            return "just released; the next reading will tell whether it is free"
         held = "memory" if self.memory_mb is None else f"{self.memory_mb / 1024:.1f} GiB"
         return f"draining: pid {self.pid} still holds {held}"
 
@@ -163,7 +163,7 @@ class HeldForAnother:
     for_holder: str
 
     def __str__(self) -> str:
-        return f"kept for {self.for_holder}, who is ahead in the line"
+        return f"kept for {self.for_holder}, ahead in the queue"
 
 
 Ineligible = (

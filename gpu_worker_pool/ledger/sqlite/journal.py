@@ -187,7 +187,7 @@ class SqliteJournal:
 
     def _must_not_be_closed(self) -> None:
         if self._lock is None:
-            raise JournalError(f"the journal {self._path} is closed; open it anew to go on")
+            raise JournalError(f"the journal {self._path} is closed; open it again to go on")
 
     def _rewrite(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         half = len(rows) // 2
@@ -356,7 +356,7 @@ def _event_rows(events: Sequence[DurableEvent], crc: int) -> tuple[list[Row], in
 
 def _checked_crc(body: object, noted_crc: object, crc: int) -> int:
     if not isinstance(body, str):
-        raise ValueError(f"{body!r} stands where a text should")  # noqa: TRY004 - the file is wrong, not a type
+        raise ValueError(f"{body!r} is not a text")  # noqa: TRY004 - the file is wrong, not a type
     crc = crc32(body.encode(), crc)
     if crc != noted_crc:
         raise ValueError(f"this was altered, or what came before it: {body[:120]}")

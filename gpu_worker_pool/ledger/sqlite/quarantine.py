@@ -39,8 +39,8 @@ def isolated(path: Path) -> list[Path]:
 def advice(path: Path, quarantined: Iterable[Path]) -> str:
     names = ", ".join(map(str, quarantined))
     return (
-        f"The damaged journal was set aside as {names}. The leases written in it are not known any more: make sure that "
-        f"nobody still uses the GPUs, then move that file out of {path.parent} and start again."
+        f"The damaged journal was set aside as {names}. Its leases are no longer known: make sure that "
+        f"no process still uses the GPUs, then move that file out of {path.parent} and restart."
     )
 
 

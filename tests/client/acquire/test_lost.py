@@ -82,7 +82,7 @@ async def test_it_is_lost_one_heartbeat_before_the_server_would_end_it(
         # Not before its time, and before the server would.
         assert TTL_S - BEAT_S - 0.25 < after_s < TTL_S
         assert lease_id in lease_ids(server), "the server has not ended it yet"
-        assert "sign of life" in reason
+        assert "heartbeat" in reason
         assert assignment.is_lost
         assert told == [assignment]
 

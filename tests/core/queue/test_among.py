@@ -54,7 +54,7 @@ def test_the_same_gpus_are_the_same_wish(given: Any, taken: tuple[str, ...]) -> 
     ("given", "complaint"),
     [
         ([], "among is empty; leave it out to take any GPU"),
-        (range(129), "among has more than 128 GPUs; 1 to 128 are possible"),
+        (range(129), "among has more than 128 GPUs; it must be 1 to 128"),
         ("0,1", "among is '0,1'; it must be a list"),
         (5, "among is 5; it must be a list"),
         (["-1"], "among has '-1'; each must be a GPU's index, its UUID"),

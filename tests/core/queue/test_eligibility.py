@@ -373,7 +373,7 @@ def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves
         (
             Draining("a", None, None),
             "draining",
-            "just given back; a new reading will tell whether it is free",
+            "just released; the next reading will tell whether it is free",
         ),
         (Draining("a", 123, 9420.8), "draining", "draining: pid 123 still holds 9.2 GiB"),
         (Draining("a", 123, None), "draining", "draining: pid 123 still holds memory"),
@@ -388,7 +388,7 @@ def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves
             "no room: 8000 MB asked, 4000 MB of 64000 MB left",
         ),
         (NoRoom(70_000, 8_000, 64_000), "no_room", "no room: 8000 MB asked, 0 MB of 64000 MB left"),
-        (HeldForAnother("a", "ann"), "held", "kept for ann, who is ahead in the line"),
+        (HeldForAnother("a", "ann"), "held", "kept for ann, ahead in the queue"),
     ],
 )
 def test_a_verdict_reads_as_a_sentence(verdict: Verdict, code: str, words: str) -> None:

@@ -89,7 +89,7 @@ def test_a_free_gpu_kept_for_somebody_ahead_says_for_whom() -> None:
     explanation = box.explain("b")
 
     assert explanation.verdicts[1].verdict == HeldForAnother("wide", "wilma")
-    assert "1 kept for wilma, who is ahead in the line" in str(explanation)
+    assert "1 kept for wilma, ahead in the queue" in str(explanation)
 
 
 def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:

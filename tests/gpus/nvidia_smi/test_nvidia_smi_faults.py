@@ -28,7 +28,7 @@ DRIVER_GONE = "NVIDIA-SMI has failed because it couldn't communicate with the NV
         ({"print": "No devices were found\n", "exit_code": 6}, "nvidia-smi: No devices were found"),
         ({"print": "No devices were found\n", "exit_code": 0}, "nvidia-smi: No devices were found"),
         ({"print_error": "\nFailed to initialize NVML\n", "exit_code": 255}, "nvidia-smi: Failed to initialize NVML"),
-        ({"exit_code": 3}, "nvidia-smi failed with exit code 3 and without a word"),
+        ({"exit_code": 3}, "nvidia-smi failed with exit code 3 and printed nothing"),
         ({"print": "\n \n"}, "nvidia-smi shows no GPU"),
         ({"print": "x" * 5000, "exit_code": 1}, f"nvidia-smi: {'x' * 200}…"),
     ],
@@ -44,7 +44,7 @@ def test_what_was_read_before_a_failure_is_kept(smi: FakeNvidiaSmi) -> None:
     smi.say({"print": ROW_A, "exit_code": 14})
     result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
     assert [reading.memory_used_mb for reading in result.readings] == [2048]
-    assert result.error == "nvidia-smi failed with exit code 14 and without a word"
+    assert result.error == "nvidia-smi failed with exit code 14 and printed nothing"
 
 
 def test_warnings_on_the_error_output_do_not_disturb(smi: FakeNvidiaSmi) -> None:

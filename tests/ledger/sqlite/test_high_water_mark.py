@@ -44,7 +44,7 @@ def test_a_log_whose_end_is_missing_is_damage_and_not_a_short_history(path: Path
     DAMAGES[damage](Path(f"{path}-wal"))
     with pytest.raises(JournalDamaged, match="events, which were written, are missing"):
         SqliteJournal(path)
-    with pytest.raises(JournalDamaged, match="make sure that nobody still uses the GPUs"):
+    with pytest.raises(JournalDamaged, match="make sure that no process still uses the GPUs"):
         SqliteJournal(path)
 
 

@@ -144,8 +144,8 @@ def test_damage_is_noticed_set_aside_and_kept_in_sight_until_somebody_acts(path:
             SqliteJournal(path)
         for message in (str(first.value), str(again.value)):
             assert str(file) in message
-            assert "not known any more" in message
-            assert f"make sure that nobody still uses the GPUs, then move that file out of {path.parent}" in message
+            assert "no longer known" in message
+            assert f"make sure that no process still uses the GPUs, then move that file out of {path.parent}" in message
     assert damaged(path) == [file]
     # Done as advised, it begins anew.
     file.rename(path.parent.parent / file.name)

@@ -165,7 +165,7 @@ def test_each_peer_is_shown_as_it_is() -> None:
             assert first.ask("/peers", headers=token).status == 200
             assert_problem(first.ask("/peers?url=http://elsewhere"), 422, "none is possible here")
             assert first.ask("/peers", "POST").headers["allow"] == "GET"
-            assert "GPU_POOL_PEERS: 'nonsense' is no endpoint URL" in first.log()
+            assert "GPU_POOL_PEERS: 'nonsense' is not an endpoint URL" in first.log()
             assert "Traceback" not in first.log()
     assert {path.partition("/pool")[2] for path, _ in odd.asked} == {"?queue=200"}
     assert {name for _, headers in odd.asked for name in headers} == {"host", "accept", "accept-encoding", "user-agent"}
