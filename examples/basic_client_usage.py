@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 
-from example_servers import ExampleServer, example_pool, title
+from example_servers import example_pool, title
 
 import gpu_worker_pool
 from gpu_worker_pool import (
@@ -23,6 +23,7 @@ from gpu_worker_pool import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.testing import ServerProcess
 
 # Stands for your training script: it prints which GPUs it would see.
 TRAINING = "import os; print('  the program sees CUDA_VISIBLE_DEVICES =', os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -105,15 +106,15 @@ async def timeouts(client: GPUWorkerPoolClient) -> None:
         await client.release_gpu(assignment)
 
 
-async def a_lost_gpu(server: ExampleServer) -> None:
-    """Lose a lease: an operator takes it away, or the server is out of reach for too long. The client learns it early."""
+async def a_lost_gpu(server: ServerProcess) -> None:
+    """A lease can be lost: an operator takes it away, or the server is out of reach for too long. One is told early."""
     title("Being told that a GPU is lost")
     # The client sends three heartbeats in this time. With the default of 30 s the example would take longer.
     os.environ["GPU_POOL_TTL"] = "3"
     async with GPUWorkerPoolClient(server.url, on_lost=lambda lost: print(f"  on_lost: GPU {lost.gpu_id}")) as client:
         assignment = await client.request_gpu(timeout=30)
         print(f"  working on GPU {assignment.gpu_id}, and an operator takes it away")
-        await asyncio.to_thread(server.call, "POST", f"/admin/leases/{assignment.lease_id}/revoke")
+        await asyncio.to_thread(server.ask, f"/admin/leases/{assignment.lease_id}/revoke", "POST")
         assert assignment.lost is not None
         print(f"  await assignment.lost: {await assignment.lost}")  # for example in its own task, beside your work
         try:
@@ -131,8 +132,8 @@ def without_asyncio(url: str) -> None:
     print("  given back")
 
 
-async def main(url: str, own_server: ExampleServer | None) -> None:
-    """Show everything, one after the other."""
+async def main(url: str, own_server: ServerProcess | None) -> None:
+    """All of it, one after the other."""
     async with GPUWorkerPoolClient(url) as client:
         await by_hand(client)
         await with_a_context(client)

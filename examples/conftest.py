@@ -10,11 +10,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest does not do it with --import-mode=importlib
 
-from example_servers import ExampleServer, example_servers
+from example_servers import example_servers
+
+from gpu_worker_pool.testing import ServerProcess
 
 
 @pytest.fixture
-def servers() -> Iterator[list[ExampleServer]]:
-    """Start two servers with one simulated GPU each."""
+def servers() -> Iterator[list[ServerProcess]]:
+    """Two servers with one simulated GPU each."""
     with example_servers("1", "1") as started:
         yield started

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from example_servers import ExampleServer, example_pool, title
+from example_servers import example_pool, title
 
 from gpu_worker_pool import (
     GlobalGPUAssignment,
@@ -20,6 +20,7 @@ from gpu_worker_pool import (
     MultiEndpointPoolStatus,
     PoolError,
 )
+from gpu_worker_pool.testing import ServerProcess
 
 SOON_S = 20.0
 
@@ -60,8 +61,8 @@ def status(client: GPUWorkerPoolClient) -> None:
     print(f"  {balancer['total_requests']} requests so far, {balancer['success_rate']} % of them served")
 
 
-async def failover(client: GPUWorkerPoolClient, servers: Sequence[ExampleServer]) -> None:
-    """Kill one server: the other serves on. Restart it: the client uses it again, with its old leases."""
+async def failover(client: GPUWorkerPoolClient, servers: Sequence[ServerProcess]) -> None:
+    """One server dies: the other serves on. It comes back: it is used again, with the leases that it had."""
     first, second = servers
     title("A server is killed with -9")
     first.kill()
@@ -98,8 +99,8 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def main(urls: Sequence[str], own_servers: Sequence[ExampleServer]) -> None:
-    """Show everything, one after the other."""
+async def main(urls: Sequence[str], own_servers: Sequence[ServerProcess]) -> None:
+    """All of it, one after the other."""
     await strategies(urls)
     # Short intervals, so that the example need not wait for the next poll; the defaults are kinder to the servers.
     async with GPUWorkerPoolClient(

@@ -15,7 +15,7 @@ import pytest
 from gpu_worker_pool import GPUWorkerPool, RequestRefusedError, ServiceUnavailableError, WorkerTimeoutError
 
 if TYPE_CHECKING:
-    from example_servers import ExampleServer
+    from gpu_worker_pool.testing import ServerProcess
 
 # The work of a program on its GPU; in real life, training.
 Work = Callable[[str], None]
@@ -34,7 +34,7 @@ def train_on_any(servers: Sequence[str], work: Work, timeout_s: float) -> str:
         return "trained"
 
 
-def test_it_goes_through_good_and_bad_times(servers: list[ExampleServer]) -> None:
+def test_it_goes_through_good_and_bad_times(servers: list[ServerProcess]) -> None:
     first, second = servers
     urls = [first.url, second.url]
     used: list[str] = []

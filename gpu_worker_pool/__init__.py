@@ -1,4 +1,4 @@
-"""Hand out GPUs so that nobody collides: no other worker, process, user or machine."""
+"""Hand out GPUs without collisions between workers, processes, users and machines."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __version__ = "1.0.0"
 
-# Loaded when they are first asked for: the server needs none of them, and importing the package is to cost nothing.
-_PLACES = {
+# Loaded on first use: the server needs none of them, and importing the package must be cheap.
+_MODULES = {
     **dict.fromkeys(("ClientEvent", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"), "client"),
     **dict.fromkeys(("GPUWorkerPool", "gpu"), "client.blocking"),
     **dict.fromkeys(
@@ -90,10 +90,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    place = _PLACES.get(name)
-    if place is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{place}", __name__), name)
+    return getattr(importlib.import_module(f".{module}", __name__), name)
 
 
 def __dir__() -> list[str]:

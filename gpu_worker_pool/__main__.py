@@ -7,14 +7,14 @@ import io
 import os
 import sys
 
-# How many new objects make Python look for garbage among them; 700 by itself. Loading makes a hundred thousand and no garbage,
-# and to look through them again and again takes a tenth of a command's time.
+# The number of new objects that triggers a garbage collection; Python's default is 700. Loading makes a hundred
+# thousand objects and no garbage, and scanning them again and again takes a tenth of a command's time.
 _OBJECTS_UNTIL_COLLECTION = 20_000
 
 
 def main() -> int:
-    """Run the command line; says what to install where it is not."""
-    _mend_streams()
+    """Run the command line; if a package is missing, say what to install."""
+    _repair_streams()
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
     try:
         from .cli.app import main as run  # noqa: PLC0415 - may be missing
@@ -26,10 +26,11 @@ def main() -> int:
     return run(sys.argv[1:])
 
 
-def _mend_streams() -> None:
-    """A standard stream that somebody closed (`<&-`) must not have its number taken by a socket of ours, for our child to
-    write to; and what a stream cannot encode is written as a question mark, for one user's name must not end another's
-    command.
+def _repair_streams() -> None:
+    """Replace closed standard streams, and never fail on a character that a stream cannot encode.
+
+    A socket must not get the number of a closed standard stream (`<&-`), because a child would write to it. Characters
+    that cannot be encoded become question marks: one user's name must not end another user's command.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)  # noqa: FBT003 - its only value

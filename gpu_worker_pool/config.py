@@ -1,7 +1,7 @@
-"""What a client is told: by its constructor, else by the environment, else the defaults.
+"""Settings of a client: from its constructor, else from the environment, else the defaults.
 
-A bad value is treated by where it comes from. In the constructor it is a ValueError, because the programmer is there
-to see it. In the environment it is logged as an error and the default is used.
+A bad value in the constructor is a ValueError, because the programmer is there to see it. A bad value in the environment
+is logged as an error, and the default is used.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ STRATEGY_VARIABLE = "GPU_LOAD_BALANCING_STRATEGY"
 TOKEN_VARIABLE = "GPU_POOL_TOKEN"  # noqa: S105 - a name
 CA_FILE_VARIABLE = "GPU_POOL_CA_FILE"
 
-# What can stand in an Authorization header; the server takes no other.
+# The characters that an Authorization header may hold; the server takes no others.
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 
 
 class _Number(NamedTuple):
-    """A number that may be set: by this parameter, by this variable, within these bounds."""
+    """A number setting: its parameter, its variable and its bounds."""
 
     parameter: str
     variable: str | None
@@ -44,7 +44,7 @@ class _Number(NamedTuple):
     is_whole: bool = False
 
     def check(self, name: str, value: object) -> float:
-        """The value, unless it is out of bounds: then a ValueError."""
+        """Return the value; a ValueError if it is out of bounds."""
         if self.is_whole:
             check_whole(name, value, int(self.low), int(self.high))
         else:
@@ -53,7 +53,7 @@ class _Number(NamedTuple):
         return value if self.is_whole else float(value)
 
     def read(self, text: str) -> float:
-        """As check, from a text."""
+        """Check a value from a text."""
         try:
             value: object = int(text) if self.is_whole else float(text)
         except ValueError:
@@ -75,7 +75,7 @@ _WORKERS_PER_GPU = _Number("workers_per_gpu", "GPU_POOL_WORKERS_PER_GPU", 1, 1, 
 _TTL = _Number("ttl_s", "GPU_POOL_TTL", DEFAULT_TTL_S, 0.1, MAX_TTL_S)
 
 
-class _Endpoints(NamedTuple):
+class _ConfiguredEndpoints(NamedTuple):
     by_id: dict[str, EndpointUrl]
     is_multi: bool
 
@@ -85,7 +85,7 @@ class ClientConfig:
     """All settings of a client, checked; make it with `build`.
 
     `endpoints` and `tokens` are by endpoint id; an endpoint without a token is not in `tokens`. Times are in seconds.
-    A threshold that was asked for is None where the user set none: then a server's own applies.
+    `asked_..._threshold` is None if the user set none: then a server's own applies.
     """
 
     endpoints: Mapping[str, EndpointUrl]
@@ -133,9 +133,9 @@ class ClientConfig:
         workers_per_gpu: int | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> ClientConfig:
-        """From the values a constructor was given, None being none; they win over the environment.
+        """Build from the values of a constructor, which win over the environment; None means not given.
 
-        A ValueError names the parameter, its value (never that of a token) and what is possible.
+        A ValueError names the parameter, its value (never that of a token) and what is allowed.
         """
         environ = os.environ if environ is None else environ
 
@@ -164,7 +164,7 @@ class ClientConfig:
 
 
 def _text(environ: Mapping[str, str], variable: str) -> str | None:
-    """What a variable says; a blank one says nothing."""
+    """The value of a variable; None if it is blank."""
     return environ.get(variable, "").strip() or None
 
 
@@ -172,7 +172,7 @@ def _text(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def _chosen(setting: _Number, given: object, environ: Mapping[str, str]) -> float | None:
-    """The user's own value; None if there is none, or none that is any good."""
+    """The user's value; None if there is none, or a bad one in the environment."""
     if given is not None:
         return setting.check(setting.parameter, given)
     text = _text(environ, setting.variable) if setting.variable else None
@@ -186,7 +186,7 @@ def _chosen(setting: _Number, given: object, environ: Mapping[str, str]) -> floa
 
 
 def _strategy(given: object, environ: Mapping[str, str]) -> str:
-    possible = f"possible are {', '.join(STRATEGIES)}"
+    possible = f"it must be one of {', '.join(STRATEGIES)}"
     if given is not None:
         if given not in STRATEGIES:
             raise ValueError(f"load_balancing_strategy is {given!r}; {possible}")
@@ -201,7 +201,9 @@ def _strategy(given: object, environ: Mapping[str, str]) -> str:
 # --- endpoints -----------------------------------------------------------------------------------------------------
 
 
-def _endpoints(single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]) -> _Endpoints:
+def _endpoints(
+    single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]
+) -> _ConfiguredEndpoints:
     if several is not None:
         name, given = "service_endpoints", several
     elif single is not None:
@@ -214,17 +216,17 @@ def _endpoints(single: str | None, several: str | Sequence[str] | None, environ:
             raise ValueError("there are several URLs in it; give them as service_endpoints")  # noqa: TRY301
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return _Endpoints(assign_ids(urls), is_multi=several is not None)
+    return _ConfiguredEndpoints(assign_ids(urls), is_multi=several is not None)
 
 
-def _endpoints_from(environ: Mapping[str, str]) -> _Endpoints:
-    """The first variable that has anything in it decides. What is no good in it is logged and left out."""
+def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
+    """Use the first variable that is not blank. Bad URLs in it are logged and left out."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     found = ((variable, split_endpoints(environ.get(variable, ""))) for variable in variables)
     variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", [DEFAULT_ENDPOINT]))
     if variable == SINGULAR_VARIABLE and len(texts) > 1:
         logger.error(
-            "%s has several URLs, which belong into %s; using the default %s",
+            "%s has several URLs, which belong in %s; using the default %s",
             SINGULAR_VARIABLE,
             PLURAL_VARIABLES[0],
             DEFAULT_ENDPOINT,
@@ -240,17 +242,17 @@ def _endpoints_from(environ: Mapping[str, str]) -> _Endpoints:
     if not urls:
         logger.error("%s has no endpoint that can be used; using the default %s", variable, DEFAULT_ENDPOINT)
         urls = [parse_endpoint(DEFAULT_ENDPOINT)]
-        bad -= 1  # it stands for one of them
+        bad -= 1  # the default replaces one of them
     urls = unique_endpoints(urls)
-    # One that is left out counts: a slip of the pen must not turn the ids of all GPUs from texts into numbers.
-    return _Endpoints(assign_ids(urls), is_multi=len(urls) + bad > 1)
+    # A URL that was left out counts: a typo must not turn the ids of all GPUs from texts into numbers.
+    return _ConfiguredEndpoints(assign_ids(urls), is_multi=len(urls) + bad > 1)
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------
 
 
 def _tokens(given: object, endpoints: Mapping[str, EndpointUrl], environ: Mapping[str, str]) -> dict[str, str]:
-    """By endpoint id. What the constructor was given stands alone: the environment's token is then sent to nobody."""
+    """The tokens by endpoint id. With a token from the constructor, the environment's token is not sent."""
     if isinstance(given, Mapping):
         return _tokens_by_endpoint(given, endpoints)
     if given is not None:
@@ -268,11 +270,11 @@ def _tokens(given: object, endpoints: Mapping[str, EndpointUrl], environ: Mappin
 def _tokens_by_endpoint(given: Mapping[str, object], endpoints: Mapping[str, EndpointUrl]) -> dict[str, str]:
     tokens: dict[str, str] = {}
     for position, (key, value) in enumerate(given.items(), start=1):
-        # An entry is told by its position only: where somebody wrote {token: URL}, the key is the secret.
+        # An entry is named by its position only: in a mistaken {token: URL} the key is the secret.
         endpoint_id = _find_endpoint(key, endpoints)
         if endpoint_id is None:
             possible = ", ".join(f"{known_id} ({endpoint.url})" for known_id, endpoint in endpoints.items())
-            raise ValueError(f"token: entry {position} is for no endpoint that there is; possible are {possible}")
+            raise ValueError(f"token: entry {position} names no known endpoint; it must be one of {possible}")
         token = _checked_token(f"token: entry {position}", value)
         if tokens.setdefault(endpoint_id, token) != token:
             raise ValueError(f"token: {endpoint_id} has two different ones; give it one, by its id or by its URL")
@@ -293,5 +295,7 @@ def _find_endpoint(key: object, endpoints: Mapping[str, EndpointUrl]) -> str | N
 
 def _checked_token(name: str, token: object) -> str:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token.strip()):
-        raise ValueError(f"{name} is not usable (its value is not shown); 1 to 1024 printable ASCII characters are")
+        raise ValueError(
+            f"{name} is not usable (its value is not shown); it must be 1 to 1024 printable ASCII characters"
+        )
     return token.strip()

@@ -1,4 +1,4 @@
-"""Everything that can go wrong for a user of the pool. Each error says what happened, who must act, and what to do."""
+"""The errors of the pool. Each says what happened, who must act, and what to do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class PoolError(Exception):
     """The root of all errors of the pool."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By hand, because most errors here are made from facts and not from their message, which is all that
-        # Exception keeps; and a worker process hands its errors to its parent by pickle.
+        # Exception keeps only its message, but most errors here are made from facts. A worker process pickles its
+        # errors for its parent.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class WorkerTimeoutError(PoolError, TimeoutError):
-    """No GPU was granted in the time given. `reason` says why not: who holds them, or what is over a threshold."""
+    """No GPU was granted in the given time. `reason` says why: who holds them, or what is over a threshold."""
 
     def __init__(self, message: str | None = None, *, waited_s: float | None = None, reason: str | None = None) -> None:
         self.waited_s = waited_s
@@ -28,7 +28,7 @@ class WorkerTimeoutError(PoolError, TimeoutError):
 
 
 class StaleAssignmentError(PoolError):
-    """The assignment is no longer its holder's: the GPU may be somebody else's by now."""
+    """The holder has lost the assignment: the GPU may belong to another holder by now."""
 
     def __init__(self, assignment: object = None, reason: str | None = None) -> None:
         self.assignment = assignment
@@ -47,7 +47,7 @@ class ServiceUnavailableError(PoolError):
 
 
 class NoEndpointAnsweredError(ServiceUnavailableError, WorkerTimeoutError):
-    """The time was over, and no endpoint could be reached in it: waiting longer will not help."""
+    """The time ran out, and no endpoint could be reached: waiting longer will not help."""
 
     def __init__(self, reasons: Mapping[str, str] | None = None, *, waited_s: float | None = None) -> None:
         self.reasons = dict(reasons or {})
@@ -74,7 +74,9 @@ class EndpointError(PoolError):
         self.status = status
         self.is_temporary = is_temporary
         answer = "" if status is None else f" (HTTP {status})"
-        advice = "it may pass, try again" if is_temporary else "trying again will not help, mend the cause first"
+        advice = (
+            "this may be temporary, try again" if is_temporary else "trying again will not help, fix the cause first"
+        )
         super().__init__(f"endpoint {endpoint_id}: {reason}{answer}; {advice}")
 
 

@@ -1,4 +1,4 @@
-"""The entry to the server that the documents name.
+"""The documented entry points of the server.
 
 python -m gpu_worker_pool.gpu_server
 uvicorn gpu_worker_pool.gpu_server:app --host 0.0.0.0 --port 8000
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 if __package__ in {None, ""}:
-    # Run as a script: Python put this folder on the path, where the one above it belongs.
+    # Run as a script: Python put this folder on the path, but its parent is needed.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import logging
@@ -19,12 +19,12 @@ import logging
 try:
     import uvicorn
 
-    from .server.app import PoolApp, create_app
-    from .server.logs import configure_logging
-    from .server.serving import advice, listen, run
-    from .server.settings import get_bool_env, get_float_env, get_int_env
+    from gpu_worker_pool.server.app import PoolApp, create_app
+    from gpu_worker_pool.server.logs import configure_logging
+    from gpu_worker_pool.server.serving import advice, listen, run
+    from gpu_worker_pool.server.settings import get_bool_env, get_float_env, get_int_env
 except ModuleNotFoundError as error:
-    # Who imports this module is a program, and gets an ImportError as from any other.
+    # A program that imports this module gets the usual ImportError.
     if __name__ != "__main__" or error.name is None or error.name.startswith("gpu_worker_pool"):
         raise
     sys.exit(f"gpu-worker-pool: {error.name} is not installed; pip install 'gpu-worker-pool[server]'")
@@ -37,12 +37,12 @@ app: PoolApp = create_app()
 
 
 def main() -> int:
-    """Serve until told to stop; the exit code for the shell."""
+    """Serve until stopped; return the exit code."""
     settings = app.settings
     configure_logging(settings)
     if settings.workers > 1:
         logger.warning(
-            "WORKERS=%d: one process is the authority over the GPUs and serves everybody; starting one",
+            "WORKERS=%d: one process is the authority over the GPUs and serves all clients; starting one",
             settings.workers,
         )
     try:

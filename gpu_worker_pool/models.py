@@ -1,4 +1,4 @@
-"""What the client hands to its user: GPUs, assignments, and the state of the pool. A reading that is unknown is None."""
+"""What the client returns to its user: GPUs, assignments, and the state of the pool. Unknown readings are None."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ MAX_MEMORY_MB = 1e12
 MAX_TEXT = 256
 
 GpuId = int | str
-"""The index on a single endpoint, or the global id (`server1:2`) with several."""
+"""The index with a single endpoint, or the global id (`server1:2`) with several."""
 
 
 class Loss(Protocol):
-    """Set once the GPU is no longer the holder's. Can be awaited."""
+    """Set once the holder has lost the GPU. Can be awaited."""
 
     def is_set(self) -> bool:
-        """Whether it is lost."""
+        """Whether the GPU is lost."""
 
     async def wait(self) -> str:
-        """Wait for the loss; returns its reason."""
+        """Wait for the loss and return its reason."""
 
     def __await__(self) -> Generator[Any, None, str]: ...
 
 
 class LeaseFacts:
-    """What the client adds to an assignment: the lease behind it. Not part of what makes two assignments equal.
+    """The lease behind an assignment. It is not part of an assignment's equality.
 
-    `lost` is set when the GPU is no longer the holder's. It stays in this process: an assignment that is sent to
-    another one by pickle remembers there whether it was lost already, but hears no more.
+    `lost` is set when the holder has lost the GPU. It works in this process only: an assignment that was pickled for
+    another process knows there whether it was lost already, but learns of no later loss.
     """
 
-    # Defaults on the class and not fields: so an assignment prints and compares as the documents show it.
+    # Class attributes, not fields, so that an assignment prints and compares as documented.
     lease_id: str | None = None
     fence: int | None = None
     gpu_ids: tuple[GpuId, ...] = ()
@@ -60,7 +60,7 @@ class LeaseFacts:
         return copied
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
-        # A copy speaks of the same lease, so it must hear of its loss too.
+        # A copy is of the same lease, so it must learn of its loss too.
         return self.__copy__()
 
 
@@ -98,7 +98,7 @@ class GPUInfo:
 
     @classmethod
     def from_json(cls, data: object) -> GPUInfo:
-        """From an item of `gpus_summary`; a ValueError names what is wrong with it."""
+        """Read an item of `gpus_summary`; a ValueError names what is wrong with it."""
         found = _mapping("the GPU", data)
         return cls(*(_required(found, name) for name in cls.__dataclass_fields__))
 
@@ -130,16 +130,16 @@ class GPUStats:
 
     @classmethod
     def from_json(cls, data: object) -> GPUStats:
-        """From the body of `/gpu/summary`; a ValueError names what is wrong with it.
+        """Read the body of `/gpu/summary`; a ValueError names what is wrong with it.
 
-        The GPUs must be there. Totals and time may be left out: nothing is decided by them.
+        The GPUs are required. Totals and time are optional: no decision uses them.
         """
         found = _mapping("the summary", data)
         items = _required(found, "gpus_summary")
         if not isinstance(items, list):
             raise ValueError(f"gpus_summary is {_show(items)}; it must be a list")  # noqa: TRY004 - it is data
         if len(items) > MAX_GPUS:
-            raise ValueError(f"gpus_summary has {len(items)} GPUs; at most {MAX_GPUS} are possible")
+            raise ValueError(f"gpus_summary has {len(items)} GPUs; it must be at most {MAX_GPUS}")
         return cls(
             gpu_count=_required(found, "gpu_count"),
             total_memory_mb=found.get("total_memory_mb"),
@@ -189,10 +189,10 @@ class WorkerInfo:
         _check_id("worker_id", self.worker_id)
 
 
-# Hashed by what they are compared by, so that they can stand in sets and as keys; do not change those fields then.
+# Hashed by the compared fields, for sets and keys; do not change those fields then.
 @dataclass(unsafe_hash=True)
 class GPUAssignment(LeaseFacts):
-    """A GPU that is a worker's, on a single endpoint."""
+    """A worker's GPU on a single endpoint."""
 
     gpu_id: int
     worker_id: str
@@ -208,7 +208,7 @@ class GPUAssignment(LeaseFacts):
 
 @dataclass(unsafe_hash=True)
 class GlobalGPUAssignment(LeaseFacts):
-    """A GPU that is a worker's, on one of several endpoints."""
+    """A worker's GPU on one of several endpoints."""
 
     global_gpu_id: str
     endpoint_id: str
@@ -231,7 +231,7 @@ class GlobalGPUAssignment(LeaseFacts):
 
 @dataclass
 class EndpointInfo:
-    """One endpoint. `last_seen` and `response_time_ms` are None until it first answered."""
+    """One endpoint. `last_seen` and `response_time_ms` are None before its first answer."""
 
     endpoint_id: str
     url: str
@@ -265,7 +265,7 @@ class PoolStatus:
 
 @dataclass
 class MultiEndpointPoolStatus(PoolStatus):
-    """The pool over several endpoints. `endpoint_details` are the `endpoints` as dicts unless others are given."""
+    """The pool over several endpoints. `endpoint_details` defaults to the `endpoints` as dicts."""
 
     total_endpoints: int
     healthy_endpoints: int
@@ -282,7 +282,7 @@ class MultiEndpointPoolStatus(PoolStatus):
 
 
 def _show(value: object) -> str:
-    """What was found, in short: a foreign server may send anything."""
+    """Quote a value in a few characters: a foreign server may send anything."""
     try:
         return reprlib.repr(value)
     except ValueError:  # Python prints no number of thousands of digits
@@ -321,15 +321,15 @@ def _check_part(name: str, part: int, whole_name: str, whole: int) -> None:
 
 
 def _check_number(name: str, value: object, high: float) -> None:
-    """None, for unknown, or a number from 0 on; neither NaN nor an infinite one compares as that."""
+    """Accept None (unknown) or a number from 0 to `high`; NaN and infinities are refused."""
     if value is None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
-        raise ValueError(f"{name} is {_show(value)}; it must be a number from 0 to {high:g}, or nothing where unknown")
+        raise ValueError(f"{name} is {_show(value)}; it must be a number from 0 to {high:g}, or null if unknown")
 
 
 def _check_text(name: str, value: object) -> None:
-    """Texts from servers stand in logs and on terminals, so none may steer them."""
+    """Refuse control characters: texts from servers appear in logs and on terminals."""
     if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
         raise ValueError(f"{name} is {_show(value)}; it must be a text of at most {MAX_TEXT} printable characters")
 

@@ -1,4 +1,4 @@
-"""A plugin for pytest: the fixture `gpu` leases a GPU for the length of a test.
+"""A plugin for pytest: the fixture `gpu` leases a GPU for the length of a test; `gpu_pool_server` is a server to test with.
 
     def test_it_trains(gpu):
         subprocess.run(["python", "train.py"], check=True)  # sees gpu.gpu_ids and no other GPU
@@ -6,16 +6,16 @@
     @pytest.mark.gpu(gpus=2, memory_mb=4000, model="A100", timeout=600, priority=5)
     def test_it_trains_on_two(gpu): ...
 
-Tests wait their turn, so those of several processes (pytest-xdist), users and programs never have the same GPU at once.
+Tests wait in the queue, so tests of several processes (pytest-xdist), users and programs never have the same GPU at once.
 
-Where CUDA_VISIBLE_DEVICES is set when pytest is called, only GPUs among those are asked for.
+If CUDA_VISIBLE_DEVICES is set when pytest starts, only those GPUs are requested.
 
-CUDA looks at CUDA_VISIBLE_DEVICES once in a process, when it begins. A process that begins it during a test stays on
-that GPU: so its lease is kept until the end of the session, and the next tests of that process are given the same GPU.
-A process that began CUDA before any test had a GPU sees all of them, which a warning says.
+CUDA reads CUDA_VISIBLE_DEVICES once in a process, when it is initialized. A process that initializes CUDA during a test
+stays on that GPU: its lease is kept until the end of the session, and the next tests of that process get the same GPU.
+A process that initialized CUDA before any test had a GPU sees all GPUs; a warning says so.
 
-This file is loaded in every run of pytest where the package is installed. So it imports the client only when a test
-uses the fixture, and does nothing before.
+pytest loads this file in every run if the package is installed. So it imports the client only when a test uses the
+fixture, and does nothing before.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ import pytest
 
 if TYPE_CHECKING:
     from .client.pool_client import Assignment
+    from .testing import ServerProcess
 
 MARKER = (
     "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0): what the fixture `gpu` leases for this test; "
-    "with memory_mb the GPU is shared with others who said how much they need, timeout is how many seconds to wait"
+    "with memory_mb the GPU is shared with requests that also say how much they need, timeout is how many seconds to wait"
 )
 WISHES = ("gpus", "memory_mb", "model", "priority", "timeout")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_TIMEOUT_S = 600.0
 MISSING = ("fail", "skip")
-# How long to wait for a first sign of any server. One that refuses the connection is not waited for.
+# How long to wait for a first answer of any server. A server that refuses the connection is not waited for.
 FIRST_ANSWER_S = 10.0
-LOOK_AGAIN_S = 0.05
-# The longest label that a server takes.
+POLL_S = 0.05
+# The longest label that a server accepts.
 MAX_LABEL = 256
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What can be told on the command line and in the ini-file."""
+    """Add the options of the command line and the ini file."""
     group = parser.getgroup("gpu", "GPUs for tests (gpu-worker-pool)")
     group.addoption(
         "--gpu-endpoint",
@@ -61,26 +62,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpu-timeout", metavar="S", type=float, help=f"{timeout_help} (ini: gpu_timeout)")
     parser.addini("gpu_timeout", timeout_help, default=f"{DEFAULT_TIMEOUT_S:g}")
     missing_help = (
-        "what becomes of a test whose GPU there is not, because no server answers, none has such a GPU or "
-        "CUDA_VISIBLE_DEVICES hides them: fail (the default) or skip, which says why"
+        "what to do with a test that can get no GPU, because no server answers, no server has such a GPU or "
+        "CUDA_VISIBLE_DEVICES hides them: fail (the default) or skip, with the reason"
     )
     group.addoption("--gpu-missing", choices=MISSING, help=f"{missing_help} (ini: gpu_missing)")
     parser.addini("gpu_missing", missing_help, default=MISSING[0])
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker is known, so that strict markers take it."""
+    """Register the marker, for strict markers."""
     config.addinivalue_line("markers", MARKER)
 
 
-# --- the fixture -----------------------------------------------------------------------------------------------------
+# --- the fixtures ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, _gpu_leases: _Leases) -> Iterator[Assignment]:
-    """A GPU that is this test's alone, in CUDA_VISIBLE_DEVICES until the test ends: the assignment, as of the client.
+    """Lease a GPU for this test alone, and set CUDA_VISIBLE_DEVICES until the test ends. Returns the client's
+    assignment.
 
-    The marker `gpu` says what is wished for. A test whose lease is lost on the way fails, with the reason.
+    The marker `gpu` says what is requested. A test whose lease is lost fails, with the reason.
     """
     item: pytest.Item = request.node
     with _gpu_leases.lease(item) as assignment, _environment(assignment.env):
@@ -89,8 +91,17 @@ def gpu(request: pytest.FixtureRequest, _gpu_leases: _Leases) -> Iterator[Assign
 
 
 @pytest.fixture(scope="session")
+def gpu_pool_server() -> Iterator[ServerProcess]:
+    """A real server with four simulated GPUs, for all tests of this process; its `url` is for the code under test."""
+    from .testing import ServerProcess  # noqa: PLC0415 - see above
+
+    with ServerProcess() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def _gpu_leases(pytestconfig: pytest.Config) -> Iterator[_Leases]:
-    """One client for this process, from the first test on that wants a GPU."""
+    """One client per process, from the first test that needs a GPU."""
     with _Leases(pytestconfig) as leases:
         yield leases
 
@@ -101,7 +112,7 @@ _IS_TOLD: pytest.StashKey[bool] = pytest.StashKey()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that ends on a GPU that was not its own any more has failed, whatever it found."""
+    """Fail a test that ends on a GPU it has lost, whatever its outcome."""
     try:
         result = yield
     except BaseException as error:
@@ -123,7 +134,9 @@ def _tell_loss(item: pytest.Item) -> str | None:
 
 def _loss(assignment: Assignment) -> str:
     reason = getattr(assignment.lost, "reason", None) or "no heartbeat got through in time"
-    return f"the lease on GPU {_names(assignment)} was lost during the test: {reason}; somebody else may have been given the GPU"
+    return (
+        f"the lease on GPU {_names(assignment)} was lost during the test: {reason}; another holder may have the GPU now"
+    )
 
 
 # --- leasing ---------------------------------------------------------------------------------------------------------
@@ -133,7 +146,7 @@ class _Leases:
     """Leases GPUs for the tests of one process, one test after the other."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from . import GPUWorkerPool  # noqa: PLC0415 - only who wants a GPU waits for it to load
+        from . import GPUWorkerPool  # noqa: PLC0415 - loaded only for tests that use the fixture
         from .urls import split_endpoints  # noqa: PLC0415 - see above
 
         self._config = config
@@ -149,9 +162,9 @@ class _Leases:
         except ValueError as error:
             raise pytest.UsageError(f"the GPU server for the tests: {error}") from None
         self._has_answered = False
-        # As pytest's caller set it; around a test it is the test's own.
+        # The caller's value; during a test the variable has the test's own.
         self._caller_sees = os.environ.get(VISIBLE)
-        # Of a process that has begun CUDA during a test, and so cannot leave that GPU.
+        # Set once this process has initialized CUDA during a test, and so cannot leave that GPU.
         self._kept: tuple[Assignment, dict[str, Any]] | None = None
         self._sees_all_gpus = False
 
@@ -167,32 +180,32 @@ class _Leases:
 
     @contextmanager
     def lease(self, item: pytest.Item) -> Iterator[Assignment]:
-        """What this test wishes for, given back at the end of the block."""
+        """Lease what this test requests, and release it at the end of the block."""
         wishes = _wishes(item)
         timeout_s, priority = wishes.pop("timeout", self._timeout_s), wishes.pop("priority", 0)
         assignment = self._take_kept(wishes)
         if assignment is None:
-            self._look_whether_cuda_began_too_early()
+            self._check_for_early_cuda()
             assignment = self._request(item, timeout_s, {**wishes, "priority": priority})
         try:
             self._check_that_all_are_coordinated(assignment)
             yield assignment
         finally:
-            self._give_back(item, assignment, wishes)
+            self._release(item, assignment, wishes)
 
     def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
         from . import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
 
         among = _visible(self._caller_sees)
         if os.environ.get("GPU_POOL_LEASE_ID") and self._caller_sees is not None:
-            # Its only GPUs are those that the command around us holds: one would wait for oneself.
+            # The only visible GPUs are those that `gpu-pool run` holds: the request would wait for its own caller.
             _fail(
                 f"pytest runs inside `gpu-pool run`, which holds the GPUs of {VISIBLE}; run it without, or unset {VISIBLE}"
             )
         if among == ():
-            self._miss(f"{VISIBLE}={self._caller_sees!r} hides every GPU; unset it, or name some that are there")
+            self._miss(f"{VISIBLE}={self._caller_sees!r} hides every GPU; unset it, or name GPUs that exist")
         self._wait_for_a_server()
-        only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} lets it have no others"
+        only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} allows no others"
         try:
             return self._pool.request_gpu(timeout_s, labels={"test": _label(item.nodeid)}, among=among, **wishes)
         except ServiceUnavailableError as error:
@@ -203,7 +216,7 @@ class _Leases:
             _fail(f"no GPU for this test: {error}{only}")
 
     def _wait_for_a_server(self) -> None:
-        """A request would wait for a server until its time is over. Where none is there at all, say so now."""
+        """Report now if no server answers: a request would wait for one until its timeout."""
         from . import ServiceUnavailableError  # noqa: PLC0415 - see above
 
         deadline = time.monotonic() + FIRST_ANSWER_S
@@ -215,7 +228,7 @@ class _Leases:
                 return
             if have_all_failed or time.monotonic() > deadline:
                 self._miss(str(ServiceUnavailableError(found["errors"])))
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def _miss(self, reason: str) -> NoReturn:
         if self._skips:
@@ -223,7 +236,9 @@ class _Leases:
         _fail(f"no GPU for this test: {reason} (--gpu-missing=skip skips such tests)")
 
     def _check_that_all_are_coordinated(self, assignment: Assignment) -> None:
-        """A lease that cannot run out is one that this process gave itself, because the server has no leases."""
+        """Fail if tests in several processes use a server without leases. A lease that cannot expire is one that this
+        process gave itself.
+        """
         processes = getattr(self._config, "workerinput", {}).get("workercount", 1)
         if processes > 1 and getattr(assignment.lost, "ends_at", None) is None:
             _fail(
@@ -232,14 +247,14 @@ class _Leases:
                 "package's server there (gpu-pool serve), or the tests in one process (-n 0)"
             )
 
-    def _give_back(self, item: pytest.Item, assignment: Assignment, wishes: dict[str, Any]) -> None:
+    def _release(self, item: pytest.Item, assignment: Assignment, wishes: dict[str, Any]) -> None:
         from . import StaleAssignmentError  # noqa: PLC0415 - see above
 
-        if not self._sees_all_gpus and not assignment.is_lost and _has_begun_cuda():
+        if not self._sees_all_gpus and not assignment.is_lost and _has_initialized_cuda():
             self._kept = (assignment, wishes)
             return
         if self._kept is not None:
-            return  # it was kept and is lost, which the next test is told too
+            return  # it was kept and is lost; the next test fails too
         try:
             self._pool.release_gpu(assignment)
         except StaleAssignmentError:
@@ -253,27 +268,27 @@ class _Leases:
             return None
         assignment, kept_wishes = self._kept
         advice = "run this test in a process of its own"
-        where = f"this process has begun CUDA on GPU {_names(assignment)} and cannot leave it"
+        where = f"this process has initialized CUDA on GPU {_names(assignment)} and cannot leave it"
         if assignment.is_lost:
             _fail(f"{where}, and {_loss(assignment)}; {advice}")
         if wishes != kept_wishes:
-            _fail(f"{where}, but this test wishes for {_shown(wishes)} and not {_shown(kept_wishes)}; {advice}")
+            _fail(f"{where}, but this test requests {_shown(wishes)}, not {_shown(kept_wishes)}; {advice}")
         return assignment
 
-    def _look_whether_cuda_began_too_early(self) -> None:
-        if not self._sees_all_gpus and _has_begun_cuda():
+    def _check_for_early_cuda(self) -> None:
+        if not self._sees_all_gpus and _has_initialized_cuda():
             self._sees_all_gpus = True
             warnings.warn(
-                "CUDA began in this process before a test had a GPU, by a look at what is available while tests were "
-                "collected, say: so it does not heed the CUDA_VISIBLE_DEVICES of the test. Look inside the tests, or "
-                "choose the device by gpu.gpu_id",
+                "CUDA was initialized in this process before a test had a GPU, for example by a check during collection. So "
+                "it ignores the CUDA_VISIBLE_DEVICES of the test. Check inside the tests, or choose the device by "
+                "gpu.gpu_id",
                 pytest.PytestWarning,
                 stacklevel=2,
             )
 
 
-def _has_begun_cuda() -> bool:
-    """Whether this process has the device open that CUDA, of any framework, opens when it begins."""
+def _has_initialized_cuda() -> bool:
+    """Whether this process has the device open that CUDA, of any framework, opens when it is initialized."""
     for descriptor in Path("/proc/self/fd").glob("*"):
         try:
             if descriptor.readlink().name == "nvidia-uvm":
@@ -287,18 +302,18 @@ def _has_begun_cuda() -> bool:
 
 
 def _wishes(item: pytest.Item) -> dict[str, Any]:
-    """Of all its markers; the nearest wins, so that a test may differ from its class."""
+    """The wishes of all markers; the nearest wins, so that a test may differ from its class."""
     wishes: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers("gpu"))):
         unknown = [repr(value) for value in marker.args] + [name for name in marker.kwargs if name not in WISHES]
         if unknown:
-            _fail(f"the marker gpu does not know {', '.join(unknown)}; possible are {', '.join(WISHES)}, each by name")
+            _fail(f"the marker gpu does not know {', '.join(unknown)}; it takes {', '.join(WISHES)}, each by name")
         wishes.update(marker.kwargs)
     return {name: value for name, value in wishes.items() if value is not None}
 
 
 def _visible(value: str | None) -> tuple[str, ...] | None:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES names, whether they are there or not; None where all are meant."""
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES names, present or not; None means all."""
     from .core.model.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
     from .core.model.visible_devices import names_in  # noqa: PLC0415
 
@@ -306,7 +321,7 @@ def _visible(value: str | None) -> tuple[str, ...] | None:
         return None
     named: list[str] = []
     for name in names_in(value)[0]:
-        with suppress(ValueError):  # no name of a GPU: passed over, as by the server
+        with suppress(ValueError):  # not the name of a GPU: skipped, as by the server
             named += as_gpu_names([name])
     return tuple(named)
 
@@ -319,25 +334,25 @@ def _timeout_s(config: pytest.Config) -> float:
     try:
         return float(text)
     except ValueError:
-        raise pytest.UsageError(f"gpu_timeout is {text!r}; a number of seconds is needed") from None
+        raise pytest.UsageError(f"gpu_timeout is {text!r}; it must be a number of seconds") from None
 
 
 def _skips(config: pytest.Config) -> bool:
     chosen = config.getoption("gpu_missing") or config.getini("gpu_missing")
     if chosen not in MISSING:
-        raise pytest.UsageError(f"gpu_missing is {chosen!r}; possible are {', '.join(MISSING)}")
+        raise pytest.UsageError(f"gpu_missing is {chosen!r}; it must be one of {', '.join(MISSING)}")
     return bool(chosen == "skip")
 
 
 def _label(nodeid: str) -> str:
-    """As a server takes it; of a long one the end, which tells more."""
+    """A label that a server accepts; a long one is cut at the front, because the end tells more."""
     printable = "".join(sign if sign.isprintable() else "?" for sign in nodeid)
     return printable if len(printable) <= MAX_LABEL else f"...{printable[3 - MAX_LABEL :]}"
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set for the length of the block, and as before after it."""
+    """Set variables for the length of the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""The URLs of endpoints, and the short names that the endpoints go by."""
+"""The URLs of endpoints, and the short ids of endpoints."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MAX_URL = 2048
 MAX_SHOWN = 120
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
-# Not at a comma in somebody's password: each half would look like a URL of its own, and be shown.
+# Not at a comma in a password: each half would look like a URL of its own, and be shown.
 _COMMA = re.compile(r",(?![^/]*@)")
-_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^/]*)(?P<path>.*)", re.IGNORECASE)
-_PLACE = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<netloc>[^/]*)(?P<path>.*)", re.IGNORECASE)
+_NETLOC = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NOT_IN_URLS = re.compile(r"""[\s\\<>"{}|^`\x00-\x1f\x7f-\x9f]""")
 
 
 @dataclass(frozen=True)
 class EndpointUrl:
-    """Where an endpoint is. `url` has no slash at its end; `port` is the scheme's own where none was written."""
+    """The URL of an endpoint. `url` has no trailing slash; `port` is the scheme's default if none was given."""
 
     url: str
     host: str
@@ -32,7 +32,7 @@ class EndpointUrl:
 
     @property
     def identity(self) -> tuple[bool, str, int, str]:
-        """Equal for two spellings of one place, with the scheme's own port and without."""
+        """Equal for two spellings of one URL, with and without the scheme's default port."""
         return self.is_https, self.host, self.port, self.path
 
     def __str__(self) -> str:
@@ -40,9 +40,9 @@ class EndpointUrl:
 
 
 def parse_endpoints(value: str | Sequence[str]) -> list[EndpointUrl]:
-    """The endpoints in a text with commas, or in a list of such texts; each once, in their order.
+    """Parse a text with commas, or a list of such texts; duplicates are dropped, the order is kept.
 
-    A ValueError names the URL that is no good and what is wrong with it, or says that there is none at all.
+    A ValueError names the bad URL and what is wrong with it, or says that there is no URL.
     """
     endpoints = unique_endpoints(parse_endpoint(part) for part in split_endpoints(value))
     if not endpoints:
@@ -51,7 +51,7 @@ def parse_endpoints(value: str | Sequence[str]) -> list[EndpointUrl]:
 
 
 def split_endpoints(value: str | Sequence[str]) -> list[str]:
-    """The single URLs in a text with commas or a list of such texts, not looked at yet; empty ones are left out."""
+    """Split a text with commas, or a list of such texts, into URLs, unchecked; empty ones are left out."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError("it must be a text of URLs with commas between them, or a list of URLs")
@@ -59,7 +59,7 @@ def split_endpoints(value: str | Sequence[str]) -> list[str]:
 
 
 def unique_endpoints(endpoints: Iterable[EndpointUrl]) -> list[EndpointUrl]:
-    """Each place once, as it was first written."""
+    """Drop duplicates; the first spelling is kept."""
     first: dict[tuple[bool, str, int, str], EndpointUrl] = {}
     for endpoint in endpoints:
         first.setdefault(endpoint.identity, endpoint)
@@ -67,7 +67,7 @@ def unique_endpoints(endpoints: Iterable[EndpointUrl]) -> list[EndpointUrl]:
 
 
 def parse_endpoint(text: str) -> EndpointUrl:
-    """One URL; a ValueError says what is wrong with it, and shows nothing of it that may be a secret."""
+    """Parse one URL; a ValueError says what is wrong with it, and shows no part that may be a secret."""
     fault = _fault_of(text)
     if fault:
         raise _bad(text, fault)
@@ -79,12 +79,12 @@ def parse_endpoint(text: str) -> EndpointUrl:
         )
     scheme = match["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
-        raise _bad(text, "only http:// and https:// are possible")
-    place = _PLACE.fullmatch(match["place"])
-    if place is None:
-        raise _bad(text, "the host is not readable; an IPv6 address stands in brackets, as in http://[::1]:8000")
-    port = _port(text, place["port"])
-    host = _host(text, place["host"].lower())
+        raise _bad(text, "it must begin with http:// or https://")
+    netloc = _NETLOC.fullmatch(match["netloc"])
+    if netloc is None:
+        raise _bad(text, "the host cannot be read; an IPv6 address must be in brackets, as in http://[::1]:8000")
+    port = _port(text, netloc["port"])
+    host = _host(text, netloc["host"].lower())
     path = match["path"].rstrip("/")
     written = f"[{host}]" if ":" in host else host
     if port is not None:
@@ -99,30 +99,30 @@ def parse_endpoint(text: str) -> EndpointUrl:
 
 
 def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:
-    """A name for each endpoint: its host where no other has the same, else host-port, else more of the URL.
+    """Give each endpoint a unique id: its host if no other endpoint has it, else host-port, else more of the URL.
 
-    There is no colon in a name, so `server1:2` can be taken apart, and no dash at its beginning, so that no command
-    takes it for an option; and no two are the same. The order is kept. An IPv6 address such as fe80::1 is ip6-fe80-1.
+    An id has no colon, so that `server1:2` can be split, and does not begin with a dash, so that no command takes it
+    for an option. The order is kept. The id of an IPv6 address such as fe80::1 is ip6-fe80-1.
     """
     endpoints = list(endpoints)
     names: dict[int, str] = {}
-    # The most telling name first, and whoever has a host for himself before those who need more than that.
+    # The shortest id first; an endpoint with a host of its own comes before those that need more.
     for spell in _SPELLINGS:
-        left = {place: spell(endpoint) for place, endpoint in enumerate(endpoints) if place not in names}
+        left = {position: spell(endpoint) for position, endpoint in enumerate(endpoints) if position not in names}
         wanted = Counter(left.values())
         taken = set(names.values())
-        names |= {place: name for place, name in left.items() if wanted[name] == 1 and name not in taken}
-    for place, endpoint in enumerate(endpoints):
-        if place not in names:
-            names[place] = _numbered(_by_scheme(endpoint), set(names.values()))
-    return {names[place]: endpoint for place, endpoint in enumerate(endpoints)}
+        names |= {position: name for position, name in left.items() if wanted[name] == 1 and name not in taken}
+    for position, endpoint in enumerate(endpoints):
+        if position not in names:
+            names[position] = _numbered(_by_scheme(endpoint), set(names.values()))
+    return {names[position]: endpoint for position, endpoint in enumerate(endpoints)}
 
 
 # --- the parts of a URL --------------------------------------------------------------------------------------------
 
 
 def _fault_of(text: str) -> str | None:
-    """What is wrong with the text as a whole."""
+    """The fault of the text as a whole; None if there is none."""
     if len(text) > MAX_URL:
         return f"it is longer than {MAX_URL} characters"
     if "@" in text:
@@ -135,7 +135,7 @@ def _fault_of(text: str) -> str | None:
     if "," in text:
         return "it has a comma; give one URL here"
     if _NOT_IN_URLS.search(text):
-        return "it has blanks or other characters that cannot stand in a URL; several URLs need commas between them"
+        return "it has blanks or other characters that a URL cannot have; several URLs need commas between them"
     return None
 
 
@@ -143,7 +143,7 @@ def _port(text: str, digits: str | None) -> int | None:
     if not digits:
         return None
     if not re.fullmatch(r"[0-9]{1,5}", digits) or not 1 <= int(digits) <= 65535:
-        raise _bad(text, "the port must be a whole number from 1 to 65535; an IPv6 address stands in brackets")
+        raise _bad(text, "the port must be a whole number from 1 to 65535; an IPv6 address must be in brackets")
     return int(digits)
 
 
@@ -155,12 +155,12 @@ def _host(text: str, host: str) -> str:
     if host.removesuffix(".").rpartition(".")[2].isdecimal():
         return _address_4(text, host)
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in _ascii_labels(host)):
-        raise _bad(text, "the host is no valid name; letters, digits, hyphens and dots between them are possible")
+        raise _bad(text, "the host is not a valid name; it must be letters, digits and hyphens, with dots between them")
     return host
 
 
 def _ascii_labels(host: str) -> list[str]:
-    """The name as it is looked up. Only to judge it: the resolver's rules for other scripts may be newer."""
+    """The labels of a name as they are resolved. For checks only: the resolver's rules for other scripts may be newer."""
     name = host.removesuffix(".")
     try:
         return (name if name.isascii() else name.encode("idna").decode("ascii")).split(".")
@@ -172,24 +172,24 @@ def _address_4(text: str, host: str) -> str:
     try:
         return str(IPv4Address(host))
     except ValueError:
-        raise _bad(text, "the host ends in a number but is no IPv4 address, such as 192.168.0.7") from None
+        raise _bad(text, "the host ends in a number but is not an IPv4 address, such as 192.168.0.7") from None
 
 
 def _address_6(text: str, host: str) -> str:
     if "%" in host:
-        raise _bad(text, "an IPv6 address with a zone (%) is not possible; use another address or a name")
+        raise _bad(text, "an IPv6 address with a zone (%) is not supported; use another address or a name")
     try:
         return IPv6Address(host).compressed
     except ValueError:
-        raise _bad(text, "what stands in brackets is no IPv6 address") from None
+        raise _bad(text, "the text in brackets is not an IPv6 address") from None
 
 
 def _bad(text: str, fault: str) -> ValueError:
-    return ValueError(f"{_shown(text)!r} is no endpoint URL: {fault}")
+    return ValueError(f"{_shown(text)!r} is not an endpoint URL: {fault}")
 
 
 def _shown(text: str) -> str:
-    """The URL for an error message, without whatever may be a secret: user and password, query, a port in letters."""
+    """The URL for an error message, without parts that may be secret: user and password, query, a port in letters."""
     has_secret_end = re.search(r"[?#]", text) is not None
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text)
     start = scheme[0] if scheme else ""
@@ -197,7 +197,7 @@ def _shown(text: str) -> str:
         after = text.rpartition("@")[2]
         return start + ("***" if has_secret_end else f"***@{after}")[:MAX_SHOWN]
     rest = re.split(r"[?#]", text.removeprefix(start))[0]
-    # A password that had an @ may have been cut off before it.
+    # A password with an @ may have been cut off before it.
     rest = re.sub(r"^([^/\[:]*):(?![0-9a-f:.]*(/|$)).*", r"\1:***", rest)
     shown = start + rest + ("?***" if has_secret_end else "")
     return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "..."
@@ -209,7 +209,7 @@ def _shown(text: str) -> str:
 def _by_host(endpoint: EndpointUrl) -> str:
     if ":" in endpoint.host:
         return "-".join(("ip6", *(filter(None, endpoint.host.split(":")))))
-    # A name in another script may begin with a dash, because it is looked up as xn--...
+    # A name in another script may begin with a dash, because it is resolved as xn--...
     return endpoint.host.lstrip("-")
 
 

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,12 +16,12 @@ from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.testing import START_S, ServerProcess
 
 ROOT = Path(__file__).resolve().parent.parent
 NODE = "gpu-box"
 GPUS = "5xA100-80GB,3xL4"
 TOKENS = "admin:only-for-pictures"
-START_S = 30.0
 HOURS_OF_PAST = 7.0
 
 ASKERS: list[tuple[str, dict[str, Any]]] = [
@@ -50,21 +44,17 @@ PAST_OWNERS = ("ada", "bob", "carol", "erin", "frank", "grace")
 
 @contextmanager
 def seeded_server(*, looks_per_s: float = 1.0) -> Iterator[str]:
-    """Start it and yield its URL. It does not read the settings of the caller's environment, and is ended by its pid."""
-    with tempfile.TemporaryDirectory(prefix="gpu-pool-picture-") as folder:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        _write_past(Path(folder) / "state" / f"simulated-{NODE}.sqlite3")
-        server = _start(Path(folder), port, looks_per_s)
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(START_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+    """Its URL."""
+    settings = {
+        "SIMULATED_GPUS": GPUS,
+        "REFRESH_INTERVAL": f"{1 / looks_per_s:g}",
+        "GPU_POOL_NODE": NODE,
+        "GPU_POOL_TOKENS": TOKENS,
+    }
+    server = ServerProcess(settings)
+    _write_past(server.state_dir / f"simulated-{NODE}.sqlite3")
+    with server:
+        yield server.url
 
 
 def let_them_ask(url: str, step_s: float) -> None:
@@ -89,7 +79,7 @@ def tell(url: str, method: str, path: str, body: dict[str, Any]) -> None:
 def _write_past(path: Path) -> None:
     """Write some hours of ended leases, the same each time but for the clock."""
     random, now = Random(7), time.time()  # noqa: S311 - a picture
-    keys = [reading.gpu.key for reading in SimulatedProbe(NODE, GPUS).look(0.0).readings]
+    keys = [reading.gpu.key for reading in SimulatedProbe(NODE, GPUS).read(0.0).readings]
     leases = []
     for key in keys[:-1]:
         at = now - HOURS_OF_PAST * 3600 + random.uniform(0, 3600)
@@ -108,32 +98,3 @@ def _ended(key: GpuKey, owner: str, granted_at: float, ended_at: float, number: 
     request = Request(Wishes(1), Holder(owner=owner))
     asked_at = granted_at - 30 * (number % 5)
     return EndedLease(f"past-{number}", request, (key,), number + 1, asked_at, granted_at, ended_at, reason)
-
-
-def _start(folder: Path, port: int, looks_per_s: float) -> subprocess.Popen[bytes]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-    notify = folder / "notify"
-    env = {
-        **kept,
-        "PYTHONPATH": str(ROOT),
-        "HOST": "127.0.0.1",
-        "PORT": str(port),
-        "SIMULATED_GPUS": GPUS,
-        "REFRESH_INTERVAL": f"{1 / looks_per_s:g}",
-        "GPU_POOL_STATE_DIR": str(folder / "state"),
-        "GPU_POOL_NODE": NODE,
-        "GPU_POOL_TOKENS": TOKENS,
-        "NOTIFY_SOCKET": str(notify),
-    }
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, (folder / "log").open("wb") as log:
-        ready.bind(str(notify))
-        ready.settimeout(START_S)
-        command = [sys.executable, "-m", "gpu_worker_pool.gpu_server"]
-        server = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)  # noqa: S603 - our own
-        try:
-            ready.recv(1024)
-        except TimeoutError:
-            server.kill()
-            server.wait()
-            sys.exit(f"the server did not start: {(folder / 'log').read_text(encoding='utf-8')}")
-    return server

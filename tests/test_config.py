@@ -83,7 +83,7 @@ def test_the_process_s_environment_is_read_unless_another_is_given(monkeypatch: 
         ({STATS: "b:2", SINGULAR: "http://c"}, ["http://localhost:8000"], False, ["b:2", "using the default"]),
         ({STATS: "b:2,c:3"}, ["http://localhost:8000"], True, ["b:2", "c:3", "using the default"]),
         ({SINGULAR: "b:2"}, ["http://localhost:8000"], False, ["b:2", "using the default"]),
-        ({SINGULAR: TWO}, ["http://localhost:8000"], False, ["several URLs, which belong into " + STATS]),
+        ({SINGULAR: TWO}, ["http://localhost:8000"], False, ["several URLs, which belong in " + STATS]),
     ],
 )
 def test_a_bad_url_in_the_environment_is_logged_and_left_out(
@@ -109,12 +109,12 @@ def test_a_secret_in_a_url_of_the_environment_is_not_logged(caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"service_endpoint": "a:1"}, "service_endpoint: 'a:1' is no endpoint URL"),
+        ({"service_endpoint": "a:1"}, "service_endpoint: 'a:1' is not an endpoint URL"),
         ({"service_endpoint": ""}, "service_endpoint: there is no endpoint"),
         ({"service_endpoint": TWO}, "service_endpoint: .* give them as service_endpoints"),
         ({"service_endpoint": 7}, "service_endpoint: it must be a text"),
         ({"service_endpoint": 0}, "service_endpoint: it must be a text"),
-        ({"service_endpoints": "http://a,b"}, "service_endpoints: 'b' is no endpoint URL"),
+        ({"service_endpoints": "http://a,b"}, "service_endpoints: 'b' is not an endpoint URL"),
         ({"service_endpoints": ""}, "service_endpoints: there is no endpoint"),
         ({"service_endpoints": []}, "service_endpoints: there is no endpoint"),
         ({"service_endpoints": [7]}, "service_endpoints: it must be a text"),
@@ -261,11 +261,13 @@ def test_an_unknown_strategy_is_logged_or_refused(caplog: pytest.LogCaptureFixtu
     assert build({"GPU_LOAD_BALANCING_STRATEGY": "fastest"}).strategy == "availability"
     (logged,) = errors(caplog)
     assert logged == (
-        "GPU_LOAD_BALANCING_STRATEGY is 'fastest'; possible are availability, round_robin, weighted; "
+        "GPU_LOAD_BALANCING_STRATEGY is 'fastest'; it must be one of availability, round_robin, weighted; "
         "using the default 'availability'"
     )
     for bad in ("fastest", "", 7, ["weighted"]):
-        with pytest.raises(ValueError, match=r"^load_balancing_strategy is .*; possible are availability, round_robin"):
+        with pytest.raises(
+            ValueError, match=r"^load_balancing_strategy is .*; it must be one of availability, round_robin"
+        ):
             build(load_balancing_strategy=bad)
 
 
@@ -309,9 +311,12 @@ def test_tokens_are_by_endpoint_and_never_shown(token: Any, text: str, expected:
         (["SECRET"], "^token is not usable"),
         ({"server1": ""}, "^token: entry 1 is not usable"),
         ({"server1": None}, "^token: entry 1 is not usable"),
-        ({"server1": "x", "SECRET": "http://server2:8000"}, "^token: entry 2 is for no endpoint .*server1 .http://"),
-        ({"http://server1:8001": "SECRET"}, "^token: entry 1 is for no endpoint"),
-        ({7: "SECRET"}, "^token: entry 1 is for no endpoint"),
+        (
+            {"server1": "x", "SECRET": "http://server2:8000"},
+            "^token: entry 2 names no known endpoint.*server1 .http://",
+        ),
+        ({"http://server1:8001": "SECRET"}, "^token: entry 1 names no known endpoint"),
+        ({7: "SECRET"}, "^token: entry 1 names no known endpoint"),
         ({"server1": "SECRET", "http://server1:8000": "SECRET2"}, "^token: server1 has two different ones"),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_stale_assignment_is_named() -> None:
     assert error.assignment is ASSIGNMENT
 
 
-@pytest.mark.parametrize(("is_temporary", "advice"), [(True, "try again"), (False, "mend the cause first")])
+@pytest.mark.parametrize(("is_temporary", "advice"), [(True, "try again"), (False, "fix the cause first")])
 def test_a_failed_call_says_whether_to_try_again(is_temporary: bool, advice: str) -> None:
     error = EndpointError("server1", "it failed", status=503, is_temporary=is_temporary)
 

@@ -109,7 +109,7 @@ with example_servers("4") as (server,):
     env = {**os.environ, "GPU_SERVICE_ENDPOINT": server.url}
     del env["PYTHONPATH"]
     code = subprocess.run([sys.executable, "examples/basic_client_usage.py"], env=env).returncode
-    held = [lease for lease in server.call("GET", "/pool")["leases"] if lease["state"] == "active"]
+    held = [lease for lease in server.json("/pool")["leases"] if lease["state"] == "active"]
     print(f"exit code {code}, held: {held}, port {server.port}", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

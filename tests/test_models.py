@@ -300,7 +300,7 @@ def test_a_gpu_without_a_field_is_refused(name: str) -> None:
         ({"gpus_summary": {"0": GPU}}, "it must be a list"),
         ({"gpus_summary": [GPU, GPU]}, "gpus_summary has the same gpu_id twice"),
         ({"gpus_summary": [GPU, 7]}, "gpus_summary.1.: the GPU is 7; it must be an object"),
-        ({"gpus_summary": [GPU] * 4097}, "gpus_summary has 4097 GPUs; at most 4096"),
+        ({"gpus_summary": [GPU] * 4097}, "gpus_summary has 4097 GPUs; it must be at most 4096"),
         ({"total_memory_mb": math.nan}, "total_memory_mb is nan"),
         ({"total_used_memory_mb": -1}, "total_used_memory_mb is -1"),
         ({"total_memory_usage_percent": 101}, "total_memory_usage_percent is 101"),

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from gpu_worker_pool.server.calls.pool_view import STATES
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import eventually, queue, take
-from tests.server.running import RunningServer
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "deploy/grafana-dashboard.json"
@@ -127,9 +127,9 @@ def shown_labels(text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[ServerProcess]:
     """One whose GPUs are leased, shared, out of service and held for a waiter."""
-    with RunningServer({"SIMULATED_GPUS": "4", "GPU_POOL_NODE": "box1", "REFRESH_INTERVAL": "4"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "4", "GPU_POOL_NODE": "box1", "REFRESH_INTERVAL": "4"}) as server:
         assert server.ask("/admin/gpus/3/drain", "POST", body={"reason": "a fan"}).status == 200
         take(server, owner="ada")
         take(server, owner="cleo", memory_mb=1000)
@@ -137,12 +137,12 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def scrape(server: RunningServer) -> list[Metric]:
+def scrape(server: ServerProcess) -> list[Metric]:
     return list(text_string_to_metric_families(server.ask("/metrics").body.decode()))
 
 
 @pytest.fixture(scope="module")
-def families(server: RunningServer) -> list[Metric]:
+def families(server: ServerProcess) -> list[Metric]:
     return scrape(server)
 
 
@@ -185,7 +185,7 @@ def queries(dashboard: dict[str, Any]) -> list[tuple[str, str]]:
 # --- the metrics -----------------------------------------------------------------------------------------------------
 
 
-def test_every_gpu_is_in_the_state_that_the_pool_shows(server: RunningServer) -> None:
+def test_every_gpu_is_in_the_state_that_the_pool_shows(server: ServerProcess) -> None:
     def shown() -> dict[tuple[str, str, str], str]:
         return {(gpu["node"], str(gpu["gpu_id"]), gpu["uuid"]): gpu["state"] for gpu in server.json("/pool")["gpus"]}
 
@@ -328,7 +328,7 @@ def promtool(*arguments: str | Path, given: bytes = b"") -> None:
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 
-def test_promtool_takes_the_metrics(server: RunningServer) -> None:
+def test_promtool_takes_the_metrics(server: ServerProcess) -> None:
     promtool("check", "metrics", given=server.ask("/metrics").body)
 
 

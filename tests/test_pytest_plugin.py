@@ -19,9 +19,10 @@ from typing import Any, Protocol
 import pytest
 
 from gpu_worker_pool import pytest_plugin
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.foreign_servers import ForeignServer, statistics
 from tests.server.leasing import get, release, take, wait_until_free
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import ROOT
 
 # Nothing here takes so long; a run that hangs must not hang the tests.
 MOST_S = 60.0
@@ -109,9 +110,9 @@ def said_of(out: str, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[ServerProcess]:
     env = {"SIMULATED_GPUS": "1xA100-80GB,1xT4", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}
-    with RunningServer(env) as running:
+    with ServerProcess(env) as running:
         yield running
 
 
@@ -135,7 +136,8 @@ ONE_PROCESS = """
 
 
     def test_nothing_is_loaded_for_who_wants_no_gpu():
-        assert not {"aiohttp", "gpu_worker_pool.client", "gpu_worker_pool.errors"} & sys.modules.keys()
+        heavy = {"aiohttp", "gpu_worker_pool.client", "gpu_worker_pool.errors", "gpu_worker_pool.testing"}
+        assert not heavy & sys.modules.keys()
 
 
     def test_a_program_sees_the_gpu_and_the_server_shows_the_test(gpu):
@@ -215,7 +217,7 @@ ONE_PROCESS = """
 """
 
 
-def test_in_one_process(server: RunningServer, start: Start) -> None:
+def test_in_one_process(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
     code, out = start(ONE_PROCESS, endpoint=server.url).end()
 
@@ -231,7 +233,7 @@ def test_in_one_process(server: RunningServer, start: Start) -> None:
         "test_cuda_cannot_have_another",
     }, out
     assert len(found) == 15
-    assert "the marker gpu does not know memory; possible are gpus, memory_mb" in said_of(out, "test_unknown_wish")
+    assert "the marker gpu does not know memory; it takes gpus, memory_mb" in said_of(out, "test_unknown_wish")
     # By default what is missing is a failure.
     assert "no GPU for this test: the request was refused" in said_of(out, "test_impossible_wish")
     assert "gpus is 'two'" in said_of(out, "test_senseless_wish")
@@ -241,7 +243,7 @@ def test_in_one_process(server: RunningServer, start: Start) -> None:
     assert "ValueError: of the test itself" in said_of(out, "test_lost_and_fails")
     assert out.count("was lost during the test") == 3, out  # twice of the first, and beside the ValueError
     said = said_of(out, "test_cuda_cannot_have_another")
-    assert re.search("has begun CUDA on GPU [01] and cannot leave it, but .* gpus=2", said), said
+    assert re.search("has initialized CUDA on GPU [01] and cannot leave it, but .* gpus=2", said), said
     assert [lease for lease in server.json("/pool")["leases"] if lease["state"] == "active"] == []
 
 
@@ -263,7 +265,7 @@ CROWD = """
 """
 
 
-def test_processes_never_have_the_same_gpu_at_once(server: RunningServer, start: Start, tmp_path: Path) -> None:
+def test_processes_never_have_the_same_gpu_at_once(server: ServerProcess, start: Start, tmp_path: Path) -> None:
     wait_until_free(server)
     code, out = start(CROWD, "-n", "3", endpoint=server.url, plugins="xdist").end()
 
@@ -309,7 +311,7 @@ def test_without_leases_only_one_process_is_possible(start: Start) -> None:
         several = start(USES_IT, "-n", "2", "--gpu-endpoint", old.url, plugins="xdist")
         code, out = start(BEGAN_TOO_EARLY, "-W", "default", "--gpu-endpoint", old.url).end()
         assert (code, outcomes(out)) == (0, {"test_it": "PASSED", "test_it_again": "PASSED"}), out
-        assert out.count("CUDA began in this process before a test had a GPU") == 1, out
+        assert out.count("CUDA was initialized in this process before a test had a GPU") == 1, out
 
         code, out = several.end()
     assert (code, outcomes(out)) == (1, {"test_it": "ERROR"}), out
@@ -319,7 +321,7 @@ def test_without_leases_only_one_process_is_possible(start: Start) -> None:
 # --- where there is no GPU -------------------------------------------------------------------------------------------
 
 
-def test_a_missing_gpu_may_skip_a_test_but_not_a_busy_one(server: RunningServer, start: Start) -> None:
+def test_a_missing_gpu_may_skip_a_test_but_not_a_busy_one(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
     held = take(server, gpus=2, owner="ada", ttl_s=60)
     options = ("--gpu-missing=skip", "-o", "gpu_timeout=0.2")
@@ -355,7 +357,7 @@ SEES_ONE = """
 """
 
 
-def test_only_gpus_that_the_caller_sees_are_leased(server: RunningServer, start: Start) -> None:
+def test_only_gpus_that_the_caller_sees_are_leased(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
     hidden = start(USES_IT, "--gpu-missing=skip", endpoint=server.url, visible="-1,0")
     code, out = start(SEES_ONE, endpoint=server.url, visible="1,what,-1,0").end()
@@ -363,7 +365,7 @@ def test_only_gpus_that_the_caller_sees_are_leased(server: RunningServer, start:
         1,
         {"test_it": "PASSED", "test_it_again": "PASSED", "test_more_than_is_seen": "ERROR"},
     ), out
-    assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' lets it have no others" in said_of(out, "test_more_than_is_seen")
+    assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' allows no others" in said_of(out, "test_more_than_is_seen")
 
     # As in `gpu-pool run -- pytest`: the GPU that it sees is held by what is around it, and never comes free.
     code, out = start(USES_IT, endpoint=server.url, visible="1", lease_id="held-around-it").end()
@@ -401,13 +403,38 @@ INTERRUPTED = """
 """
 
 
-def test_an_interrupted_test_gives_its_gpu_back(server: RunningServer, start: Start, tmp_path: Path) -> None:
+def test_an_interrupted_test_gives_its_gpu_back(server: ServerProcess, start: Start, tmp_path: Path) -> None:
     wait_until_free(server)
     code, out = start(INTERRUPTED, endpoint=server.url).end()
     assert code == pytest.ExitCode.INTERRUPTED, out
     # By itself: it was not the server that saw its process die.
     lease = get(server, (tmp_path / "run-0" / "lease").read_text())
     assert lease["end_reason"] == "released"
+
+
+USES_A_SERVER = """
+    from pathlib import Path
+
+    from gpu_worker_pool import GPUWorkerPool
+
+
+    def test_a_lease(gpu_pool_server):
+        with GPUWorkerPool(gpu_pool_server.url) as pool, pool.gpu(timeout=30) as assignment:
+            assert assignment.gpu_id in range(4)
+        Path("pid").write_text(str(gpu_pool_server.pid))
+
+
+    def test_the_same_server(gpu_pool_server):
+        assert gpu_pool_server.pid == int(Path("pid").read_text())
+        assert gpu_pool_server.json("/pool")["source"] == "simulated"
+"""
+
+
+def test_a_server_of_its_own_for_tests(start: Start, tmp_path: Path) -> None:
+    code, out = start(USES_A_SERVER).end()
+    assert (code, outcomes(out)) == (0, {"test_a_lease": "PASSED", "test_the_same_server": "PASSED"}), out
+    pid = (tmp_path / "run-0" / "pid").read_text()
+    assert not Path("/proc", pid).exists(), "the server outlived the tests"
 
 
 # --- how it comes to pytest ------------------------------------------------------------------------------------------

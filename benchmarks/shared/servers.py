@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpu_worker_pool.testing import ServerProcess
+
 ROOT = Path(__file__).parents[2]
 START_S = 30.0
 
@@ -51,33 +53,17 @@ def pool_process(
     folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None
 ) -> Iterator[tuple[int, int]]:
     """The same with GPUs of any kind; its port and its pid."""
-    port = free_port()
-    folder.mkdir()
-    notify_path = folder / "notify"
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH") if key in os.environ}
     settings = {
-        **kept,
-        "HOST": "127.0.0.1",
-        "PORT": str(port),
         "SIMULATED_GPUS": gpus,
+        "REFRESH_INTERVAL": "1",  # the server's default
         "GPU_POOL_STATE_DIR": str(folder),
         "GPU_POOL_DURABILITY": durability,
         "LOG_LEVEL": "warning",
         "ACCESS_LOG": "false",
-        "PYTHONPATH": str(ROOT),
-        "NOTIFY_SOCKET": str(notify_path),
         **(env or {}),
     }
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, (folder / "log").open("wb") as log:
-        ready.bind(str(notify_path))
-        ready.settimeout(START_S)
-        command = [sys.executable, "-m", "gpu_worker_pool.gpu_server"]
-        with _process(command, settings, folder, log.fileno()) as pid:
-            try:
-                assert ready.recv(1024) == b"READY=1"
-            except TimeoutError:
-                raise RuntimeError(f"the server did not start: {(folder / 'log').read_text()}") from None
-            yield port, pid
+    with ServerProcess(settings, folder=folder) as server:
+        yield server.port, server.pid
 
 
 @contextmanager

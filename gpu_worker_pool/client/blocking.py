@@ -81,7 +81,7 @@ class GPUWorkerPool:
 
     def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:
         """Wait for a GPU. Interrupted (Ctrl-C), it leaves nothing behind."""
-        return self._wait(self._client.request_gpu(timeout, **wishes), give_back=self._client.release_gpu)
+        return self._wait(self._client.request_gpu(timeout, **wishes), release=self._client.release_gpu)
 
     def release_gpu(self, assignment: Assignment) -> None:
         """Release a GPU."""
@@ -147,7 +147,7 @@ class GPUWorkerPool:
     def _wait(
         self,
         work: Coroutine[Any, Any, ResultT],
-        give_back: Callable[[Any], Coroutine[Any, Any, None]] | None = None,
+        release: Callable[[Any], Coroutine[Any, Any, None]] | None = None,
     ) -> ResultT:
         """Run it in the loop's thread, and wait for its result. An interrupted caller cancels it and waits for its end;
         a result that arrives in that moment is released.
@@ -167,13 +167,13 @@ class GPUWorkerPool:
             return job.future.result()
         except BaseException:
             if not job.has_failed:
-                self._take_back(job, give_back, loop)
+                self._release_unclaimed(job, release, loop)
             raise
 
-    def _take_back(
+    def _release_unclaimed(
         self,
         job: _Job[ResultT],
-        give_back: Callable[[Any], Coroutine[Any, Any, None]] | None,
+        release: Callable[[Any], Coroutine[Any, Any, None]] | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         loop.call_soon_threadsafe(job.cancel)
@@ -181,8 +181,8 @@ class GPUWorkerPool:
             got = job.future.result(END_S)
         except (CancelledError, TimeoutError, Exception):  # noqa: BLE001 - however it ended, it has no result
             return
-        if give_back is not None:
-            asyncio.run_coroutine_threadsafe(give_back(got), loop).result(END_S)
+        if release is not None:
+            asyncio.run_coroutine_threadsafe(release(got), loop).result(END_S)
 
     def _end_thread(self) -> None:
         with self._lock:

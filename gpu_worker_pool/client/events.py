@@ -9,7 +9,7 @@ from typing import Literal
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
-Kind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost"]
+EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost"]
 _LEVELS: dict[str, int] = {"timed_out": logging.WARNING, "failed": logging.WARNING, "lost": logging.ERROR}
 
 
@@ -17,7 +17,7 @@ _LEVELS: dict[str, int] = {"timed_out": logging.WARNING, "failed": logging.WARNI
 class ClientEvent:
     """Something that happened to one worker's request or GPU. There are no secrets in it."""
 
-    kind: Kind
+    kind: EventKind
     worker_id: str
     lease_id: str
     endpoint: str | None = None

@@ -147,7 +147,7 @@ class GPUWorkerPoolClient:
         for kept in list(self._kept.values()):
             # A worker that still uses the GPU must hear that the lease has ended.
             kept.held.lost.set("the client was stopped")
-            self._give_back(kept)
+            self._release_kept(kept)
         try:
             if self._acquiring:
                 await asyncio.wait(self._acquiring, timeout=STOP_S)
@@ -230,7 +230,7 @@ class GPUWorkerPoolClient:
             kept.won.member.heartbeat.drop(kept.won.lease_id)
             self._lose(kept.won.lease_id, kept.held.lost.reason or "")
             raise StaleAssignmentError(assignment, kept.held.lost.reason)
-        leaving = self._give_back(kept)
+        leaving = self._release_kept(kept)
         # The caller need not wait for a server that does not answer: the lease expires by itself.
         await asyncio.wait([leaving], timeout=RELEASE_S)
 
@@ -394,7 +394,7 @@ class GPUWorkerPoolClient:
             raise ValueError(f"{assignment!r} is not an assignment of this client, or was released before")
         return kept
 
-    def _give_back(self, kept: _Kept) -> asyncio.Task[None]:
+    def _release_kept(self, kept: _Kept) -> asyncio.Task[None]:
         self._drop(kept)
         won, assignment = kept.won, kept.assignment
         self._tell(ClientEvent("released", assignment.worker_id, won.lease_id, won.member.id, assignment.gpu_id))
@@ -405,15 +405,17 @@ class GPUWorkerPoolClient:
         kept.won.member.heartbeat.drop(kept.won.lease_id)
         kept.held.lost.settle()
         for gpu in kept.won.grant.gpus:
-            kept.won.member.note_given_back(gpu.key.uuid, kept.assignment.worker_id)
+            kept.won.member.note_released(gpu.key.uuid, kept.assignment.worker_id)
 
     def _leave(
         self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None = None
     ) -> asyncio.Task[None]:
         """Release a lease in the background; `stop` waits for it."""
-        from .acquire.release import give_back  # noqa: PLC0415 - see above
+        from .acquire.release import release_lease  # noqa: PLC0415 - see above
 
-        task = asyncio.get_running_loop().create_task(give_back(book, lease_id, under_way), name="gpu-lease-release")
+        task = asyncio.get_running_loop().create_task(
+            release_lease(book, lease_id, under_way), name="gpu-lease-release"
+        )
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         return task
@@ -424,7 +426,7 @@ class GPUWorkerPoolClient:
             return
         member, assignment = kept.won.member, kept.assignment
         for gpu in kept.won.grant.gpus:
-            member.note_given_back(gpu.key.uuid, assignment.worker_id)
+            member.note_released(gpu.key.uuid, assignment.worker_id)
         self._tell(ClientEvent("lost", assignment.worker_id, lease_id, member.id, assignment.gpu_id, reason))
         if self._on_lost is not None:
             try:

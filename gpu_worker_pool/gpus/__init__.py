@@ -1,1 +1,1 @@
-"""Probes: they look at the GPUs of this machine and make readings."""
+"""Probes: they read the GPUs of this machine."""

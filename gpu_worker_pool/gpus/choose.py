@@ -1,4 +1,4 @@
-"""Which probe to look with: simulated where it is asked for, else NVML, else nvidia-smi."""
+"""The choice of a probe: simulated if configured, else NVML, else nvidia-smi."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .simulated import SimulatedProbe
 
 
 def choose_probe(node: str, simulated_gpus: str | None) -> Probe:
-    """The first probe that works here; ProbeUnavailable says of each why it does not."""
+    """The first probe that works here; ProbeUnavailable gives the reason for each that does not."""
     if simulated_gpus:
         return SimulatedProbe(node, simulated_gpus)
     reasons = []

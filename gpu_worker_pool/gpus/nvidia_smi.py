@@ -1,7 +1,7 @@
-"""Reading GPUs with the command `nvidia-smi`, for machines where NVML cannot be loaded.
+"""Reads GPUs with the command `nvidia-smi`, for machines where NVML cannot be loaded.
 
-It prints comma-separated values without quoting them, it prints words where a number is missing, and it hangs when the
-driver does. CUDA_VISIBLE_DEVICES does not matter to it: it always shows all GPUs.
+It prints comma-separated values without quotes, prints words where a number is missing, and hangs when the driver does.
+It ignores CUDA_VISIBLE_DEVICES: it always shows all GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.processes import ProcessTable
 
-from .probe import Look, ProbeUnavailable
+from .probe import ProbeResult, ProbeUnavailable
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 
@@ -33,13 +33,13 @@ _PROCESS_QUERY = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
 _FORMAT = "--format=csv,noheader,nounits"
 _NUMERIC_FIELDS = 6
 
-# SIGKILL works at once, except on a process that is stuck inside the driver.
+# SIGKILL takes effect at once, unless the process is stuck inside the driver.
 _KILLED_WITHIN_S = 1.0
 _LONGEST_QUOTE = 200
 
 
 class NvidiaSmiProbe:
-    """Looks at GPUs with `nvidia-smi`, each run of which has `timeout_s` and is stopped with all it started after that."""
+    """Reads GPUs with `nvidia-smi`. After `timeout_s` a run is stopped with all processes it started."""
 
     source = "nvidia-smi"
 
@@ -47,46 +47,45 @@ class NvidiaSmiProbe:
         if not 0 < timeout_s < float("inf"):
             raise ValueError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
         self._node = node
-        self._command = _Command(_find(command), timeout_s)
-        # What was seen last at each index: a GPU that is lost may not even tell its UUID any more.
+        self._command = _SmiCommand(_find(command), timeout_s)
+        # The last GPU seen at each index: a lost GPU may not even report its UUID.
         self._known: dict[int, Gpu] = {}
 
-    def look(self, at: float) -> Look:
-        """Run it twice, for the GPUs and for their processes; without the latter, processes are unknown."""
+    def read(self, at: float) -> ProbeResult:
+        """Run it twice, for the GPUs and for their processes. If the second run fails, processes are unknown."""
         try:
             answer = self._command.run(_GPU_QUERY, _FORMAT)
         except _NoAnswerError as failure:
-            return Look((), str(failure))
-        readings, leftover = self._readings(answer.output, at)
-        problems = _problems(answer, leftover, found=len(readings))
-        if readings and leftover:
-            readings += self._missing(readings, at, leftover[0])
+            return ProbeResult((), str(failure))
+        readings, unmatched = self._readings(answer.output, at)
+        problems = _problems(answer, unmatched, found=len(readings))
+        if readings and unmatched:
+            readings += self._missing(readings, at, unmatched[0])
         if readings:
             self._known = {reading.gpu.index: reading.gpu for reading in readings}
             readings, strays = self._with_processes(readings)
             problems += strays
-        return Look(tuple(sorted(readings, key=lambda reading: reading.gpu.index)), "; ".join(problems) or None)
+        return ProbeResult(tuple(sorted(readings, key=lambda reading: reading.gpu.index)), "; ".join(problems) or None)
 
     def close(self) -> None:
-        """Nothing is kept open between looks."""
+        """Do nothing: nothing is open between reads."""
 
     def _readings(self, output: str, at: float) -> tuple[list[Reading], list[str]]:
-        """The readings, and the lines that belong to no GPU."""
-        rows, leftover = _rows(output, _GpuRow.parse)
+        rows, unmatched = _rows(output, _GpuLine.parse)
         readings: list[Reading] = []
         told = {row.uuid for row, _ in rows if row.uuid is not None}
         seen: set[GpuKey | int] = set()
         for row, line in rows:
             gpu = self._identify(row, told)
             if gpu is None or gpu.key in seen or gpu.index in seen:
-                leftover.append(line)
+                unmatched.append(line)
                 continue
             seen |= {gpu.key, gpu.index}
             readings.append(row.reading(gpu, at))
-        return readings, leftover
+        return readings, unmatched
 
-    def _identify(self, row: _GpuRow, told: set[str]) -> Gpu | None:
-        """Which GPU a row is about; one without a UUID is the one known at its index, unless that is elsewhere now."""
+    def _identify(self, row: _GpuLine, told: set[str]) -> Gpu | None:
+        """The GPU of a row. A row without a UUID is the GPU known at its index, unless that GPU is elsewhere now."""
         if row.uuid is not None:
             known = self._known.get(row.index)
             name = row.name or (known.name if known and known.key.uuid == row.uuid else "unknown GPU")
@@ -95,7 +94,7 @@ class NvidiaSmiProbe:
         return known if known and known.key.uuid not in told else None
 
     def _missing(self, readings: list[Reading], at: float, line: str) -> list[Reading]:
-        """GPUs that were here before, where this look says of one that it could not be read: not taken out, but faulty."""
+        """Known GPUs that are missing while some line could not be matched: they are faulty, not removed."""
         keys, indices = {r.gpu.key for r in readings}, {r.gpu.index for r in readings}
         return [
             Reading(gpu, at, fault=f"nvidia-smi no longer shows this GPU, and says: {_quote(line)}")
@@ -104,33 +103,32 @@ class NvidiaSmiProbe:
         ]
 
     def _with_processes(self, readings: list[Reading]) -> tuple[list[Reading], list[str]]:
-        """The readings with who is on each GPU, and what is to be said about it."""
         try:
             answer = self._command.run(_PROCESS_QUERY, _FORMAT)
         except _NoAnswerError:
             return readings, []
         if answer.exit_code != 0:
             return readings, []
-        rows, leftover = _rows(answer.output, _ProcessRow.parse)
+        rows, unmatched = _rows(answer.output, _ProcessLine.parse)
         table = ProcessTable()
         told: list[Reading] = []
         for reading in readings:
             of_gpu = [row for row, _ in rows if row.uuid == reading.gpu.key.uuid]
-            # Of a faulty GPU, no process means that it could not be asked, not that nobody is on it.
+            # For a faulty GPU, no process means that it could not be asked, not that it is unused.
             told.append(
                 reading if reading.fault and not of_gpu else replace(reading, processes=_processes(of_gpu, table))
             )
         uuids = {reading.gpu.key.uuid for reading in readings}
-        leftover += [line for row, line in rows if row.uuid not in uuids]
-        return told, [_said_of_leftover(leftover, "process")] if leftover else []
+        unmatched += [line for row, line in rows if row.uuid not in uuids]
+        return told, [_describe_unmatched(unmatched, "process")] if unmatched else []
 
 
 # --- what it prints ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _GpuRow:
-    """`0, GPU-…, NVIDIA A100, 81920, 4, 0, 33, 61.20, 400.00`; each value that is not there is None."""
+class _GpuLine:
+    """`0, GPU-…, NVIDIA A100, 81920, 4, 0, 33, 61.20, 400.00`; missing values are None."""
 
     index: int
     uuid: str | None
@@ -138,8 +136,8 @@ class _GpuRow:
     numbers: tuple[str, ...]
 
     @classmethod
-    def parse(cls, line: str) -> _GpuRow | None:
-        # A name may hold commas, the others cannot: so two from the left and the numbers from the right.
+    def parse(cls, line: str) -> _GpuLine | None:
+        # Only the name may hold commas: so two fields from the left, and the numbers from the right.
         fields = [field.strip() for field in line.split(",")]
         if len(fields) < 3 + _NUMERIC_FIELDS or not re.fullmatch("[0-9]{1,6}", fields[0]):
             return None
@@ -164,7 +162,7 @@ class _GpuRow:
         )
 
     def _fault(self) -> str | None:
-        """What is wrong with the GPU itself, as opposed to a value that it does not have."""
+        """The fault of the GPU itself, as opposed to a value that it does not have."""
         for value in self.numbers:
             if re.search("is lost|requires reset|reset required|fallen off", value, re.IGNORECASE):
                 return f"nvidia-smi says: {_quote(value)}"
@@ -175,8 +173,8 @@ class _GpuRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _ProcessRow:
-    """`GPU-…, 4711, 1024, python`; the name is the last, so it may hold commas."""
+class _ProcessLine:
+    """`GPU-…, 4711, 1024, python`; the name comes last, so it may hold commas."""
 
     uuid: str
     pid: int | None
@@ -184,7 +182,7 @@ class _ProcessRow:
     name: str | None
 
     @classmethod
-    def parse(cls, line: str) -> _ProcessRow | None:
+    def parse(cls, line: str) -> _ProcessLine | None:
         fields = [field.strip() for field in line.split(",", 3)]
         if len(fields) < 4 or _text(fields[0]) is None:
             return None
@@ -192,25 +190,25 @@ class _ProcessRow:
         return cls(fields[0], pid or None, _at_least_0(_number(fields[2])), _text(fields[3]))
 
 
-_Row = TypeVar("_Row", _GpuRow, _ProcessRow)
+_LineT = TypeVar("_LineT", _GpuLine, _ProcessLine)
 
 
-def _rows(output: str, parse: Callable[[str], _Row | None]) -> tuple[list[tuple[_Row, str]], list[str]]:
-    """The rows with their lines, and the lines that are none."""
+def _rows(output: str, parse: Callable[[str], _LineT | None]) -> tuple[list[tuple[_LineT, str]], list[str]]:
+    """The parsed rows with their lines, and the lines that could not be parsed."""
     lines = [line for line in output.split("\n") if line.strip()]
     parsed = [(parse(line), line) for line in lines]
     return [(row, line) for row, line in parsed if row is not None], [line for row, line in parsed if row is None]
 
 
-def _processes(rows: list[_ProcessRow], table: ProcessTable) -> tuple[GpuProcess, ...] | None:
-    """The processes of one GPU. Where one of them has no pid that can be read, who is on the GPU is unknown."""
+def _processes(rows: list[_ProcessLine], table: ProcessTable) -> tuple[GpuProcess, ...] | None:
+    """The processes of one GPU; None (unknown) if one of them has no readable pid."""
     found: dict[int, GpuProcess] = {}
     for row in rows:
         if row.pid is None:
             return None
         process = table.gpu_process(row.pid, row.memory_mb)
         process = process if process.name is not None else replace(process, name=row.name)
-        if row.pid in found:  # once for each part of the GPU that it uses
+        if row.pid in found:  # listed once for each part of the GPU that it uses
             before_mb = found[row.pid].memory_mb
             both = None if before_mb is None or row.memory_mb is None else before_mb + row.memory_mb
             process = replace(process, memory_mb=both)
@@ -218,19 +216,18 @@ def _processes(rows: list[_ProcessRow], table: ProcessTable) -> tuple[GpuProcess
     return tuple(found.values())
 
 
-def _problems(answer: _Answer, leftover: list[str], *, found: int) -> list[str]:
-    """What a look at the GPUs has to say to people."""
+def _problems(answer: _CommandResult, unmatched: list[str], *, found: int) -> list[str]:
     if answer.exit_code != 0 or not found:
-        said = [*leftover, *(line for line in answer.errors.split("\n") if line.strip())]
+        said = [*unmatched, *(line for line in answer.errors.split("\n") if line.strip())]
         if said:
             return [f"nvidia-smi: {_quote(said[0])}"]
         if answer.exit_code != 0:
-            return [f"nvidia-smi failed with {_ending(answer.exit_code)} and without a word"]
+            return [f"nvidia-smi failed with {_ending(answer.exit_code)} and printed nothing"]
         return ["nvidia-smi shows no GPU"]
-    return [_said_of_leftover(leftover, "GPU")] if leftover else []
+    return [_describe_unmatched(unmatched, "GPU")] if unmatched else []
 
 
-def _said_of_leftover(lines: list[str], what: str) -> str:
+def _describe_unmatched(lines: list[str], what: str) -> str:
     number = f"{len(lines)} lines that belong" if len(lines) > 1 else "a line that belongs"
     return f"nvidia-smi printed {number} to no {what}: {_quote(lines[0])}"
 
@@ -240,19 +237,19 @@ def _ending(exit_code: int) -> str:
 
 
 def _quote(line: str) -> str:
-    """Foreign text made safe to show: one line, printable, not endless."""
+    """Make foreign text safe to show: one line, printable, not too long."""
     text = "".join(character if character.isprintable() else "?" for character in line.strip(" \t\r\n[]"))
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def _text(field: str) -> str | None:
-    """A word, or None where nvidia-smi says in brackets why there is none."""
+    """A word; None if nvidia-smi says in brackets why there is none."""
     text = field.strip()
     return None if not text or text.upper() == "N/A" or (text[0] == "[" and text[-1] == "]") else text
 
 
 def _number(field: str) -> float | None:
-    """A plain decimal number; all else ("[N/A]", "[Not Supported]", "nan", "12 MiB", nothing) is unknown."""
+    """A plain decimal number; anything else ("[N/A]", "[Not Supported]", "nan", "12 MiB", "") is unknown."""
     return float(field) if re.fullmatch(r"-?[0-9]{1,12}(\.[0-9]{1,12})?", field) else None
 
 
@@ -264,31 +261,31 @@ def _at_least_0(number: float | None) -> float | None:
 
 
 class _NoAnswerError(Exception):
-    """It could not be run or was stopped; the message says so."""
+    """The command could not be run, or was stopped."""
 
 
-class _Answer(NamedTuple):
+class _CommandResult(NamedTuple):
     exit_code: int
     output: str
     errors: str
 
 
-class _Command:
-    """The command, which is never run again while an earlier run of it cannot be killed: they would pile up."""
+class _SmiCommand:
+    """The command. It does not run again while an earlier run cannot be killed: they would pile up."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
         self._timeout_s = timeout_s
         self._stuck: subprocess.Popen[bytes] | None = None
 
-    def run(self, *arguments: str) -> _Answer:
-        """What it printed; raises _NoAnswerError."""
+    def run(self, *arguments: str) -> _CommandResult:
+        """Run it and return what it printed; raises _NoAnswerError."""
         if self._stuck is not None and self._stuck.poll() is None:
-            raise _NoAnswerError(_said_of_stuck(self._stuck))
+            raise _NoAnswerError(_describe_stuck(self._stuck))
         self._stuck = None
         deadline = monotonic() + self._timeout_s
         try:
-            process = subprocess.Popen(  # noqa: S603 - the operator's own nvidia-smi, and no text of anybody else's
+            process = subprocess.Popen(  # noqa: S603 - the operator's own nvidia-smi, without foreign text
                 [self._path, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -306,22 +303,22 @@ class _Command:
         except _TooMuchError:
             problem = f"nvidia-smi printed more than {MAX_OUTPUT_BYTES // 1024} KiB and was stopped"
         else:
-            return _Answer(exit_code, output, errors)
+            return _CommandResult(exit_code, output, errors)
         finally:
-            # Also where the look itself is interrupted: nothing of it is left running.
+            # Also if the read itself is interrupted: no process is left running.
             is_over = _stop(process)
         if not is_over:
             self._stuck = process
-            raise _NoAnswerError(_said_of_stuck(process))
+            raise _NoAnswerError(_describe_stuck(process))
         raise _NoAnswerError(problem)
 
 
 class _TooMuchError(Exception):
-    """It prints without end."""
+    """The output is too long."""
 
 
 def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str]:
-    """All that it prints on both pipes until they are closed; raises TimeoutExpired or _TooMuchError."""
+    """Read both pipes until they are closed; raises TimeoutExpired or _TooMuchError."""
     chunks = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr) if pipe is not None}
     with selectors.DefaultSelector() as selector:
         for descriptor in chunks:
@@ -343,8 +340,8 @@ def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, s
 
 
 def _stop(process: subprocess.Popen[bytes]) -> bool:
-    """Kill it with all it started, if it is not over already, and let go of its pipes; whether it is over now."""
-    # Until it is waited for, its pid cannot become anybody else's, so the group is its own.
+    """Kill it with all processes it started, unless it has ended, and close its pipes; return whether it has ended."""
+    # Until it is waited for, its pid cannot be reused, so the process group is its own.
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -358,7 +355,7 @@ def _stop(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _said_of_stuck(process: subprocess.Popen[bytes]) -> str:
+def _describe_stuck(process: subprocess.Popen[bytes]) -> str:
     return (
         f"nvidia-smi (pid {process.pid}) did not answer and cannot be killed: it hangs in the NVIDIA driver. It is not "
         "run again until that one is gone; the machine may have to be rebooted"
@@ -366,7 +363,6 @@ def _said_of_stuck(process: subprocess.Popen[bytes]) -> str:
 
 
 def _find(command: str) -> str:
-    """The command's path; raises ProbeUnavailable."""
     path = shutil.which(command)
     if path is not None:
         return path

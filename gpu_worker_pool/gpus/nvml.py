@@ -1,4 +1,4 @@
-"""Looks at NVIDIA GPUs with NVML, the driver's own library, by way of nvidia-ml-py (imported as `pynvml`)."""
+"""Reads NVIDIA GPUs with NVML, the driver's own library, through nvidia-ml-py (imported as `pynvml`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpu_worker_pool.core.endpoints.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.processes import ProcessTable
 
-from .probe import Look, Probe, ProbeUnavailable
+from .probe import Probe, ProbeResult, ProbeUnavailable
 
-# The thread that looks is one per machine, so nobody else comes back at the same moment: no need for randomness.
+# One thread per machine reads, so no other retries at the same moment: randomness is not needed.
 RETRY = Backoff(first_s=1.0, max_s=30.0)
 _JITTER = 0.5
 
@@ -28,11 +28,11 @@ _Handle = Any
 
 
 class NvmlProbe(Probe):
-    """All NVIDIA GPUs of this machine; where MIG is on, the MIG devices in place of the GPU that they divide.
+    """Reads all NVIDIA GPUs of this machine; with MIG on, the MIG devices instead of their GPU.
 
     A MIG device has the index `100 * (GPU's index + 1) + its position`, which no GPU has. A GPU that does not answer
-    keeps its name, UUID and index. A driver that goes away is asked for again by itself, with growing pauses on the
-    clock of `look`; until it is back a look has an `error` and no readings.
+    keeps its name, UUID and index. A driver that goes away is tried again, with growing pauses on the clock of `read`;
+    until it is back, a result has an `error` and no readings.
     """
 
     source = "nvml"
@@ -56,35 +56,34 @@ class NvmlProbe(Probe):
         state = "closed" if self._is_closed else "initialised" if self._is_initialised else self._error
         return f"<NvmlProbe of {self._node!r}: {len(self._slots)} GPUs, {state}>"
 
-    def look(self, at: float) -> Look:
-        """Read all GPUs, and start NVML anew first where that is due."""
+    def read(self, at: float) -> ProbeResult:
+        """Read all GPUs; first restart NVML if that is due."""
         if self._is_closed:
-            raise RuntimeError("this probe was closed; make a new one to look again")
+            raise RuntimeError("this probe was closed; make a new one to read again")
         try:
             self._restart_if_due(at)
             if not self._is_initialised:
-                return Look((), self._error)
+                return ProbeResult((), self._error)
             readings = self._read_all(at)
         except _DriverGoneError as gone:
             self._stop()
             self._retry_later(at)
             self._error = str(gone)
-            return Look((), self._error)
+            return ProbeResult((), self._error)
 
         if self._slots and all(slot.fault for slot in self._slots):
-            # Maybe it is not the GPUs. They go on being asked until the moment for a new start comes.
+            # The cause may be NVML. The GPUs are asked on until NVML is restarted.
             if self._retry_at is None:
                 self._retry_later(at)
-            return Look(readings, f"no GPU answers; the first of them: {self._slots[0].fault}")
+            return ProbeResult(readings, f"no GPU answers; the first of them: {self._slots[0].fault}")
         self._failures, self._retry_at = 0, None
-        return Look(readings)
+        return ProbeResult(readings)
 
     def close(self) -> None:
-        """Let go of the driver. Closing again does nothing."""
         self._is_closed = True
         self._stop()
 
-    # Starting and stopping
+    # --- starting and stopping ---------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self._nvml.demand_of_driver("nvmlInit")
@@ -109,10 +108,10 @@ class NvmlProbe(Probe):
     def _count(self) -> int:
         return int(self._nvml.demand_of_driver("nvmlDeviceGetCount"))
 
-    # Who is there
+    # --- devices -----------------------------------------------------------------------------------------------------
 
     def _open_all(self, count: int) -> None:
-        """Find the GPUs anew. One that cannot be opened is taken for the one that was at its index before."""
+        """Find the GPUs again. One that cannot be opened is taken for the one that was at its index before."""
         before = {slot.index: slot for slot in self._slots}
         found = [self._open(index, before.get(index)) for index in range(count)]
         present = {slot.gpu.key for slot in found if not slot.fault}
@@ -128,16 +127,16 @@ class NvmlProbe(Probe):
             uuid = self._nvml.demand("nvmlDeviceGetUUID", handle)
             name = self._nvml.ask("nvmlDeviceGetName", handle)
         except (_GpuFaultError, _RefusedError) as problem:
-            nobody = Gpu(GpuKey(self._node, f"unknown-{index}"), index, _UNNAMED)
-            return _Slot(index, nobody, (nobody,), fault=_fault_in_words(problem, index))
+            unknown = Gpu(GpuKey(self._node, f"unknown-{index}"), index, _UNNAMED)
+            return _Slot(index, unknown, (unknown,), fault=_fault_in_words(problem, index))
         gpu = Gpu(GpuKey(self._node, uuid), index, name or _UNNAMED)
         listed = before.listed if before and before.gpu == gpu else (gpu,)
         return _Slot(index, gpu, listed, handle)
 
     def _mig_devices(self, slot: _Slot) -> list[tuple[Gpu, _Handle]] | None:
-        """The MIG devices that a GPU is divided into; None where MIG is off.
+        """The MIG devices of a GPU; None if MIG is off.
 
-        They are listed at every look: they come and go while the driver stays, and a handle does not outlive its device.
+        They are listed at every read: they come and go while the driver runs, and a handle does not outlive its device.
         """
         mode = self._nvml.ask("nvmlDeviceGetMigMode", slot.handle)
         if not mode or not mode[0]:
@@ -157,7 +156,7 @@ class NvmlProbe(Probe):
             devices.append((gpu, handle))
         return devices
 
-    # What they measure
+    # --- readings ----------------------------------------------------------------------------------------------------
 
     def _read_all(self, at: float) -> tuple[Reading, ...]:
         count = self._count()
@@ -202,7 +201,9 @@ class NvmlProbe(Probe):
         )
 
     def _read_mig(self, gpu: Gpu, handle: _Handle, parent: _Handle, at: float, processes: ProcessTable) -> Reading:
-        """Temperature is that of the chip, which all its MIG devices share; power is left out, it would add up wrong."""
+        """Read a MIG device. Temperature is that of the chip, which its MIG devices share. Power is left out: the sum
+        would be wrong.
+        """
         total_mb, used_mb = self._memory_mb(handle)
         return Reading(
             gpu=gpu,
@@ -216,7 +217,7 @@ class NvmlProbe(Probe):
         )
 
     def _memory_mb(self, handle: _Handle) -> tuple[float | None, float | None]:
-        """Total and used. What the driver reserves for itself is in the total and, as of version 2, not in the used."""
+        """Total and used. The total includes what the driver reserves; as of version 2, the used does not."""
         version = self._nvml.constant("nvmlMemory_v2")
         memory = self._nvml.ask_first(
             ("nvmlDeviceGetMemoryInfo", handle, version),
@@ -234,14 +235,14 @@ class NvmlProbe(Probe):
     def _temperature_c(self, handle: _Handle) -> float | None:
         sensor = self._nvml.constant("NVML_TEMPERATURE_GPU")
         degrees = self._nvml.ask_first(
-            # The second is to be dropped from NVML, the first is not in older drivers.
+            # NVML is going to drop the second; older drivers do not have the first.
             ("nvmlDeviceGetTemperatureV", handle, sensor),
             ("nvmlDeviceGetTemperature", handle, sensor),
         )
         return None if degrees is None else float(degrees)
 
     def _processes(self, handle: _Handle, table: ProcessTable) -> tuple[GpuProcess, ...] | None:
-        """Who computes or draws on it; None where one of both is unknown, because then somebody may be missing."""
+        """The compute and graphics processes; None if either list is unknown, because a process may be missing then."""
         computing = self._running("Compute", handle, where_not_supported=None)
         drawing = self._running("Graphics", handle, where_not_supported=())
         if computing is None or drawing is None:
@@ -249,9 +250,9 @@ class NvmlProbe(Probe):
         memory_mb: dict[int, float | None] = {}
         for process in (*computing, *drawing):
             held_mb = None if process.usedGpuMemory is None else process.usedGpuMemory / _BYTES_PER_MB
-            # One that does both is in both lists, with all that it holds in each.
+            # A process that does both is in both lists, with all of its memory in each.
             memory_mb[process.pid] = _larger(memory_mb.get(process.pid), held_mb)
-        # Pid 0 is a process that the driver does not show us, in another container say.
+        # Pid 0 is a process that the driver hides, in another container for example.
         return tuple(table.gpu_process(pid, memory_mb[pid]) for pid in sorted(memory_mb) if pid)
 
     def _running(self, kind: str, handle: _Handle, where_not_supported: Sequence[Any] | None) -> Sequence[Any] | None:
@@ -267,7 +268,7 @@ class NvmlProbe(Probe):
 
 @dataclass(slots=True)
 class _Slot:
-    """One GPU in the machine. What is listed of it is itself or its MIG devices, as they were last seen."""
+    """One GPU in the machine. `listed` is the GPU itself or its MIG devices, as last seen."""
 
     index: int
     gpu: Gpu
@@ -277,7 +278,7 @@ class _Slot:
 
 
 class _Code(IntEnum):
-    """What NVML answers: those of its codes that make a difference here. The numbers are fixed in nvml.h."""
+    """The NVML return codes that matter here. The numbers are fixed in nvml.h."""
 
     UNINITIALIZED = 1
     INVALID_ARGUMENT = 2
@@ -326,8 +327,6 @@ _GPU_IN_WORDS: dict[int, str] = {
 
 
 class _NvmlError(Exception):
-    """NVML did not do what it was asked for."""
-
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
         self.code = code
@@ -342,15 +341,15 @@ class _GpuFaultError(_NvmlError):
 
 
 class _RefusedError(_NvmlError):
-    """This one thing is not to be had."""
+    """NVML refused this one call."""
 
 
 class _Nvml:
-    """The functions of pynvml, by name, with their errors sorted by how much they take down."""
+    """The functions of pynvml by name. Their errors are classified: driver, GPU, or call."""
 
     def __init__(self) -> None:
         try:
-            # By name, and not before it is needed: it comes with the server only, and it has no types.
+            # Imported late and by name: only the server installs it, and it has no types.
             self._bindings: ModuleType = importlib.import_module("pynvml")
         except ImportError:
             raise ProbeUnavailable(
@@ -361,18 +360,18 @@ class _Nvml:
         return getattr(self._bindings, name)
 
     def ask(self, name: str, *arguments: Any) -> Any | None:
-        """The answer, or None where it is not to be had."""
+        """The answer; None if the call is refused."""
         return self.ask_first((name, *arguments))
 
     def ask_first(self, *calls: tuple[Any, ...]) -> Any | None:
-        """The first answer that can be had, or None."""
+        """The first answer of these calls; None if all are refused."""
         try:
             return self.demand_first(*calls)
         except _RefusedError:
             return None
 
     def demand_first(self, call: tuple[Any, ...], *others: tuple[Any, ...]) -> Any:
-        """The answer to the first of these calls that this driver knows."""
+        """The answer to the first of these calls that the driver knows."""
         try:
             return self.demand(*call)
         except _RefusedError as refused:
@@ -382,11 +381,10 @@ class _Nvml:
         try:
             return self.demand_first(*others)
         except _RefusedError as later:
-            # That a function is missing says nothing about the GPU.
+            # A missing function says nothing about the GPU.
             raise (later if first.code == _Code.FUNCTION_NOT_FOUND else first) from None
 
     def demand(self, name: str, *arguments: Any) -> Any:
-        """The answer, or the problem."""
         function = getattr(self._bindings, name, None)
         if function is None:
             raise _RefusedError(_Code.FUNCTION_NOT_FOUND, f"this pynvml has no {name}")
@@ -398,7 +396,7 @@ class _Nvml:
             raise _RefusedError(_Code.UNKNOWN, f"the answer of {name} is not text") from None
 
     def demand_of_driver(self, name: str) -> Any:
-        """The answer to what is asked of no GPU, so that any problem is one of the driver."""
+        """The answer to a call about no GPU; any problem is one of the driver."""
         try:
             return self.demand(name)
         except _NvmlError as problem:
@@ -409,7 +407,7 @@ class _Nvml:
         try:
             self.demand("nvmlShutdown")
         except _NvmlError:
-            # It is gone already, which is what was wanted.
+            # It is gone already.
             return
 
 

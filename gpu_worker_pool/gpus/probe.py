@@ -1,4 +1,4 @@
-"""What every probe promises, whatever it looks at the GPUs with."""
+"""The contract of a probe, whatever it reads GPUs with."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gpu_worker_pool.core.model.gpu import Reading
 
 
 class ProbeUnavailable(Exception):  # noqa: N818 - a state of the machine, not a mistake
-    """This probe cannot work on this machine; the message says why and what to do."""
+    """This probe cannot work on this machine. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at all GPUs of the machine.
+class ProbeResult:
+    """One reading of all GPUs of the machine.
 
-    `error` says in words what went wrong, for people; `readings` are what could be read all the same. A GPU that does
-    not answer is among them with a `fault`, so that it does not look as if it had been taken out.
+    `error` says what went wrong, for people; `readings` are what could still be read. A GPU that does not answer is
+    among them with a `fault`, so that it does not appear to be removed.
     """
 
     readings: tuple[Reading, ...]
@@ -25,19 +25,19 @@ class Look:
 
 
 class Probe(Protocol):
-    """Looks at GPUs. Called from one thread only, which it may block: nobody else waits for it.
+    """Reads GPUs. Only one thread calls it, and it may block that thread.
 
-    `source` names it in every answer ("nvml", "nvidia-smi", "simulated").
+    `source` names the probe in every answer ("nvml", "nvidia-smi", "simulated").
     """
 
     source: str
 
-    def look(self, at: float) -> Look:
-        """Read all GPUs; `at` is the time to put on the readings (when the look began). Never raises for what a
-        machine can do to it: a driver that went away is an `error`, and a value that cannot be read is None.
+    def read(self, at: float) -> ProbeResult:
+        """Read all GPUs. `at` is the time to put on the readings: when the read began. Never raises for what a machine
+        can do: a driver that went away is an `error`, and a value that cannot be read is None.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the driver; looking again afterwards is not allowed."""
+        """Release the driver. No read may follow."""
         ...

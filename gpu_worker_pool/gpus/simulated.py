@@ -1,7 +1,7 @@
-"""GPUs that are not there, for a demo, a test or a laptop: their readings move with what runs on them.
+"""Simulated GPUs, for a demo, a test or a laptop: their readings follow what runs on them.
 
-Everything is a function of the seed, of the times it is asked with and of who was said to run where. There is no clock
-and no hidden randomness, so the same calls give the same looks.
+Everything is a function of the seed, of the times passed in and of the processes on each GPU. There is no clock and no
+hidden randomness, so the same calls give the same readings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 
-from .probe import Look
+from .probe import ProbeResult
 
 MAX_GPUS = 1024
 DEFAULT_MODEL = "A100-80GB"
@@ -24,8 +24,6 @@ DEFAULT_MODEL = "A100-80GB"
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A kind of GPU as `nvidia-smi` shows it."""
-
     name: str
     memory_mb: int
     power_limit_w: float
@@ -56,7 +54,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedHolder:
-    """A process said to run on a simulated GPU; without `memory_mb` it takes about 60 % of the GPU."""
+    """A process on a simulated GPU; without `memory_mb` it takes about 60 % of the GPU."""
 
     pid: int
     started: float | None = None
@@ -64,7 +62,7 @@ class SimulatedHolder:
 
 
 def parse_spec(spec: str) -> tuple[GpuModel, ...]:
-    """The GPUs that `8` or `4xA100-80GB,4xT4` stand for, in order; ValueError says what is allowed."""
+    """The GPUs for `8` or `4xA100-80GB,4xT4`, in order; a ValueError says what is allowed."""
     parts = [part.strip().upper() for part in spec.split(",")]
     if len(parts) == 1 and re.fullmatch("[0-9]+", parts[0]):
         parts = [f"{parts[0]}X{DEFAULT_MODEL}"]
@@ -72,28 +70,28 @@ def parse_spec(spec: str) -> tuple[GpuModel, ...]:
     for part in parts:
         number, model = _number_and_model(spec, part)
         if len(models) + number > MAX_GPUS:
-            raise _bad_spec(spec, f"these are more than {MAX_GPUS} GPUs")
+            raise _bad_spec(spec, f"it has more than {MAX_GPUS} GPUs")
         models += [model] * number
     return tuple(models)
 
 
 def _number_and_model(spec: str, part: str) -> tuple[int, GpuModel]:
-    """What "4XT4" says; "T4" alone is one of them."""
+    """The number and model of "4XT4"; "T4" alone is one."""
     found = re.fullmatch("([0-9]+)X(.*)", part)
     number, model = (found[1].lstrip("0"), found[2]) if found else ("1", part)
     if model not in MODELS:
         raise _bad_spec(spec, f"{part or 'nothing'!r} is not a known model, with or without a number before it")
     if not number:
-        raise _bad_spec(spec, "0 GPUs are none")
-    # Nobody means a number this long, and Python refuses to read a very long one.
+        raise _bad_spec(spec, "the number of GPUs must be at least 1")
+    # A longer number is a mistake, and Python does not convert a very long one.
     return (int(number) if len(number) <= 6 else MAX_GPUS + 1), MODELS[model]
 
 
 class SimulatedProbe:
-    """Looks at made-up GPUs; every name begins with "Simulated" so that nobody takes them for hardware.
+    """Reads simulated GPUs. Every name begins with "Simulated", so that they are not taken for hardware.
 
-    `occupy` tells who runs on a GPU, from any thread. A change is taken to have happened right after the look before
-    it, so that a vacated GPU is idle at the latest one second after it was vacated.
+    `occupy` sets the processes on a GPU, from any thread. A change counts as made right after the previous read, so a
+    vacated GPU is idle one second later at most.
     """
 
     source = "simulated"
@@ -111,31 +109,31 @@ class SimulatedProbe:
             return f"<SimulatedProbe: {len(self._gpus)} GPUs, {occupied} occupied>"
 
     def occupy(self, uuid: str, holders: Sequence[SimulatedHolder]) -> None:
-        """Say which processes run on this GPU now: all of them, so an empty sequence vacates it."""
+        """Set all processes on this GPU; an empty sequence vacates it."""
         with self._lock:
             if uuid not in self._gpus:
                 raise ValueError(f"there is no simulated GPU with the UUID {uuid!r}")
             self._gpus[uuid].occupy(holders)
 
-    def look(self, at: float) -> Look:
-        """Readings of all GPUs at that time. A time before the last one changes nothing but `at`."""
+    def read(self, at: float) -> ProbeResult:
+        """Read all GPUs at that time. A time before the last one changes only `at`."""
         with self._lock:
-            return Look(tuple(gpu.read(at) for gpu in self._gpus.values()))
+            return ProbeResult(tuple(gpu.read(at) for gpu in self._gpus.values()))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
 
 # --- one GPU -------------------------------------------------------------------------------------------------------
 
-# A whole GPU's memory is filled in two seconds and freed in one; utilization goes from 0 to 100 % in one.
+# A GPU's whole memory fills in two seconds and is freed in one; utilization goes from 0 to 100 % in one.
 _FILL_S = 2.0
 _FREE_S = 1.0
 _UTILIZATION_S = 1.0
-# How long temperature and power take to do most of the way to where they are going.
+# Time constants of temperature and power.
 _TEMPERATURE_INERTIA_S = 15.0
 _POWER_INERTIA_S = 1.5
-# What a GPU that nobody is on shows at most, while it falls to idle: below every sensible threshold.
+# The most that a vacated GPU shows while it falls to idle: below every sensible threshold.
 _VACANT_MEMORY = 0.4
 _VACANT_UTILIZATION_PERCENT = 40.0
 
@@ -151,11 +149,11 @@ class _SimulatedGpu:
     utilization_percent: float = 0.0
     temperature_c: float = 35.0
     power_w: float = 0.0
-    looked_at: float | None = None
+    read_at: float | None = None
 
     @classmethod
     def make(cls, node: str, index: int, model: GpuModel, seed: int) -> _SimulatedGpu:
-        # The seed and the index are numbers, so whatever the node is called, two GPUs never have one name.
+        # The seed and the index are numbers, so no node name can give two GPUs one UUID.
         identity = f"{seed}/{index}/{node}"
         uuid = f"GPU-{uuid5(NAMESPACE_URL, f'gpu-worker-pool:simulated/{identity}')}"
         gpu = Gpu(GpuKey(node, uuid), index, f"Simulated {model.name}")
@@ -171,9 +169,9 @@ class _SimulatedGpu:
         self.wanted = wanted
 
     def read(self, at: float) -> Reading:
-        first = self.looked_at is None
-        elapsed_s = 0.0 if self.looked_at is None else max(0.0, at - self.looked_at)
-        self.looked_at = at if self.looked_at is None else max(self.looked_at, at)
+        first = self.read_at is None
+        elapsed_s = 0.0 if self.read_at is None else max(0.0, at - self.read_at)
+        self.read_at = at if self.read_at is None else max(self.read_at, at)
         self._move_memory(elapsed_s)
         self._move_utilization(elapsed_s, first=first)
         self._move_heat(elapsed_s, first=first)
@@ -193,7 +191,7 @@ class _SimulatedGpu:
         )
 
     def _move_memory(self, elapsed_s: float) -> None:
-        """Those who left take their memory with them as fast as a GPU frees it; those who are here fill theirs."""
+        """Free the memory of processes that left, and fill that of the present ones, at the speed of a GPU."""
         total_mb = self.model.memory_mb
         self.left_behind_mb += sum(mb for id_, mb in self.held_mb.items() if id_ not in self.wanted)
         self.left_behind_mb = max(0.0, self.left_behind_mb - total_mb * elapsed_s / _FREE_S)
@@ -207,7 +205,7 @@ class _SimulatedGpu:
         }
 
     def _targets_mb(self) -> dict[ProcessId, float]:
-        """What each process is going to hold: those who did not say share 60 %, and all of it fits on the GPU."""
+        """The memory each process will hold: those without an amount share 60 %, and all of it fits on the GPU."""
         unsaid = sum(mb is None for mb in self.wanted.values())
         share_mb = (0.6 + 0.02 * self._wave(1)) * self.model.memory_mb / max(1, unsaid)
         targets_mb = {id_: share_mb if mb is None else mb for id_, mb in self.wanted.items()}
@@ -233,19 +231,19 @@ class _SimulatedGpu:
         idle_w = 0.15 * min(400.0, self.model.power_limit_w)
         target_w = (idle_w + (0.95 * self.model.power_limit_w - idle_w) * busy) * (1 + 0.02 * self._wave(1))
         target_c = 35.0 + 45.0 * busy + 2.0 * self._wave(2)
-        # With inertia the first look would show a GPU at absolute rest; it starts where it has settled.
+        # The first reading starts where the values have settled, not at 0.
         self.power_w += (target_w - self.power_w) * (1.0 if first else 1 - exp(-elapsed_s / _POWER_INERTIA_S))
         self.temperature_c += (target_c - self.temperature_c) * (
             1.0 if first else 1 - exp(-elapsed_s / _TEMPERATURE_INERTIA_S)
         )
 
     def _wave(self, channel: int) -> float:
-        return self.drift.wave(channel, self.looked_at or 0.0)
+        return self.drift.wave(channel, self.read_at or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Drift:
-    """Slow, smooth, seeded wandering between -1 and 1: three sines a channel, whose periods have no common one."""
+    """Slow, smooth, seeded drift between -1 and 1: three sines per channel with unrelated periods."""
 
     sines: tuple[tuple[tuple[float, float], ...], ...]
 
@@ -262,13 +260,12 @@ class _Drift:
 
 
 def _toward(value: float, target: float, up: float, down: float) -> float:
-    """The value moved to the target by no more than these steps."""
     return min(target, value + up) if target >= value else max(target, value - down)
 
 
 def _bad_spec(spec: str, why: str) -> ValueError:
     shown = spec if len(spec) <= 80 else f"{spec[:80]}…"
     return ValueError(
-        f"simulated GPUs {shown!r}: {why}. Allowed are a number of GPUs from 1 to {MAX_GPUS} ({DEFAULT_MODEL} each), or "
+        f"simulated GPUs {shown!r}: {why}. It must be a number of GPUs from 1 to {MAX_GPUS} ({DEFAULT_MODEL} each), or "
         f"models with their numbers such as '4xA100-80GB,4xT4', of {', '.join(sorted(MODELS))}"
     )

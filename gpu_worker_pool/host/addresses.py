@@ -1,4 +1,4 @@
-"""Under which addresses a server on this machine can be reached."""
+"""The addresses of a server on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or address is loopback: what is sent there does not leave the machine."""
+    """Whether a name or address is loopback."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -24,7 +24,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_every_address(host: str) -> bool:
-    """Whether listening there is listening on all addresses of the machine."""
+    """Whether it stands for all addresses of the machine."""
     try:
         return ip_address(host).is_unspecified
     except ValueError:
@@ -32,13 +32,15 @@ def is_every_address(host: str) -> bool:
 
 
 def urls(host: str, port: int, prefix: str, *, names: Sequence[str]) -> list[str]:
-    """The URLs of a server that listens there, nearest first; `names` are those of a machine that listens on all."""
+    """The URLs of a server that listens there, nearest first. `names` are those of this machine, for a server on all
+    addresses.
+    """
     hosts = ["localhost", *names] if is_every_address(host) else ["localhost" if host == "127.0.0.1" else host]
     return [f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}" for name in dict.fromkeys(hosts)]
 
 
 def names_of_this_machine(*, with_ipv6: bool) -> list[str]:
-    """Its host name and its addresses on all networks but loopback. Nobody is asked for them, so it takes no time."""
+    """The host name, and the addresses on all networks except loopback. No name server is asked."""
     addresses = [*_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
     return [socket.gethostname(), *addresses]
 
@@ -50,7 +52,7 @@ def _ipv4_addresses() -> list[str]:
             try:
                 answer = fcntl.ioctl(asker.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has none
+                continue  # no IPv4 address
             found.append(socket.inet_ntoa(answer[20:24]))
     return [address for address in found if not is_this_machine(address)]
 
@@ -61,5 +63,5 @@ def _ipv6_addresses() -> list[str]:
     except OSError:
         return []
     found = [IPv6Address(int(line.split()[0], 16)) for line in lines if line.strip()]
-    # One that is good on its own link only needs the name of that link beside it, which no URL of ours takes.
+    # A link-local address needs the name of its link, which our URLs do not take.
     return [str(address) for address in found if not address.is_loopback and not address.is_link_local]

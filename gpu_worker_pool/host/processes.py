@@ -1,4 +1,4 @@
-"""What /proc tells about the processes that a probe found on a GPU."""
+"""What /proc shows of the processes on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STARTED = 19
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """A process as /proc shows it; its start time is in clock ticks since the machine was started."""
+    """A process in /proc; its start time is in clock ticks since the boot."""
 
     id: ProcessId
     parent_pid: int
@@ -25,10 +25,10 @@ class ProcessFacts:
 
 
 class ProcessTable:
-    """The processes of one moment: each is read once, so make a new table for every look.
+    """The processes at one moment. Each is read once, so every reading needs a new table.
 
-    What /proc does not show (the process is gone, it is in another pid namespace, `hidepid` keeps it from us, or there
-    is no /proc) is unknown: None, or no ancestors.
+    What /proc does not show (the process is gone, in another pid namespace or hidden by `hidepid`, or there is no
+    /proc) is unknown: None, or no ancestors.
     """
 
     def __init__(self, proc: Path = PROC) -> None:
@@ -36,28 +36,26 @@ class ProcessTable:
         self._facts: dict[int, ProcessFacts | None] = {}
 
     def facts(self, pid: int) -> ProcessFacts | None:
-        """What is known of this process."""
         if pid not in self._facts:
             self._facts[pid] = self._read(pid)
         return self._facts[pid]
 
     def started(self, pid: int) -> float | None:
-        """When it was started, in clock ticks since the machine was."""
         facts = self.facts(pid)
         return facts.id.started if facts else None
 
     def name(self, pid: int) -> str | None:
-        """Its name, as `ps -o comm` shows it."""
+        """The name that `ps -o comm` shows."""
         facts = self.facts(pid)
         return facts.name if facts else None
 
     def ancestors(self, pid: int) -> tuple[ProcessId, ...]:
-        """The processes it descends from, nearest first, up to MOST_ANCESTORS of them."""
+        """The ancestors, nearest first, at most MOST_ANCESTORS."""
         found: list[ProcessId] = []
         child = self.facts(pid)
         while child and len(found) < MOST_ANCESTORS:
             parent = self.facts(child.parent_pid)
-            # A "parent" that is younger than its child has taken over the pid of the real one since the child was read.
+            # A "parent" that is younger than its child has taken over the pid of the real parent.
             if parent is None or _is_younger(parent.id, child.id):
                 break
             found.append(parent.id)
@@ -65,7 +63,6 @@ class ProcessTable:
         return tuple(found)
 
     def gpu_process(self, pid: int, memory_mb: float | None) -> GpuProcess:
-        """A process on a GPU with all that is known about it."""
         return GpuProcess(
             id=ProcessId(pid, self.started(pid)),
             memory_mb=memory_mb,
@@ -80,7 +77,7 @@ class ProcessTable:
             stat = (self._proc / str(pid) / "stat").read_bytes().decode(errors="replace")
         except OSError:
             return None
-        # The name stands in parentheses and may itself hold spaces and parentheses.
+        # The name is in parentheses, and may itself hold spaces and parentheses.
         before, _, rest = stat.rpartition(")")
         name, fields = before.partition("(")[2], rest.split()
         try:

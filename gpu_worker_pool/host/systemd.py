@@ -1,4 +1,4 @@
-"""Getting on with whoever runs the server: tell systemd how it is doing (sd_notify), and hear early of a stop."""
+"""Integration with systemd: reports the server's state (sd_notify), and hears of a stop early."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 
 
 def notify(state: str) -> bool:
-    """Send a state such as READY=1; whether there was anybody to tell."""
+    """Send a state such as READY=1; return whether it was sent."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False
@@ -29,9 +29,9 @@ def notify(state: str) -> bool:
 
 @contextmanager
 def when_asked_to_stop(react: Callable[[], None]) -> Iterator[None]:
-    """Call this in the event loop as soon as SIGTERM or SIGINT comes, before whoever handles it now.
+    """Call `react` in the event loop as soon as SIGTERM or SIGINT comes, before the present handler.
 
-    uvicorn waits for open connections before it tells the application to stop; those who wait here would wait on.
+    uvicorn waits for open connections before it tells the application to stop; long polls would keep it waiting.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

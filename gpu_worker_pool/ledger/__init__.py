@@ -1,1 +1,1 @@
-"""The journal of what happened, and the driver: the only code that changes a pool."""
+"""The journal of events, and the driver: the only code that changes a live pool."""

@@ -1,8 +1,7 @@
-"""Durable events and ended leases as JSON text, exactly there and back.
+"""Durable events and ended leases as JSON text, with an exact round trip.
 
-The data classes themselves are the format: what each field may hold is read off its type, so that a new kind of event
-cannot be forgotten here. What that comes to on disk is pinned by the golden lines in the tests; whoever changes it
-has to write a migration.
+The data classes are the format: what a field may hold follows from its type, so a new kind of event cannot be forgotten
+here. Golden lines in the tests pin the format on disk; a change to it needs a migration.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 
-# Takes what JSON made of a value and gives the value back, or raises a ValueError that begins with where it stands.
-Reader = Callable[[object, str], Any]
+# Turns a JSON value back into the original value. A ValueError begins with the position of the fault.
+FieldReader = Callable[[object, str], Any]
 
-# A class made anew for its slots leaves its first draft among __subclasses__(), so the module is asked instead.
+# A class with slots leaves its first draft in __subclasses__(), so the module's names are used.
 EVENT_KINDS: dict[str, type] = {
     name: kind
     for name, kind in vars(ev).items()
@@ -35,21 +34,21 @@ _NAMES: dict[type, tuple[str, ...]] = {
     for kind in (*EVENT_KINDS.values(), EndedLease, Request, Wishes, Holder)
 }
 
-# Fields that came later, with what they were before: while they are that, they are not written, so that a journal from
-# before is read and one that has no use for them can be read by an older program.
+# Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
+# and older programs can read journals that do not use the field.
 _LATER: dict[type, dict[str, object]] = {Wishes: {"among": None}}
 
 
 def encode_event(event: ev.DurableEvent) -> str:
-    """One line of ASCII, its kind and time included."""
+    """Encode as one line of ASCII, with kind and time."""
     kind = type(event)
     if kind.__name__ not in EVENT_KINDS:
-        raise ValueError(f"{kind.__name__} is no durable event; it does not belong into a journal")
+        raise ValueError(f"{kind.__name__} is not a durable event; it does not belong in a journal")
     return _to_text({"kind": kind.__name__, **_as_object(event)})
 
 
 def decode_event(text: str) -> ev.DurableEvent:
-    """What was encoded; a ValueError says what is wrong with the text."""
+    """Decode one line; a ValueError says what is wrong with it."""
     parts = _parts(text)
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
@@ -58,16 +57,14 @@ def decode_event(text: str) -> ev.DurableEvent:
 
 
 def encode_ended(lease: EndedLease) -> str:
-    """One line of ASCII."""
     return _to_text(_as_object(lease))
 
 
 def decode_ended(text: str) -> EndedLease:
-    """What was encoded; a ValueError says what is wrong with the text."""
     return cast("EndedLease", _reader(EndedLease)(_parts(text), "EndedLease"))
 
 
-# One call for all fields of an object is a third quicker than one a field, and this runs for every lease.
+# One call for all fields is a third quicker than one per field, and this runs for every lease.
 _VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
 _NOTHING: dict[str, object] = {}
 
@@ -83,8 +80,8 @@ def _as_object(thing: object) -> dict[str, object]:
     return parts
 
 
-# Named tuples become arrays and the reasons strings by themselves. ASCII, because a lone half of a surrogate pair, which
-# a client may well send in a label, is no UTF-8 and could not be stored otherwise.
+# Named tuples become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which
+# UTF-8 cannot store.
 _to_text = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_as_object).encode
 
 
@@ -102,12 +99,12 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:120]}..."
 
 
-# Readers, by type
+# --- readers by type -------------------------------------------------------------------------------------------------
 
 
 @cache
-def _reader(kind: Any) -> Reader:
-    """Reads one type. The order matters where one kind of type is also another: a named tuple is a tuple."""
+def _reader(kind: Any) -> FieldReader:
+    """The reader of a type. The order matters: a named tuple is also a tuple."""
     if isinstance(kind, UnionType):
         (inner,) = (part for part in get_args(kind) if part is not NoneType)
         return _optional(_reader(inner))
@@ -120,11 +117,11 @@ def _reader(kind: Any) -> Reader:
         return _named_tuple(kind)
     if issubclass(kind, StrEnum):
         return _choice(kind)
-    # A float field may hold a whole number, and stays one: 8000 does not come back as 8000.0.
+    # A float field may hold an int, which stays one: 8000 does not become 8000.0.
     return _plain((int, float) if kind is float else (kind,), kind.__name__)
 
 
-def _plain(kinds: tuple[type, ...], name: str) -> Reader:
+def _plain(kinds: tuple[type, ...], name: str) -> FieldReader:
     def read(value: object, where: str) -> object:
         if type(value) not in kinds:
             raise ValueError(f"{where} is {value!r}, not of type {name}")
@@ -133,18 +130,18 @@ def _plain(kinds: tuple[type, ...], name: str) -> Reader:
     return read
 
 
-def _optional(inner: Reader) -> Reader:
+def _optional(inner: FieldReader) -> FieldReader:
     return lambda value, where: None if value is None else inner(value, where)
 
 
-def _many(inner: Reader) -> Reader:
+def _many(inner: FieldReader) -> FieldReader:
     def read(value: object, where: str) -> tuple[object, ...]:
         return tuple([inner(item, where) for item in _array(value, where)])
 
     return read
 
 
-def _pair(first: Reader, second: Reader) -> Reader:
+def _pair(first: FieldReader, second: FieldReader) -> FieldReader:
     def read(value: object, where: str) -> tuple[object, object]:
         items = _array(value, where, 2)
         return (first(items[0], where), second(items[1], where))
@@ -152,7 +149,7 @@ def _pair(first: Reader, second: Reader) -> Reader:
     return read
 
 
-def _named_tuple(kind: type) -> Reader:
+def _named_tuple(kind: type) -> FieldReader:
     readers = [_reader(hint) for hint in get_type_hints(kind).values()]
 
     def read(value: object, where: str) -> object:
@@ -168,7 +165,7 @@ def _array(value: object, where: str, length: int | None = None) -> list[object]
     return value
 
 
-def _choice(kind: type[StrEnum]) -> Reader:
+def _choice(kind: type[StrEnum]) -> FieldReader:
     choices = {str(choice): choice for choice in kind}
 
     def read(value: object, where: str) -> StrEnum:
@@ -179,7 +176,7 @@ def _choice(kind: type[StrEnum]) -> Reader:
     return read
 
 
-def _record(kind: type) -> Reader:
+def _record(kind: type) -> FieldReader:
     hints = get_type_hints(kind)
     readers = [(name, f"{kind.__name__}.{name}", _reader(hints[name])) for name in _NAMES[kind]]
     known, later = frozenset(_NAMES[kind]), _LATER.get(kind, _NOTHING)

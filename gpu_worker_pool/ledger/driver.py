@@ -1,8 +1,8 @@
 """The only code that changes a pool: stamps the time, decides, journals, and only then answers.
 
-Everything here runs in the event loop's thread. A command is carried out at once on the state in memory; what is durable
-of it goes to the writer together with all that came since the last commit, and whoever asked is answered when that
-commit is done. The state is therefore a little ahead of the journal, and nobody is shown the part that is ahead.
+Everything here runs in the event loop's thread. A command changes the state in memory at once. Its durable events go to
+the writer together with all others since the last commit, and the caller is answered after that commit. So the state is
+a little ahead of the journal, and no client is shown the part that is ahead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import inf
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
-from gpu_worker_pool.core.decider.node_rename import ended_at, event_at
+from gpu_worker_pool.core.decider.node_rename import ended_on_node, event_on_node
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -25,28 +25,28 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
 from .journal import History, JournalDamaged, JournalError
-from .writer import Batch, Writer
+from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
 
-# Timers do not count the time that a machine sleeps, so none is set for longer than this.
-LONGEST_NAP_S = 1.0
-# Nobody who runs is this late for an alarm; a process that was stopped, or a machine that slept, is.
-STOOD_STILL_S = 4.0
-# How soon to try again to write what could not be written.
-TRY_AGAIN_S = 0.5
+# The longest timer: timers do not count the time while a machine sleeps.
+MAX_ALARM_S = 1.0
+# A running process is never this late for a timer; a suspended one is, or one on a machine that slept.
+SUSPENDED_S = 4.0
+# The time between attempts to write a failed batch.
+RETRY_S = 0.5
 
-# How long what is not urgent waits for company.
-PATIENCE_S = 0.1
-# Nobody is promised anything by these: were they lost, the next reading would bring them about again.
+# How long events that are not urgent wait for others.
+LATE_FLUSH_S = 0.1
+# These back no promise to a client: if they are lost, the next reading brings them about again.
 NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
 
-Listener = Callable[[Sequence[ev.Event]], None]
+EventListener = Callable[[Sequence[ev.Event]], None]
 
 
 class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """The journal cannot be written, so nothing was granted or changed that anybody may rely on. Asking again later with
-    the same id is harmless, and may help where the trouble is temporary: where the history is not known, it does not.
+    """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless.
+    It helps where the trouble is temporary, and not where the history is not known.
     """
 
     def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
@@ -57,10 +57,10 @@ class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
 class Driver:
     """Drives one pool.
 
-    `listeners` are told what happened, in order, once it is written; `early_listeners` at once, for what does no harm
-    should it never be written (to look at a GPU anew, say). `trouble` says why nothing can be written at
-    present; until then signs of life are still taken (nothing needs to be written for them), and everything else is
-    refused. `is_alive` is asked at the moment of a grant about a holder whose process is on this machine.
+    `listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
+    harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
+    be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
+    refused. `is_alive` is called at a grant to a holder whose process is on this machine.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Driver:
         is_alive: Callable[[ProcessId], bool] = lambda _: True,
     ) -> None:
         self.state = PoolState(settings=settings)
-        self.listeners: list[Listener] = []
-        self.early_listeners: list[Listener] = []
+        self.listeners: list[EventListener] = []
+        self.early_listeners: list[EventListener] = []
         self.trouble: str | None = "the journal has not been opened yet"
         self.write_listeners: list[Callable[[float], None]] = []
         self._clock = clock
         self._is_alive = is_alive
         self._writer: Writer | None = None
-        self._gathering: Batch | None = None
-        self._in_flight: Batch | None = None
-        self._unwritten: dict[str, Batch] = {}
+        self._gathering: WriteBatch | None = None
+        self._in_flight: WriteBatch | None = None
+        self._unwritten: dict[str, WriteBatch] = {}
         self._postponed: list[cmd.Command] = []
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._alarm: asyncio.TimerHandle | None = None
@@ -95,19 +95,18 @@ class Driver:
         return f"<Driver: {self.state!r}, {waiting} waited for, trouble: {self.trouble}>"
 
     def now(self) -> float:
-        """The time on the pool's clock."""
         return self._clock()
 
     def open(
         self, history: History, writer: Writer, *, boot_id: str, wall_offset_s: float, node: str | None = None
     ) -> None:
-        """Take charge of a pool with this history. From here on every lease has its full TTL. `node` is the name of the
-        one box that this is about, which may have had another one when the history was written.
+        """Take charge of a pool with this history. Every lease has its full TTL from here on. `node` is the present
+        name of the node, which may have had another one when the history was written.
         """
-        ended = {lease.id: lease if node is None else ended_at(node, lease) for lease in history.ended}
+        ended = {lease.id: lease if node is None else ended_on_node(node, lease) for lease in history.ended}
         state = PoolState(settings=self.state.settings, ended=ended)
         try:
-            replay(state, history.events if node is None else [event_at(node, event) for event in history.events])
+            replay(state, history.events if node is None else [event_on_node(node, event) for event in history.events])
         except (KeyError, AssertionError, ValueError) as error:
             raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
         self.state = state
@@ -116,7 +115,7 @@ class Driver:
         self._carry_out(cmd.Open(boot_id, wall_offset_s))
 
     async def do(self, command: cmd.Command) -> list[ev.Event]:
-        """Carry out a command; returns what happened once it is written. Raises NotWritten where it cannot be."""
+        """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written."""
         if self.trouble is not None:
             return self._do_in_trouble(command)
         events, batch = self._carry_out(command)
@@ -125,23 +124,25 @@ class Driver:
         return events
 
     def note(self, command: cmd.Command) -> None:
-        """Carry out a command that nobody waits for; in trouble it is put off (a reading is dropped: others come)."""
+        """Carry out a command without a caller. In trouble it is postponed; a reading is dropped, because others
+        follow.
+        """
         if self.trouble is None:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
         elif not self.is_open and not self.is_closed:
-            # There are no leases yet that it could concern, and the GPUs can be shown.
+            # It cannot affect a lease before the history is known, and the GPUs can be shown.
             replay(self.state, decide(self.state, command, self._clock()))
 
     @property
     def is_open(self) -> bool:
-        """Whether the pool's history is known. Before that nothing can be said about any lease."""
+        """Whether the history is known. Before that, no lease is known."""
         return self._writer is not None
 
     async def find(self, lease_id: str) -> Lease | None:
-        """The lease as it is written; None where it is unknown. Raises NotWritten where its state cannot be written, or
-        where the history is not known.
+        """The lease as it is written; None if it is unknown. Raises NotWritten if its state cannot be written, or if
+        the history is not known.
         """
         if not self.is_open:
             raise self.not_written()
@@ -156,17 +157,16 @@ class Driver:
         return NotWritten(self.trouble, is_temporary=self.is_open)
 
     async def caught_up(self) -> None:
-        """Wait until what has happened so far is written; returns at once in trouble."""
+        """Wait until all events so far are written; in trouble, return at once."""
         batch = self._gathering if self._gathering is not None and self._gathering.is_urgent else self._in_flight
         if batch is not None and self.trouble is None:
             await asyncio.wait([batch.written])
 
     def is_written(self, lease_id: str) -> bool:
-        """Whether all that happened to this lease is in the journal."""
         return lease_id not in self._unwritten
 
     async def wait_while_queued(self, lease_id: str, timeout_s: float) -> None:
-        """Wait until the lease has left the queue, and that is written, or the time is over."""
+        """Wait until the lease has left the queue, and that is written, or until the timeout."""
         if timeout_s <= 0 or self.is_closed or not isinstance(self.state.leases.get(lease_id), QueuedLease):
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -184,7 +184,7 @@ class Driver:
                     del self._waiters[lease_id]
 
     def release_waiters(self) -> None:
-        """Let everybody who waits go, with what is known so far: the driver is about to end."""
+        """End all waits with what is known so far: the driver is about to close."""
         self.is_closed = True
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -192,7 +192,7 @@ class Driver:
                     waiter.set_result(None)
 
     def close(self) -> None:
-        """Write what is left, and end. Leases stay as they are: the journal keeps them."""
+        """Write what is left and stop. Leases stay as they are: the journal keeps them."""
         self.release_waiters()
         for timer in filter(None, (self._alarm, self._late_flush)):
             timer.cancel()
@@ -204,14 +204,14 @@ class Driver:
             self._writer = None
         self.trouble = "the server is stopping"
 
-    # --- carrying out ----------------------------------------------------------------------------------------------
+    # --- commands --------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], Batch | None]:
+    def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
         events = self._wake_up(now)
         events += step(self.state, command, now)
         while dead := self._dead_among(events):
-            # Whoever died while he waited must not keep the GPU from the next one until somebody notices.
+            # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
             for lease_id in dead:
                 events += step(self.state, cmd.ReportDeath(lease_id), now)
         batch = self._gather(events) if events else None
@@ -221,14 +221,14 @@ class Driver:
         return events, batch
 
     def _wake_up(self, now: float) -> list[ev.Event]:
-        """While there are leases the alarm rings every second. If it has not for longer, this process stood still, and
-        whoever gave signs of life meanwhile was not heard: as after a restart, every lease has its full TTL again.
+        """While there are leases, the alarm rings every second. If it is late, this process was suspended, and
+        heartbeats were not received meanwhile. As after a restart, every lease then gets its full TTL.
         """
         stood_still_s, self._last_step_at = now - self._last_step_at, now
         state = self.state
-        if stood_still_s < STOOD_STILL_S or not state.leases or state.boot_id is None:
+        if stood_still_s < SUSPENDED_S or not state.leases or state.boot_id is None:
             return []
-        logger.warning("stood still for %.1f s; every lease has its full TTL again", stood_still_s)
+        logger.warning("this process was suspended for %.1f s; every lease has its full TTL again", stood_still_s)
         return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
@@ -242,21 +242,21 @@ class Driver:
         return dead
 
     def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
-        """Signs of life are taken, so that nobody loses a GPU over a full disk; nothing is ended or granted."""
+        """Take heartbeats, so that no holder loses a GPU because of a full disk. Nothing is ended or granted."""
         if not self.is_open or not isinstance(command, cmd.Renew):
             raise self.not_written()
         now = self._clock()
-        # Of what is not written nobody has been told, so there is nothing to be kept alive.
+        # A lease that is not written is not known to its client, so it cannot be renewed.
         events = decide(self.state, cmd.Renew(tuple(filter(self.is_written, command.lease_ids))), now)
         replay(self.state, events)
         return events + [
             ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
         ]
 
-    def _gather(self, events: list[ev.Event]) -> Batch | None:
-        """Have these written; returns what to wait for before anybody may be told, if anything."""
+    def _gather(self, events: list[ev.Event]) -> WriteBatch | None:
+        """Queue these for writing; return the batch to wait for before a client is told, if there is one."""
         if self._gathering is None:
-            self._gathering = Batch(asyncio.get_running_loop().create_future())
+            self._gathering = WriteBatch(asyncio.get_running_loop().create_future())
         batch = self._gathering
         batch.news += events
         must_wait = False
@@ -271,7 +271,7 @@ class Driver:
             if isinstance(event, ev.LeaseEnded) and (ended := _as_ended(self.state.find(event.lease_id))):
                 batch.ended.append(ended)
         if not self._is_flush_due:
-            # At the end of this turn of the loop, so that all who ask in one turn share a commit.
+            # At the end of this turn of the loop, so that all requests of one turn share a commit.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
         return batch if must_wait else None
@@ -283,7 +283,7 @@ class Driver:
             self._flush()
 
     def _set_alarm(self, now: float) -> None:
-        due_at = min(self.state.agenda.next_due_at() or inf, self.state.settled_until)
+        due_at = min(self.state.deadlines.next_due_at() or inf, self.state.settled_until)
         if due_at == self._alarm_at and self._alarm is not None:
             return
         if self._alarm is not None:
@@ -291,7 +291,7 @@ class Driver:
             self._alarm = None
         self._alarm_at = due_at
         if due_at < inf and not self.is_closed:
-            nap_s = min(max(due_at - now, 0.0), LONGEST_NAP_S)
+            nap_s = min(max(due_at - now, 0.0), MAX_ALARM_S)
             self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
 
     def _ring(self) -> None:
@@ -307,7 +307,7 @@ class Driver:
             return
         if batch.events and not batch.is_urgent:
             if self._late_flush is None:
-                self._late_flush = asyncio.get_running_loop().call_later(PATIENCE_S, self._flush_late)
+                self._late_flush = asyncio.get_running_loop().call_later(LATE_FLUSH_S, self._flush_late)
             return
         self._gathering = None
         if not batch.events:
@@ -318,7 +318,7 @@ class Driver:
         self._in_flight = batch
         self._writer.write(batch, self._done)
 
-    def _done(self, batch: Batch, error: JournalError | None) -> None:
+    def _done(self, batch: WriteBatch, error: JournalError | None) -> None:
         self._in_flight = None
         if error is None:
             for listener in self.write_listeners:
@@ -331,7 +331,7 @@ class Driver:
         else:
             self._run_into_trouble(batch, error)
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: WriteBatch) -> None:
         for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:
             del self._unwritten[lease_id]
         if not batch.written.done():
@@ -345,14 +345,13 @@ class Driver:
             listener(batch.news)
 
     def _catch_up(self) -> None:
-        """Do what was put off, and write what has gathered."""
         postponed, self._postponed = self._postponed, []
         for command in postponed:
             self._carry_out(command)
         self._flush()
 
-    def _run_into_trouble(self, batch: Batch, error: JournalError) -> None:
-        """Nobody is told anything of this batch, nor of what came after it; it is kept, and tried again."""
+    def _run_into_trouble(self, batch: WriteBatch, error: JournalError) -> None:
+        """Keep this batch and what came after it, and try again. No client is told of either."""
         if self.trouble is None:
             logger.error("nothing can be granted: %s", error)
         self.trouble = str(error)
@@ -360,8 +359,8 @@ class Driver:
         for failed in filter(None, (batch, later)):
             if not failed.written.done():
                 failed.written.set_exception(NotWritten(self.trouble))
-                failed.written.exception()  # whoever has gone away meanwhile does not want to know
-        again = Batch(
+                failed.written.exception()  # retrieved: the caller may be gone
+        again = WriteBatch(
             asyncio.get_running_loop().create_future(),
             is_urgent=True,
             events=batch.events,
@@ -375,13 +374,13 @@ class Driver:
         for lease_id in self._unwritten:
             self._unwritten[lease_id] = again
         if isinstance(error, JournalDamaged):
-            # All that it held is still known here.
+            # The state in memory still has all of it.
             again.snapshot = condense(self.state)
             again.replaces_damaged = True
         self._in_flight = again
-        asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._try_again, again)
+        asyncio.get_running_loop().call_later(RETRY_S, self._try_again, again)
 
-    def _try_again(self, batch: Batch) -> None:
+    def _try_again(self, batch: WriteBatch) -> None:
         if self._writer is not None:
             self._writer.write(batch, self._done)
 

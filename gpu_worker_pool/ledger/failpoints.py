@@ -1,8 +1,8 @@
-"""Places at which a process can be made to kill itself.
+"""Points at which a process can be made to kill itself.
 
-For the tests that kill the server at every boundary of the journal, and for nothing else: with
+For the tests that kill the server at every boundary of the journal, and for nothing else. With
 GPU_POOL_FAILPOINT=in_append:3 in its environment the process sends itself SIGKILL when it passes `in_append` for the
-third time. Where the variable is not set, a failpoint is one comparison.
+third time. Without the variable, a failpoint is one comparison.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 FAILPOINTS = (
     "before_append",  # nothing is written yet
     "in_append",  # all is written, nothing is committed
-    "after_append",  # committed, nobody has been told
+    "after_append",  # committed, no client has been told
     "in_compaction",  # the old events are deleted, half of the new ones are written, nothing is committed
     "after_compaction",  # committed, the log is not yet folded into the file
     "in_migration",  # the tables are changed, the new version is not yet noted
@@ -21,7 +21,7 @@ FAILPOINTS = (
 )
 
 
-class _Fuse:
+class _Failpoint:
     def __init__(self, setting: str) -> None:
         self.name, _, times = setting.partition(":")
         if self.name not in FAILPOINTS or not (times or "1").isdecimal():
@@ -29,12 +29,12 @@ class _Fuse:
         self.left = int(times or "1")
 
 
-_fuse = _Fuse(os.environ["GPU_POOL_FAILPOINT"]) if "GPU_POOL_FAILPOINT" in os.environ else None
+_failpoint = _Failpoint(os.environ["GPU_POOL_FAILPOINT"]) if "GPU_POOL_FAILPOINT" in os.environ else None
 
 
 def reach(name: str) -> None:
-    """Pass a failpoint; does not return where this is the one and the time has come."""
-    if _fuse is not None and _fuse.name == name:
-        _fuse.left -= 1
-        if _fuse.left == 0:
+    """Pass a failpoint; does not return if this is the one and its count is reached."""
+    if _failpoint is not None and _failpoint.name == name:
+        _failpoint.left -= 1
+        if _failpoint.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)

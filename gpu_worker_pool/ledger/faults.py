@@ -1,4 +1,4 @@
-"""What can go wrong with a journal's file: which faults mean damage, and all of them in words."""
+"""Faults of a journal's file: which of them mean damage, and messages for all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .journal import JournalDamaged, JournalError
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
-# The file may be in order; what is around it is not. Anything else, while a file is opened, is the file's own fault.
-_SURROUNDINGS = {
+# Faults of the file's environment. While a file is opened, any other fault is the file's own.
+_ENVIRONMENT = {
     sqlite3.SQLITE_FULL: "the disk is full: free space in {folder}",
-    sqlite3.SQLITE_IOERR: "the disk or its file system fails ({error}): look into the system's log, and for limits or quotas on {folder}",
+    sqlite3.SQLITE_IOERR: "the disk or its file system fails ({error}): check the system's log, and the limits and quotas on {folder}",
     sqlite3.SQLITE_READONLY: "it cannot be written ({error}): check the rights on {folder} and that its disk is not mounted read-only",
     sqlite3.SQLITE_PERM: "access is denied ({error}): check the rights on {folder}",
     sqlite3.SQLITE_AUTH: "access is denied ({error}): check the rights on {folder}",
@@ -29,29 +29,27 @@ _SURROUNDINGS = {
 
 
 def is_corruption(error: sqlite3.Error) -> bool:
-    """Whether SQLite itself says that the file is damaged."""
     return _code(error) in _CORRUPT
 
 
-def is_of_surroundings(error: sqlite3.Error) -> bool:
-    """Whether the file is innocent."""
-    return _code(error) in _SURROUNDINGS
+def is_environmental(error: sqlite3.Error) -> bool:
+    """Whether the fault is in the file's environment, not in the file."""
+    return _code(error) in _ENVIRONMENT
 
 
 def describe(error: sqlite3.Error | OSError, path: Path) -> str:
-    """What went wrong, and what to do."""
     if isinstance(error, sqlite3.Error):
-        reason = _SURROUNDINGS.get(_code(error) or 0, "{error}")
+        reason = _ENVIRONMENT.get(_code(error) or 0, "{error}")
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason = _SURROUNDINGS[sqlite3.SQLITE_FULL]
+        reason = _ENVIRONMENT[sqlite3.SQLITE_FULL]
     else:
         reason = "{error}: check {folder} and the rights on it"
     return f"the journal {path} cannot be used: {reason.format(error=error, folder=path.parent)}"
 
 
 @contextmanager
-def told_in_words(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the system report into what a journal promises to raise."""
+def journal_errors(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and the system into the errors that a journal promises."""
     try:
         yield
     except sqlite3.Error as error:
@@ -63,6 +61,6 @@ def told_in_words(path: Path) -> Iterator[None]:
 
 
 def _code(error: sqlite3.Error) -> int | None:
-    # Without the finer part. Some errors are the sqlite3 module's own (text that is no UTF-8) and have no code.
+    # Without the extended part. Errors of the sqlite3 module itself (text that is not UTF-8) have no code.
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

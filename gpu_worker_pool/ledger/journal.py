@@ -1,4 +1,4 @@
-"""What every journal promises, whatever it writes to."""
+"""The contract of a journal, whatever it writes to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class JournalError(Exception):
 
 
 class JournalInUse(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """Another process writes this journal; `pid` is its, where it is known."""
+    """Another process writes this journal; `pid` is its pid, if known."""
 
     def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
@@ -23,14 +23,14 @@ class JournalInUse(JournalError):  # noqa: N818 - a state of affairs, not a mist
 
 
 class JournalDamaged(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """What was written cannot be read any more."""
+    """The journal's contents cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a journal holds: the events in order, and of the leases that ended those that ended last, oldest first.
+    """The contents of a journal: the events in order, and the last leases that ended, oldest first.
 
-    The events of an ended lease may have been compacted away; what it came to is kept.
+    Events of an ended lease may have been compacted away; its record is kept.
     """
 
     events: tuple[DurableEvent, ...] = ()
@@ -38,35 +38,35 @@ class History:
 
 
 class Journal(Protocol):
-    """Keeps events in order. All calls block; none is made from two threads at once.
+    """Keeps events in order. All calls block, and no two threads call at once.
 
-    A call that raises JournalError has changed nothing, and may be made again.
+    A call that raises JournalError has changed nothing and may be repeated.
     """
 
     def load(self, most_ended: int) -> History:
-        """All events, and at most so many ended leases."""
+        """Return all events, and at most this many ended leases."""
         ...
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
-        """Write these, all or none: once this returns they are there after a crash of the process (and, at full
-        durability, of the machine). `ended` are the leases that ended by these events, for the accounting; one that is there
-        already is replaced.
+        """Write these, all or none. After the return they survive a crash of the process, and at full durability a
+        crash of the machine. `ended` are the leases that these events ended, for the accounting; a lease that is
+        already recorded is replaced.
         """
         ...
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
-        """Put these in the place of all events, all or none. What is known of ended leases stays."""
+        """Replace all events by these, all or none. Records of ended leases stay."""
         ...
 
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
-        """Set what is damaged aside, where nobody will overwrite it, and begin anew with these events."""
+        """Quarantine the damaged journal, where it is not overwritten, and start a new one with these events."""
         ...
 
     @property
     def events_since_compaction(self) -> int:
-        """How many events were appended since the last compaction (or ever, where there was none)."""
+        """The number of events appended since the last compaction, or since the beginning."""
         ...
 
     def close(self) -> None:
-        """Let go of it, so that somebody else may open it. Closing twice is harmless."""
+        """Release the journal, so that another process may open it. Closing twice is harmless."""
         ...

@@ -1,4 +1,4 @@
-"""Where the journal is kept."""
+"""The directory of the journal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FOLDER = "gpu-worker-pool"
 
 
 def state_dir(configured: str | None, environ: Mapping[str, str], *, platform: str, uid: int) -> Path:
-    """The folder for what must outlive the server: the one configured (GPU_POOL_STATE_DIR), else the one systemd made
-    for the service, else the platform's own place for such things. `platform` is as in sys.platform.
+    """The directory for what must outlive the server: the configured one (GPU_POOL_STATE_DIR), else the one that
+    systemd made for the service, else the platform's default. `platform` is as in sys.platform.
     """
     if configured:
         return _expanded(configured, environ, uid)
-    # systemd gives several, separated by colons, where the unit names several.
+    # systemd separates several directories with colons.
     if by_systemd := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return Path(by_systemd)
     if platform == "darwin":
@@ -24,14 +24,14 @@ def state_dir(configured: str | None, environ: Mapping[str, str], *, platform: s
     if platform.startswith("linux") and uid == 0:
         return Path("/var/lib") / FOLDER
     xdg = environ.get("XDG_STATE_HOME", "")
-    # The specification of XDG says that a relative one is to be ignored.
+    # The XDG specification says to ignore a relative path.
     if xdg.startswith("/"):
         return Path(xdg) / FOLDER
     return _home(environ, uid) / ".local" / "state" / FOLDER
 
 
 def _expanded(configured: str, environ: Mapping[str, str], uid: int) -> Path:
-    """An env file knows no shell, so that a ~ arrives here as it was written."""
+    """Expand ~: values in an env file have not passed through a shell."""
     if configured == "~" or configured.startswith("~/"):
         return _home(environ, uid) / configured[2:]
     return Path(configured)

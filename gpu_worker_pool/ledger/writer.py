@@ -1,4 +1,4 @@
-"""Who writes to the journal: a thread of its own where writing takes time, nobody where it does not."""
+"""Writes to the journal: in a thread if writing takes time, else inline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class Batch:
-    """What is written by one commit. `news` is all that happened, in order, to be told once it is written.
+class WriteBatch:
+    """What one commit writes.
 
-    `snapshot` is what the whole history adds up to after this batch, where the journal is to be compacted to it;
-    It is urgent where somebody may be told of it. `replaces_damaged` says that it is to be put in the place of a journal that cannot be used any more.
+    `news` is all that happened, in order; listeners get it after the commit. `is_urgent` is set if a client may be told
+    of it. `snapshot` is what the whole history adds up to after this batch, if the journal is to be compacted to it.
+    `replaces_damaged` says that the snapshot replaces a damaged journal.
     """
 
     written: asyncio.Future[None]
@@ -37,35 +38,34 @@ class Batch:
     write_s: float = 0.0
 
 
-Done = Callable[[Batch, JournalError | None], None]
+Done = Callable[[WriteBatch, JournalError | None], None]
 
 
 class Writer(Protocol):
-    """Writes one batch after the other, and says in the event loop's thread how it went."""
+    """Writes one batch after the other, and reports the outcome in the event loop's thread."""
 
-    def write(self, batch: Batch, done: Done) -> None:
-        """Write this one; the next one is given only when this is done."""
+    def write(self, batch: WriteBatch, done: Done) -> None:
+        """Write a batch; the caller gives the next one only after `done`."""
         ...
 
     def is_compaction_due(self, live: int) -> bool:
-        """Whether the history has grown long beside what it adds up to."""
+        """Whether the history is long compared with what it adds up to."""
         ...
 
     def close(self) -> None:
-        """Finish what was begun, and let go of the journal."""
+        """Finish the current batch and close the journal."""
         ...
 
 
-# A history this short is replayed in a moment, however little of it is still of use.
+# A history this short replays at once, even if little of it is still needed.
 SHORTEST_TO_COMPACT = 20_000
 
 
-def carry_out(journal: Journal, batch: Batch) -> None:
-    """Write a batch, blocking."""
+def carry_out(journal: Journal, batch: WriteBatch) -> None:
     began = time.perf_counter()
     if batch.replaces_damaged and batch.snapshot is not None:
         journal.replace_damaged(batch.snapshot)
-        # From here on only the accounting is missing; a failure now must not set the new journal aside as well.
+        # Only the accounting is missing now; a failure must not quarantine the new journal as well.
         batch.events, batch.snapshot, batch.replaces_damaged = [], None, False
         journal.append((), batch.ended)
     else:
@@ -73,8 +73,8 @@ def carry_out(journal: Journal, batch: Batch) -> None:
     batch.write_s = time.perf_counter() - began
 
 
-def compact(journal: Journal, batch: Batch) -> None:
-    """Compact, where it is due; the batch is safe already, so a failure costs nothing but room."""
+def compact(journal: Journal, batch: WriteBatch) -> None:
+    """Compact if due. The batch is written already, so a failure only costs disk space."""
     if batch.snapshot is not None and not batch.replaces_damaged:
         try:
             journal.compact(batch.snapshot)
@@ -83,19 +83,17 @@ def compact(journal: Journal, batch: Batch) -> None:
 
 
 def is_long(journal: Journal, live: int, shortest: int = SHORTEST_TO_COMPACT) -> bool:
-    """Whether so many events are too many for so many live leases."""
     return journal.events_since_compaction > max(shortest, 8 * live)
 
 
 class InlineWriter:
-    """Writes at once, in the caller's thread: for a journal in memory. What is shorter than this is not compacted."""
+    """Writes in the caller's thread, for a journal in memory. Shorter histories are not compacted."""
 
     def __init__(self, journal: Journal, shortest_to_compact: int = SHORTEST_TO_COMPACT) -> None:
         self._journal = journal
         self._shortest = shortest_to_compact
 
-    def write(self, batch: Batch, done: Done) -> None:
-        """Write and report before returning."""
+    def write(self, batch: WriteBatch, done: Done) -> None:
         try:
             carry_out(self._journal, batch)
         except JournalError as error:
@@ -105,34 +103,31 @@ class InlineWriter:
             done(batch, None)
 
     def is_compaction_due(self, live: int) -> bool:
-        """As the history says."""
         return is_long(self._journal, live, self._shortest)
 
     def close(self) -> None:
-        """Let go of the journal."""
         self._journal.close()
 
 
 class WriterThread:
-    """The one thread that writes to a journal on disk. While it waits for the disk, the next batch is gathered."""
+    """The one thread that writes to a journal on disk. While it waits for the disk, the next batch gathers."""
 
     def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop) -> None:
         self._journal = journal
         self._loop = loop
-        self._orders: queue.SimpleQueue[tuple[Batch, Done] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[WriteBatch, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._thread.start()
 
-    def write(self, batch: Batch, done: Done) -> None:
-        """Have it written; `done` is called in the loop's thread."""
+    def write(self, batch: WriteBatch, done: Done) -> None:
+        """Write in the thread; `done` is called in the loop's thread."""
         self._orders.put((batch, done))
 
     def is_compaction_due(self, live: int) -> bool:
-        """As the history says; the number may be one batch behind, which does not matter."""
+        """As the history says; the number may be one batch behind, which is harmless."""
         return is_long(self._journal, live)
 
     def close(self) -> None:
-        """Wait for what was begun, and let go of the journal."""
         self._orders.put(None)
         self._thread.join()
         self._journal.close()
@@ -145,13 +140,13 @@ class WriterThread:
             except JournalError as error:
                 self._report(done, batch, error)
             except Exception as error:
-                # Whatever it was: what is not known to be written must not be taken for written.
+                # After any failure, what is not known to be written must not count as written.
                 logger.exception("writing to the journal failed")
                 self._report(done, batch, JournalError(f"writing to the journal failed: {error}"))
             else:
                 self._report(done, batch, None)
                 compact(self._journal, batch)
 
-    def _report(self, done: Done, batch: Batch, error: JournalError | None) -> None:
+    def _report(self, done: Done, batch: WriteBatch, error: JournalError | None) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(done, batch, error)

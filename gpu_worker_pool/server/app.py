@@ -48,7 +48,7 @@ from .ui.data import PageData
 logger = logging.getLogger(__name__)
 
 # How long to wait for the first look before answering; a probe that hangs must not keep the server from starting.
-FIRST_LOOK_S = 2.0
+FIRST_SAMPLE_S = 2.0
 
 
 class PoolApp:
@@ -66,7 +66,7 @@ class PoolApp:
             max_history=settings.max_history,
             visible_devices=settings.cuda_visible_devices,
             clock=boot_time,
-            on_look=lambda snapshot, is_regular: self._authority.observe(snapshot, is_regular=is_regular),
+            on_sample=lambda snapshot, is_regular: self._authority.observe(snapshot, is_regular=is_regular),
         )
         self._authority = Authority(
             settings.pool_settings(),
@@ -131,7 +131,7 @@ class PoolApp:
         configure_logging_where_nobody_has(self.settings)
         raise_limit()
         self._sampler.start()
-        await asyncio.to_thread(self._sampler.wait_for_first_look, FIRST_LOOK_S)
+        await asyncio.to_thread(self._sampler.wait_for_first_sample, FIRST_SAMPLE_S)
         self._tell_what_is_there()
         try:
             await self._authority.start()

@@ -23,7 +23,7 @@ ANSWER_WITHIN_S = 3.0
 MOST_BYTES = 2 * 1024 * 1024
 MOST_QUEUED = 200
 # So long after the last call of /peers they are asked no more.
-LOOKED_AT_S = 30.0
+WATCHED_S = 30.0
 # So long the last pool of one that does not answer is shown.
 KEPT_S = 60.0
 # The first call waits so long for those who answer soon.
@@ -89,17 +89,17 @@ class Peers:
         self._own_id = own_id
         self._clock = clock
         self._every_s = every_s
-        self._looked_at = -LOOKED_AT_S
+        self._watched_at = -WATCHED_S
         self._asking: asyncio.Task[None] | None = None
 
     @property
-    def is_looked_at(self) -> bool:
+    def is_watched(self) -> bool:
         """Whether somebody wanted to know lately."""
-        return self._clock() - self._looked_at < LOOKED_AT_S
+        return self._clock() - self._watched_at < WATCHED_S
 
-    async def look(self) -> None:
+    async def watch(self) -> None:
         """Somebody wants to know: see to it that all are asked. Returns when they were, or soon."""
-        self._looked_at = self._clock()
+        self._watched_at = self._clock()
         if self._asking is None:
             for peer in self.peers:
                 peer.begin_anew()
@@ -128,7 +128,7 @@ class Peers:
             asking = [asyncio.create_task(self._ask_again_and_again(transport, peer)) for peer in self.peers]
             stopped: set[asyncio.Task[None]] = set()
             try:
-                while self.is_looked_at and not stopped:
+                while self.is_watched and not stopped:
                     stopped, _ = await asyncio.wait(asking, timeout=self._every_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 # From here on the next caller of /peers begins again.

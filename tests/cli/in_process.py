@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from gpu_worker_pool.cli.app import main
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import Done, environment
-from tests.server.running import RunningServer
 
 
-def called(*arguments: str, server: RunningServer | str | None = None, env: Mapping[str, str] | None = None) -> Done:
+def called(*arguments: str, server: ServerProcess | str | None = None, env: Mapping[str, str] | None = None) -> Done:
     """Run a command to its end, as `commands.gpu_pool` does."""
     out, err = io.StringIO(), io.StringIO()
     with _environment(environment(server, env)), redirect_stdout(out), redirect_stderr(err):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.server.running import ROOT, RunningServer
+from gpu_worker_pool.testing import ServerProcess
+from tests.server.running import ROOT
 
 GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
 # Nothing here takes so long; a command that hangs must not hang the tests.
@@ -39,17 +40,17 @@ class Done:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def environment(server: RunningServer | str | None = None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(server: ServerProcess | str | None = None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a command sees: nothing of the settings of whoever runs the tests."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    endpoint = server.url if isinstance(server, RunningServer) else server
+    endpoint = server.url if isinstance(server, ServerProcess) else server
     pool = {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
     return {**kept, **NO_CERTIFICATES, "PYTHONPATH": str(ROOT), **pool, **(extra or {})}
 
 
 def gpu_pool(
     *arguments: str,
-    server: RunningServer | str | None = None,
+    server: ServerProcess | str | None = None,
     env: Mapping[str, str] | None = None,
     text: str | None = None,
     cwd: Path | None = None,
@@ -71,7 +72,7 @@ def gpu_pool(
 
 def start_gpu_pool(
     *arguments: str,
-    server: RunningServer | str | None = None,
+    server: ServerProcess | str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[str]:

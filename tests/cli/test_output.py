@@ -8,42 +8,42 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.server.leasing import take
-from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2"}) as running:
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2"}) as running:
         take(running, owner="zoë", labels={"command": "🚀 [red]fly"})
         yield running
 
 
-def shell(line: str, server: RunningServer, **env: str) -> subprocess.CompletedProcess[str]:
+def shell(line: str, server: ServerProcess, **env: str) -> subprocess.CompletedProcess[str]:
     """A line of bash, with gpu-pool for `$G`."""
     command = ["/bin/bash", "-c", line.replace("$G", shlex.join(GPU_POOL))]
     return subprocess.run(command, env=environment(server, env), capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("arguments", ["status", "--help", "status --json"])
-def test_a_pipe_that_is_closed_ends_it_as_sigpipe_would(server: RunningServer, arguments: str) -> None:
+def test_a_pipe_that_is_closed_ends_it_as_sigpipe_would(server: ServerProcess, arguments: str) -> None:
     done = shell(f"$G {arguments} | true; echo ${{PIPESTATUS[0]}}", server)
     assert (done.stdout, done.stderr) == ("141\n", "")
 
 
 @pytest.mark.parametrize("arguments", ["status", "--version"])
-def test_what_cannot_be_written_is_one_line(server: RunningServer, arguments: str) -> None:
+def test_what_cannot_be_written_is_one_line(server: ServerProcess, arguments: str) -> None:
     done = shell(f"$G {arguments} > /dev/full", server)
     assert done.returncode == 125
     assert done.stderr.splitlines() == ["gpu-pool: cannot continue: [Errno 28] No space left on device"]
 
 
-def test_closed_streams_are_no_fault(server: RunningServer) -> None:
+def test_closed_streams_are_no_fault(server: ServerProcess) -> None:
     assert shell("$G status <&- >&- 2>&-", server).returncode == 0
 
 
-def test_what_a_terminal_cannot_show_does_not_end_the_command(server: RunningServer) -> None:
+def test_what_a_terminal_cannot_show_does_not_end_the_command(server: ServerProcess) -> None:
     done = shell("$G status", server, PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "[red]fly" in done.stdout

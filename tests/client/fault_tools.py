@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpu_worker_pool.client import GPUWorkerPoolClient
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import new_id, queue, release_all, take
-from tests.server.running import RunningServer
 
 T = TypeVar("T")
 SOON_S = 20.0
@@ -48,12 +48,12 @@ async def soon(look: Callable[[], T | None], what: str, within_s: float = SOON_S
         await asyncio.sleep(0.01)
 
 
-def lease_ids(*servers: RunningServer) -> set[str]:
+def lease_ids(*servers: ServerProcess) -> set[str]:
     """All who hold or wait at these servers."""
     return {lease["id"] for server in servers for lease in server.json("/leases")["leases"]}
 
 
-async def nothing_left(*servers: RunningServer, within_s: float = SOON_S) -> None:
+async def nothing_left(*servers: ServerProcess, within_s: float = SOON_S) -> None:
     """Neither a lease nor a place in a queue."""
     await soon(lambda: not lease_ids(*servers), f"no leases at the servers {lease_ids(*servers)}", within_s)
 
@@ -73,27 +73,27 @@ def breaker(client: GPUWorkerPoolClient, endpoint: Any) -> str:
 
 
 @contextmanager
-def running(number: int, **env: str) -> Iterator[list[RunningServer]]:
+def running(number: int, **env: str) -> Iterator[list[ServerProcess]]:
     """So many servers, started side by side."""
     servers = [
-        RunningServer({"SIMULATED_GPUS": "2", "GPU_POOL_NODE": f"box{place}", "REFRESH_INTERVAL": "0.05", **env})
+        ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_NODE": f"box{place}", "REFRESH_INTERVAL": "0.05", **env})
         for place in range(number)
     ]
     with ExitStack() as stack:
         for server in servers:
-            stack.callback(server.__exit__, None, None, None)
+            stack.callback(server.close)
         with ThreadPoolExecutor(number) as starters:
             list(starters.map(lambda server: server.start(), servers))
         yield servers
 
 
-def as_at_first(servers: list[RunningServer]) -> None:
+def as_at_first(servers: list[ServerProcess]) -> None:
     """For the next test: all run, and nobody holds or waits."""
     with ThreadPoolExecutor(len(servers)) as menders:
         list(menders.map(_mend, servers))
 
 
-def _mend(server: RunningServer) -> None:
+def _mend(server: ServerProcess) -> None:
     if server.process is None or server.process.poll() is not None:
         server.start()
     os.kill(server.pid, signal.SIGCONT)
@@ -101,7 +101,7 @@ def _mend(server: RunningServer) -> None:
 
 
 @contextmanager
-def stopped(server: RunningServer) -> Iterator[None]:
+def stopped(server: ServerProcess) -> Iterator[None]:
     """It does not run in here, and its connections stay open."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -110,12 +110,12 @@ def stopped(server: RunningServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-def occupy(*servers: RunningServer, gpus: int = 2) -> list[str]:
+def occupy(*servers: ServerProcess, gpus: int = 2) -> list[str]:
     """Take all GPUs of these servers by somebody else, for a long time; the leases, one per server."""
     return [take(server, new_id("other"), gpus=gpus, ttl_s=600)["id"] for server in servers]
 
 
-def queue_behind(server: RunningServer) -> str:
+def queue_behind(server: ServerProcess) -> str:
     return str(queue(server, new_id("other"), ttl_s=600)["id"])
 
 
@@ -147,7 +147,7 @@ class Leftovers:
     def tasks_left(self) -> set[asyncio.Task[Any]]:
         return other_tasks() - self.tasks
 
-    async def none(self, *servers: RunningServer) -> None:
+    async def none(self, *servers: ServerProcess) -> None:
         """No task, at once; no socket and no lease, soon."""
         assert not self.tasks_left()
         await soon(lambda: not sockets() - self.sockets, "all sockets are closed", 15)

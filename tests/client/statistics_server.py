@@ -47,14 +47,14 @@ class StatisticsServer:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def looks(self) -> int:
+    def polls(self) -> int:
         """How often its GPUs were looked at."""
         return self.calls.count("GET /gpu/summary")
 
-    async def wait_for_looks(self, number: int) -> None:
+    async def wait_for_polls(self, number: int) -> None:
         """Until it was looked at that often from now on, and all but the last have been taken in."""
-        goal = self.looks + number
-        await until(lambda: self.looks >= goal, f"{goal} looks at {self.url}")
+        goal = self.polls + number
+        await until(lambda: self.polls >= goal, f"{goal} looks at {self.url}")
 
     async def start(self) -> None:
         """Start, or start again on the same port."""

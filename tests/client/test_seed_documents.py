@@ -26,6 +26,7 @@ import pytest
 
 from gpu_worker_pool import models
 from gpu_worker_pool.client import GPUWorkerPoolClient
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.seeds import (
     BLOCKS,
     DOCUMENTS,
@@ -38,7 +39,6 @@ from tests.client.seeds import (
     text_of,
 )
 from tests.server.leasing import eventually, wait_until_free
-from tests.server.running import RunningServer
 
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason=f"the user's documents are not in {SEEDS}")
 
@@ -82,10 +82,10 @@ PRINTED = {
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[list[RunningServer]]:
+def servers() -> Iterator[list[ServerProcess]]:
     env = {"GPU_POOL_TOKENS": f"ada:{TOKEN}", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}
     with ExitStack() as stack:
-        yield [stack.enter_context(RunningServer(env)) for _ in range(3)]
+        yield [stack.enter_context(ServerProcess(env)) for _ in range(3)]
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     subprocess.run([openssl, "req", *options, *names, *files], check=True, capture_output=True, timeout=30)
     uvicorn = (sys.executable, "-m", "uvicorn", "gpu_worker_pool.gpu_server:app", "--host", "127.0.0.1")
     tls = ("--port", "{port}", "--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
-    with RunningServer({"GPU_POOL_TOKENS": f"ada:{TOKEN}"}, command=(*uvicorn, *tls)) as server:
+    with ServerProcess({"GPU_POOL_TOKENS": f"ada:{TOKEN}"}, command=(*uvicorn, *tls)) as server:
         wait_until_it_listens(server)
         yield TlsServer(server.port, certificate)
 
 
-def wait_until_it_listens(server: RunningServer) -> None:
+def wait_until_it_listens(server: ServerProcess) -> None:
     """Under uvicorn's own command the application is ready a moment before its address is."""
 
     def answers() -> bool:
@@ -127,7 +127,7 @@ def wait_until_it_listens(server: RunningServer) -> None:
 
 
 @pytest.fixture
-def network(servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
+def network(servers: list[ServerProcess], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
     """Where (host, port) of the documents leads: the first host met to the first server, and so on. With a token, because
     only somebody who calls a server localhost is taken for a user of that machine.
     """
@@ -208,7 +208,7 @@ async def try_out(names: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("block", RUNNABLE, ids=str)
 def test_a_block_runs(
     block: Block,
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
     network: dict[tuple[str, int], int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -264,7 +264,7 @@ uvicorn.run = lambda app, *, host, port, **options: run(app, host="127.0.0.1", p
 def test_a_block_serves(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "serve.py"
     script.write_text(SERVING + block.text, encoding="utf-8")
-    with RunningServer({"SIMULATED_GPUS": "2"}, command=(sys.executable, str(script), "{port}")) as server:
+    with ServerProcess({"SIMULATED_GPUS": "2"}, command=(sys.executable, str(script), "{port}")) as server:
         wait_until_it_listens(server)
         assert server.json("/health")["status"] == "healthy"
         assert server.json("/gpu/count")["gpu_count"] == 2

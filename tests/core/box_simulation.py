@@ -65,7 +65,7 @@ class Box:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.state = PoolState(settings=self.settings)
-        self.agenda: list[tuple[float, int, Action]] = []
+        self.schedule: list[tuple[float, int, Action]] = []
         self.ticket = itertools.count()
         self.workers: dict[str, Worker] = {}
         self.on_gpu: dict[GpuKey, dict[str, float]] = {GpuKey("box", f"GPU-{i}"): {} for i in range(GPUS)}
@@ -74,11 +74,11 @@ class Box:
     # Time
 
     def at(self, delay_s: float, action: Action) -> None:
-        heapq.heappush(self.agenda, (self.now + delay_s, next(self.ticket), action))
+        heapq.heappush(self.schedule, (self.now + delay_s, next(self.ticket), action))
 
     def run(self, until_s: float) -> None:
-        while self.agenda and self.agenda[0][0] <= until_s:
-            self.now, _, action = heapq.heappop(self.agenda)
+        while self.schedule and self.schedule[0][0] <= until_s:
+            self.now, _, action = heapq.heappop(self.schedule)
             action()
 
     # The pool
@@ -86,20 +86,20 @@ class Box:
     def tell(self, command: cmd.Command) -> list[ev.Event]:
         events = step(self.state, command, self.now)
         self.log += events
-        must_look = False
+        must_observe = False
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 self.start_work(self.workers[event.lease_id], event.gpus)
             elif isinstance(event, ev.LeaseEnded):
                 self.counts[event.reason] += 1
-                must_look = must_look or bool(event.draining)
+                must_observe = must_observe or bool(event.draining)
             elif isinstance(event, ev.LeaseRefused):
                 self.counts["refused"] += 1
-        if must_look:
-            self.at(0.001, self.look)  # as the server does: read anew at once
+        if must_observe:
+            self.at(0.001, self.observe_now)  # as the server does: read anew at once
         return events
 
-    def look(self) -> None:
+    def observe_now(self) -> None:
         self.tell(cmd.Observe(tuple(self.reading(index, key) for index, key in enumerate(self.on_gpu))))
 
     def reading(self, index: int, key: GpuKey) -> Reading:
@@ -116,9 +116,9 @@ class Box:
             processes=processes,
         )
 
-    def look_now_and_then(self) -> None:
-        self.look()
-        self.at(10.0, self.look_now_and_then)
+    def observe_regularly(self) -> None:
+        self.observe_now()
+        self.at(10.0, self.observe_regularly)
 
     # The workers
 
@@ -206,14 +206,14 @@ class Box:
         for key in worker.gpus:
             self.on_gpu[key].pop(worker.id, None)
         if worker.gpus and not worker.is_alive:
-            self.at(0.001, self.look)
+            self.at(0.001, self.observe_now)
 
 
 def simulate(seed: int, length_s: float = DAY_S) -> Box:
     """A day, and as long after it as it takes to finish."""
     box = Box(seed)
     box.tell(cmd.Open("boot", 1.7e9))
-    box.at(0.0, box.look_now_and_then)
+    box.at(0.0, box.observe_regularly)
     box.at(0.1, box.arrive)
     tick(box)
     box.run(length_s)

@@ -93,14 +93,14 @@ class Box:
         self.log: list[ev.Event] = []
         self.do(cmd.Open("boot1", WALL_OFFSET_S))
         if readings:
-            self.look(*readings)
+            self.observe_now(*readings)
 
     def do(self, command: cmd.Command) -> list[ev.Event]:
         events = step(self.state, command, self.now)
         self.log += events
         return events
 
-    def look(self, *readings: Reading) -> list[ev.Event]:
+    def observe_now(self, *readings: Reading) -> list[ev.Event]:
         """A look that began just now."""
         return self.observe(*(replace(reading, at=self.now) for reading in readings))
 
@@ -159,7 +159,7 @@ class Box:
         return lease.fence
 
     def expires_in_s(self, lease_id: str) -> float:
-        return self.state.agenda.due_at(lease_id) - self.now
+        return self.state.deadlines.due_at(lease_id) - self.now
 
     def verdict(self, index: int = 0, node: str = "box", **wishes: Any) -> Verdict:
         """What a request would be told of a GPU now."""

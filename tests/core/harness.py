@@ -82,7 +82,7 @@ class CheckedPool:
         assert set(model.leases) == set(state.leases)
         for lease in model.leases.values():
             assert lease.due > model.now, "a lease has outlived its time"
-            assert state.agenda.due_at(lease.id) == lease.due
+            assert state.deadlines.due_at(lease.id) == lease.due
         for lease_id in state.queue:
             explanation = self.core.explain.explain(state, lease_id, model.now)
             assert explanation is not None

@@ -171,11 +171,11 @@ MUTANTS = (
         "for use in (Use.SHARED, Use.WHOLE):",
         "for use in (Use.WHOLE, Use.SHARED):",
     ),
-    Mutant("a lease runs out", "decide", "for lease_id in state.agenda.due(now):", "for lease_id in ():"),
+    Mutant("a lease runs out", "decide", "for lease_id in state.deadlines.due(now):", "for lease_id in ():"),
     Mutant(
         "renewing gives a full TTL",
         "evolve",
-        "state.agenda.set(lease_id, event.at + state.leases[lease_id].request.ttl_s)",
+        "state.deadlines.set(lease_id, event.at + state.leases[lease_id].request.ttl_s)",
         "pass",
     ),
     Mutant(
@@ -205,25 +205,25 @@ MUTANTS = (
     Mutant(
         "what a process has left keeps nobody of that process out",
         "assignment",
-        "if not outcome.grants and state.leftovers and",
-        "if not outcome.grants and not state.leftovers and",
+        "if not outcome.grants and state.reclaimable and",
+        "if not outcome.grants and not state.reclaimable and",
     ),
     Mutant(
         "what a process has left is no way past somebody ahead",
         "reclaim",
-        "line[0] < place and is_suitable",
-        "line[0] == place and is_suitable",
+        "line[0] < queue_key and is_suitable",
+        "line[0] == queue_key and is_suitable",
     ),
     Mutant(
         "only what the own process has left does not count",
         "reclaim",
-        "lease_id not in given_back",
+        "lease_id not in released",
         "not slot.occupants[lease_id].is_draining",
     ),
     Mutant(
         "what was taken away is not had back before it is free",
         "reclaim",
-        "lease_id not in given_back",
+        "lease_id not in released",
         "slot.occupants[lease_id].process != process",
     ),
     Mutant(
@@ -241,7 +241,7 @@ MUTANTS = (
     Mutant(
         "what can never be served is refused",
         "decide",
-        "if why := _why_never(state, request):",
+        "if why := _why_unservable(state, request):",
         "if why := None:",
     ),
     Mutant(
@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         "after a restart every lease has a full TTL again",
         "evolve",
-        "        state.agenda.set(lease.id, event.at + limit_s)\n",
+        "        state.deadlines.set(lease.id, event.at + limit_s)\n",
         "        pass\n",
     ),
 )

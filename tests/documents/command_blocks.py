@@ -6,11 +6,11 @@ import json
 import shlex
 from typing import Any
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.documents.blocks import Block, all_blocks
 from tests.documents.schemas import unlike
 from tests.server.leasing import put
-from tests.server.running import RunningServer
 
 # What there is to see, as the document tells it.
 LEASES: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ def examples() -> list[Block]:
     return [block for block in all_blocks() if "prints" in block.marks]
 
 
-def assert_printed(example: Block, server: RunningServer) -> None:
+def assert_printed(example: Block, server: ServerProcess) -> None:
     """The command prints an object with the keys of the example and no others."""
     program, *arguments = shlex.split(example.marks["prints"])
     assert program == "gpu-pool", example
@@ -34,7 +34,7 @@ def assert_printed(example: Block, server: RunningServer) -> None:
     assert not found, f"{example}: {'; '.join(found)}"
 
 
-def make_leases(server: RunningServer) -> None:
+def make_leases(server: ServerProcess) -> None:
     # Where one of them is not as it is told, there is nothing to compare with, and all would seem to be well.
     made = [put(server, lease_id, **wishes).status for lease_id, wishes in LEASES.items()]
     assert made == [201, 202], made

@@ -6,14 +6,13 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.statistics_server import StatisticsServer
 from tests.documents.names import LOCAL, VARIABLE, hosts_in
 from tests.server.leasing import wait_until_free
-from tests.server.running import RunningServer
 
 GPUS = "2xA100-80GB,2xT4"
 # As the documents show them. The server on "this machine" has none, so that everybody there may do everything.
@@ -25,7 +24,7 @@ QUICK = {"SIMULATED_GPUS": GPUS, "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILIT
 class Network:
     """`servers` are those with leases: this machine's, and two others."""
 
-    servers: Mapping[str, RunningServer]
+    servers: Mapping[str, ServerProcess]
     ports: Mapping[str, int]
 
     def environment(self, text: str) -> dict[str, str]:
@@ -58,18 +57,20 @@ class Network:
 def running_network() -> Iterator[Network]:
     tokens = {"GPU_POOL_TOKENS": ",".join(f"{name}:{token}" for name, token in TOKENS.items())}
     servers = {
-        "here": RunningServer(QUICK),
-        "odd": RunningServer(QUICK | tokens),
-        "even": RunningServer(QUICK | tokens),
+        "here": ServerProcess(QUICK),
+        "odd": ServerProcess(QUICK | tokens),
+        "even": ServerProcess(QUICK | tokens),
     }
     try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(RunningServer.start, servers.values()))
+        for server in servers.values():
+            server.launch()
+        for server in servers.values():
+            server.wait_until_ready()
         with _old_server() as old_port:
             yield Network(servers, {place: server.port for place, server in servers.items()} | {"old": old_port})
     finally:
         for server in servers.values():
-            server.__exit__(None, None, None)
+            server.close()
 
 
 @contextmanager

@@ -15,13 +15,12 @@ import typer.main
 
 from gpu_worker_pool.cli import failure
 from gpu_worker_pool.cli.app import app
-from gpu_worker_pool.cli.demo.check import Outage
 from gpu_worker_pool.cli.demo.summary import Record, summarize
 from gpu_worker_pool.cli.run.environment import command_env
 from gpu_worker_pool.cli.serve.command import FLAGS
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES
-from tests.cli.demo.test_demo import CLEAN, turn
+from tests.cli.demo.test_demo import CLEAN, by_demo, turn
 from tests.documents.blocks import ROOT, Block, blocks_of, documents
 from tests.documents.schemas import unlike
 from tests.documents.test_facts import code_in, document, rows, section
@@ -134,17 +133,17 @@ def test_every_key_is_described(block: Block) -> None:
 
 def test_the_example_of_the_demo_is_like_what_is_measured() -> None:
     (example,) = [block for block in examples() if block.marks.get("held-by") == str(here())]
-    survived: dict[str, Any] = {"state": "queued", "gpus": [], "fence": None, "end_reason": None}
-    outage = Outage(killed_at=1.0, back_at=1.8, found={"b-1": survived, "c-1": survived}, found_at=1.9)
-    killed = [line for line in CLEAN if not (line["what"] == "ends" and line["worker"] == "a")]
+    killed = [line for line in CLEAN if not (line["what"] == "left" and line["who"] == "a")]
     lines = [
         *killed,
-        {"what": "killed", "worker": "a", "at": 1.5},
+        by_demo("server_killed", 1.0),
+        by_demo("killed", 1.5, worker="a"),
+        by_demo("server_back", 1.8),
         *turn("d", 1, 4, asked=3.1, queued=3.2, began=3.9, ended=5.0),
+        by_demo("final", 9.0, leases=[], gpus=[]),
     ]
-    pool: dict[str, Any] = {"leases": [], "queue": [], "gpus": []}
 
-    summary = summarize(Record(lines, outage, None, pool, "simulated", gpus=1, workers=4, seed=0, took_s=5.0))
+    summary = summarize(Record(lines, "simulated", gpus=1, workers=4, seed=0, took_s=5.0))
 
     assert summary["broken"]
     assert summary["killed_worker"]["next_worker"] == "b"

@@ -13,7 +13,7 @@ import pytest
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models
-from gpu_worker_pool.client.events import Kind
+from gpu_worker_pool.client.events import EventKind
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model import lease
 from gpu_worker_pool.core.queue import eligibility
@@ -149,7 +149,7 @@ def test_every_field_of_a_model_is_described() -> None:
 
 
 def test_every_event_is_described() -> None:
-    assert {row[0].strip("`") for row in rows(section("API.md", "Events"))} == set(get_args(Kind))
+    assert {row[0].strip("`") for row in rows(section("API.md", "Events"))} == set(get_args(EventKind))
 
 
 def test_the_variables_of_the_client_are_all_there() -> None:

@@ -1,12 +1,12 @@
 """Workers, a server, a bad network between them, and somebody who breaks all three.
 
 `run` starts them, lets the nemesis loose for a while, heals everything, lets the pool go on in calm for longer than the longest
-TTL, ends the workers, and returns the history (see checker.py). The schedule of the faults, what each worker wants and what the
-network does to a request are drawn from the seed; which request meets which fault is up to the machine, so a seed
-repeats the weather and not the run. The nemesis waits as part of its schedule, never to let something finish.
+TTL, ends the workers, and returns the history (see gpu_worker_pool/history_check.py). The schedule of the faults, what each
+worker wants and what the network does to a request are drawn from the seed; which request meets which fault is up to the
+machine, so a seed repeats the weather and not the run. The nemesis waits as part of its schedule, never to let something finish.
 
 The disk fault: RLIMIT_FSIZE of the running server is set to 0, so that every write to a file fails with EFBIG, and put
-back. The server's log goes through a pipe, so it is told. Where libfaketime is installed the wall clock has jumped when
+back. The server's log is such a file, too, and misses what the server said meanwhile. Where libfaketime is installed the wall clock has jumped when
 the server comes up again, and jumps back the next time; jumps while it runs are in test_wall_clock.py, because the library
 now and then takes a processor for itself when it reads its offset from a file.
 """
@@ -20,27 +20,25 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tests.e2e import checker, faked_time
+from gpu_worker_pool.history_check import History
+from gpu_worker_pool.testing import START_S, ServerDidNotStartError, ServerProcess
+from tests.e2e import faked_time, histories
 from tests.e2e.proxy import Proxy
 from tests.e2e.worker import NoAnswer, Orders, now, parse
-from tests.server.running import MODULE, ROOT, START_S, free_port
 
 WORKER = Path(__file__).with_name("worker.py")
 PYTHON = (sys.executable, "-I", "-S")
 # What the server must keep to when it is well; the TTL of local workers leaves more than that at any time.
 NOTICES_WITHIN_S = 2.0
-# 80 % (the threshold) of a simulated A100 with 80 GB.
-USABLE_MB = 0.8 * 81920
 SHARE_MB = 20_000.0
 FAILPOINTS = ("before_append", "in_append", "after_append")
 
@@ -90,77 +88,46 @@ class Recorder:
         self._file.close()
 
 
-class Server:
+class Server(ServerProcess):
     """The server, to be killed and started again at the same port and on the same state."""
 
     def __init__(self, folder: Path, gpus: int) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__(
+            {"SIMULATED_GPUS": str(gpus), "REFRESH_INTERVAL": "0.2", "GPU_POOL_NODE": "nemesis"}, folder=folder
+        )
+        self.usual = (self.command, self.env)
         self.is_well = False
         self.was_unwell_at = 0.0
         self.failpoint: str | None = None
-        kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH") if key in os.environ}
-        self.env = {
-            **kept,
-            "HOST": "127.0.0.1",
-            "PORT": str(self.port),
-            "SIMULATED_GPUS": str(gpus),
-            "REFRESH_INTERVAL": "0.2",
-            "GPU_POOL_STATE_DIR": str(folder / "state"),
-            "GPU_POOL_NODE": "nemesis",
-            "NOTIFY_SOCKET": str(folder / "notify"),
-            "PYTHONPATH": str(ROOT),
-        }
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
 
     def unwell(self) -> None:
         self.is_well = False
         self.was_unwell_at = now()
 
-    async def start(self, failpoint: str | None = None, wall_clock_off_s: float = 0.0) -> bool:
-        """Whether it came up; with a failpoint it may die on the way."""
-        path = self.folder / "notify"
-        path.unlink(missing_ok=True)
-        env = {**self.env, **({"GPU_POOL_FAILPOINT": failpoint} if failpoint else {})}
-        command = MODULE
+    async def come_up(self, failpoint: str | None = None, wall_clock_off_s: float = 0.0) -> bool:
+        """Whether it came up; with a failpoint it may die on the way, and anybody may kill it."""
+        self.command, env = self.usual
+        self.env = {**env, **({"GPU_POOL_FAILPOINT": failpoint} if failpoint else {})}
         if wall_clock_off_s:
-            command, env = faked_time.COMMAND, {**env, **faked_time.environment(wall_clock_off_s)}
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
-            ready.setblocking(False)
-            ready.bind(str(path))
-            self.process = _popen(command, self.folder, env)
-            _keep_log(self.process.stdout, self.folder / "server.log")
-            said = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(ready, 1024))
-            gives_up_at = now() + START_S
-            while not said.done() and self.is_running and now() < gives_up_at:
-                await asyncio.wait({said}, timeout=0.05)
-            self.is_well = said.done()
-            said.cancel()
-        self.failpoint = failpoint
-        assert self.is_well or not self.is_running, "the server did not start, and did not end either"
+            self.command, self.env = [*faked_time.COMMAND], {**self.env, **faked_time.environment(wall_clock_off_s)}
+        gives_up_at = now() + START_S
+        self.launch()
+        with suppress(ServerDidNotStartError):
+            await asyncio.to_thread(self.wait_until_ready)
+        assert now() < gives_up_at, "the server did not start, and did not end either"
+        self.failpoint, self.is_well = failpoint, self.is_running
         return self.is_well
 
     def kill(self) -> None:
         self.unwell()
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            faked_time.bury(self.pid)
+        super().kill()
+        faked_time.bury(self.pid)
 
     def limit_files(self, size: int) -> None:
         hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, hard))
 
-    async def ask(self, path: str, patience_s: float = 3.0) -> tuple[int, dict[str, Any]]:
+    async def look_up(self, path: str, patience_s: float = 3.0) -> tuple[int, dict[str, Any]]:
         """Straight, not through the bad network."""
         try:
             async with asyncio.timeout(patience_s):
@@ -210,7 +177,7 @@ class Nemesis:
     async def run(self) -> None:
         keeper = None
         try:
-            assert await self.server.start(), "the server did not start"
+            assert await self.server.come_up(), "the server did not start"
             await self.proxy.start()
             for role in self.plan.roles():
                 self.start_worker(role)
@@ -273,7 +240,7 @@ class Nemesis:
                 await asyncio.sleep(self.random.choice((0.0, 0.0, 0.5)))
                 failpoint, self.next_failpoint = self.next_failpoint, None
                 off_s, self.next_off_s = self.next_off_s, 0.0
-                await self.server.start(failpoint, off_s)
+                await self.server.come_up(failpoint, off_s)
                 self.recorder.say("server_started")
             await asyncio.sleep(0.02)
 
@@ -338,10 +305,10 @@ class Nemesis:
         while True:
             await asyncio.sleep(self.random.uniform(0.1, 0.5))
             try:
-                _, pool = await self.server.ask("/pool")
+                _, pool = await self.server.look_up("/pool")
             except NoAnswer:
                 continue
-            watching = [self.server.ask(f"/leases/{lease['id']}?wait_s=10", 0.2) for lease in pool["queue"]]
+            watching = [self.server.look_up(f"/leases/{lease['id']}?wait_s=10", 0.2) for lease in pool["queue"]]
             seen = await asyncio.gather(*watching, return_exceptions=True)
             self.recorder.counts["onlooker_hung_up"] += sum(isinstance(answer, NoAnswer) for answer in seen)
 
@@ -351,7 +318,7 @@ class Nemesis:
         name = f"w{self.recorder.counts['worker_started']}"
         orders = replace(role, name=name, port=self.proxy.port, folder=str(self.folder))
         command = (*PYTHON, str(WORKER), orders.encoded())
-        self.workers[name] = (orders, _popen(command, self.folder, {}, self.folder / "workers.log"))
+        self.workers[name] = (orders, _popen(command, self.folder))
         self.recorder.say("worker_started", worker=name, is_local=orders.is_local)
 
     def pick_worker(self) -> str | None:
@@ -395,7 +362,7 @@ class Nemesis:
             if not self.server.is_well or not self.server.is_running or died_at - self.server.was_unwell_at < 1.0:
                 return
             try:
-                status, answer = await self.server.ask(f"/leases/{lease}")
+                status, answer = await self.server.look_up(f"/leases/{lease}")
             except NoAnswer:
                 return
             state = answer.get("state", str(status))
@@ -433,8 +400,9 @@ class Nemesis:
         state: tuple[list[str], list[str]] = ([], [])
         gives_up_at = now() + 3.0
         while now() < gives_up_at:
-            _, pool = await self.server.ask("/pool")
-            state = ([lease["id"] for lease in pool["leases"] + pool["queue"]], [gpu["state"] for gpu in pool["gpus"]])
+            _, pool = await self.server.look_up("/pool")
+            left = [f"{lease['id']} is still {lease['state']}" for lease in pool["leases"] + pool["queue"]]
+            state = (left, [gpu["state"] for gpu in pool["gpus"]])
             if not state[0] and set(state[1]) == {"free"}:
                 break
             await asyncio.sleep(0.05)
@@ -446,15 +414,15 @@ class Nemesis:
         for _, process in self.workers.values():
             process.kill()
             process.wait()
-        self.server.kill()
+        self.server.close()
 
 
-def run(plan: Plan, folder: Path) -> tuple[checker.History, Counter[str]]:
+def run(plan: Plan, folder: Path) -> tuple[History, Counter[str]]:
     """A whole run in this empty folder: what happened, and how often what was done."""
     folder.mkdir(parents=True, exist_ok=True)
     nemesis = Nemesis(plan, folder)
     asyncio.run(nemesis.run())
-    history = checker.read(folder, USABLE_MB)
+    history = histories.read(folder)
     counts = nemesis.recorder.counts
     counts["grants"] = len(history.tenures)
     counts["renewals"] = sum(line["what"] == "renewed" for line in history.lines)
@@ -467,22 +435,6 @@ def forget(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _popen(
-    command: tuple[str, ...], folder: Path, env: dict[str, str], log: Path | None = None
-) -> subprocess.Popen[bytes]:
-    if log is None:
-        return subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    with log.open("ab") as file:
-        return subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file)
-
-
-def _keep_log(pipe: IO[bytes] | None, path: Path) -> None:
-    """By a thread, which ends with the pipe: a file of the server's own would be full when its disk is."""
-    assert pipe is not None
-
-    def copy() -> None:
-        with pipe, path.open("ab") as log:
-            for line in pipe:
-                log.write(line)
-
-    threading.Thread(target=copy, name="server-log", daemon=True).start()
+def _popen(command: tuple[str, ...], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "workers.log").open("ab") as log:
+        return subprocess.Popen(command, env={}, cwd=folder, stdout=log, stderr=log)

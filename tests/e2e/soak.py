@@ -13,7 +13,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.e2e import checker, faked_time, nemesis
+from gpu_worker_pool.history_check import check
+from tests.e2e import faked_time, nemesis
 from tests.e2e.worker import now
 
 
@@ -30,7 +31,7 @@ def main() -> int:
         plan = nemesis.Plan(seed, chaos_s=max(min(run_s, ends_at - now()), 20.0), calm_s=15.0)
         began = now()
         history, counts = nemesis.run(plan, folder)
-        found = checker.check(history)
+        found = check(history)
         total.update(counts)
         tell(f"seed {seed}: {now() - began:.0f} s, {counts['grants']} grants, {len(found)} violations")
         if found:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.checker import History, Line, check
+from gpu_worker_pool.history_check import History, Line, check
 
 TTL_S = 3.0
 BEAT_S = 1.0
@@ -24,7 +24,7 @@ class Scribe:
         self.lines.append({"what": what, "at": at, "who": who, "lease": who, **facts})
 
     def asks(self, who: str, at: float, **wishes: Any) -> None:
-        told = {"gpus": 1, "memory_mb": None, "priority": 0, "ttl_s": TTL_S, "is_local": True, **wishes}
+        told = {"turn": 1, "gpus": 1, "memory_mb": None, "priority": 0, "ttl_s": TTL_S, **wishes}
         self.say("asks", at, who, **told)
 
     def answer(
@@ -38,7 +38,7 @@ class Scribe:
 
     def took(self, who: str, at: float, fence: int, gpu: str = "gpu0") -> None:
         self.granted(who, at, fence, gpu)
-        self.say("took", at, who, uuids=[gpu], fence=fence, until=at - 0.1 + TTL_S - BEAT_S)
+        self.say("took", at, who, uuids=[gpu], gpu_ids=[int(gpu[-1])], fence=fence, until=at - 0.1 + TTL_S - BEAT_S)
 
     def renewed(self, who: str, at: float, left_s: float = TTL_S) -> None:
         self.say("renewed", at, who, sent=at - 0.1, left_s=left_s, until=at - 0.1 + left_s - BEAT_S)
@@ -344,16 +344,16 @@ def server_error(scribe: Scribe) -> None:
 @pytest.mark.parametrize(
     ("kind", "write"),
     [
-        ("overlap", overlap),
-        ("overlap", overlap_after_renewal),
-        ("overlap", overlap_of_exclusive_and_shared),
+        ("held_twice", overlap),
+        ("held_twice", overlap_after_renewal),
+        ("held_twice", overlap_of_exclusive_and_shared),
         ("overfull", overfull),
-        ("witness", witness),
+        ("lock", witness),
         ("stale_write", stale_write),
         ("fence", same_fence),
         ("fence", fence_went_back),
         ("fence", fence_went_back_on_a_gpu),
-        ("second_grant", second_grant),
+        ("lost", second_grant),
         ("order", served_out_of_order),
         ("order", important_one_served_later),
         ("order", less_important_one_served_earlier),
@@ -368,7 +368,7 @@ def server_error(scribe: Scribe) -> None:
         ("resurrected", resurrected),
         ("resurrected", queued_after_its_end),
         ("short", renewed_for_less),
-        ("not_reused", not_reused),
+        ("dead_holder", not_reused),
         ("death_unnoticed", death_unnoticed),
         ("left_over", left_over),
         ("answer", refused),

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.e2e.worker import call
-from tests.server.running import RunningServer
 
 ANSWER_S = 20.0
 
 
-def ask(server: RunningServer, method: str, lease: str) -> tuple[int, str | None]:
+def ask(server: ServerProcess, method: str, lease: str) -> tuple[int, str | None]:
     """Status and state."""
     path, body = f"/leases/{lease}", {"ttl_s": 60.0} if method == "PUT" else None
     status, answer = call(server.port, method, path, body, ANSWER_S)
     return status, answer.get("state")
 
 
-def limit_files(server: RunningServer, size: int | None) -> None:
+def limit_files(server: ServerProcess, size: int | None) -> None:
     """Every write to a file fails from now on, or none does any more."""
     assert server.process is not None
     hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)[1]
@@ -34,7 +34,7 @@ def state() -> Iterator[dict[str, str]]:
         yield {"SIMULATED_GPUS": "2", "GPU_POOL_STATE_DIR": folder}
 
 
-def fill_disk(server: RunningServer) -> None:
+def fill_disk(server: ServerProcess) -> None:
     assert ask(server, "PUT", "holder") == (201, "active")
     limit_files(server, 0)
     assert ask(server, "PUT", "late") == (503, None)
@@ -44,17 +44,17 @@ def fill_disk(server: RunningServer) -> None:
 
 
 def test_killed_while_the_disk_is_full(state: dict[str, str]) -> None:
-    with RunningServer(state) as server:
+    with ServerProcess(state) as server:
         fill_disk(server)
 
-    with RunningServer(state) as server:
+    with ServerProcess(state) as server:
         assert ask(server, "GET", "holder") == (200, "active")
         assert ask(server, "GET", "late") == (404, None)
         assert ask(server, "PUT", "late") == (201, "active")
 
 
 def test_the_disk_has_room_again(state: dict[str, str]) -> None:
-    with RunningServer(state) as server:
+    with ServerProcess(state) as server:
         fill_disk(server)
         limit_files(server, None)
 
@@ -66,6 +66,6 @@ def test_the_disk_has_room_again(state: dict[str, str]) -> None:
 
         assert late[1] == "active"
         assert ended == (200, "ended")
-    with RunningServer(state) as server:
+    with ServerProcess(state) as server:
         assert ask(server, "GET", "late") == (200, "active")
         assert ask(server, "GET", "holder")[1] in {"draining", "ended"}

@@ -7,12 +7,10 @@ lease, never a second GPU. Fences go on growing.
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ from gpu_worker_pool.core.model.events import DurableEvent, ProcessCounted, Proc
 from gpu_worker_pool.ledger.failpoints import FAILPOINTS
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT
+from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.e2e import next_version
 from tests.e2e.worker import NoAnswer, call
-from tests.server.running import MODULE, ROOT, RunningServer, free_port
 
 APPENDING = ("before_append", "in_append", "after_append")
 COMPACTING = ("in_compaction", "after_compaction")
@@ -153,7 +151,7 @@ def settings(folder: Path, failpoint: str | None = None) -> dict[str, str]:
 
 def work_until_killed(client: Client, folder: Path, failpoint: str, checks: Callable[[], None]) -> None:
     """Start armed, check what the one before left, and work until the end comes."""
-    with RunningServer(settings(folder, failpoint)) as server:
+    with ServerProcess(settings(folder, failpoint)) as server:
         client.port = server.port
         with pytest.raises(Died):  # noqa: PT012 - anywhere in there
             checks()
@@ -163,24 +161,18 @@ def work_until_killed(client: Client, folder: Path, failpoint: str, checks: Call
         assert server.process.wait(TIMEOUT_S) == -signal.SIGKILL
 
 
-def killed_at_start(folder: Path, failpoint: str, command: tuple[str, ...] = MODULE) -> None:
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH") if key in os.environ}
-    env = {
-        **kept,
-        **settings(folder, failpoint),
-        "HOST": "127.0.0.1",
-        "PORT": str(free_port()),
-        "PYTHONPATH": str(ROOT),
-    }
-    ended = subprocess.run(command, env=env, cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended
+def killed_at_start(folder: Path, failpoint: str, command: Sequence[str] = COMMAND) -> None:
+    with closing(ServerProcess(settings(folder, failpoint), command=command)) as server:
+        server.launch()
+        assert server.process is not None
+        assert server.process.wait(TIMEOUT_S) == -signal.SIGKILL, server.log()
 
 
 @pytest.fixture(scope="module")
 def all_is_over(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Client]:
     """The journal of a server on which somebody worked and all is given back, and who that was. To be copied."""
     folder, client = tmp_path_factory.mktemp("over"), Client()
-    with RunningServer(settings(folder)) as server:
+    with ServerProcess(settings(folder)) as server:
         client.port = server.port
         client.work()
     return folder, client
@@ -192,7 +184,7 @@ def one_holds_and_one_waits(
 ) -> tuple[Path, Client]:
     folder = tmp_path_factory.mktemp("held")
     client = begin_with(all_is_over, folder)
-    with RunningServer(settings(folder)) as server:
+    with ServerProcess(settings(folder)) as server:
         client.port = server.port
         client.call("PUT", "holder")
         client.call("PUT", "waiter")
@@ -224,7 +216,7 @@ def test_killed_while_appending(failpoint: str, tmp_path: Path) -> None:
 
         work_until_killed(client, tmp_path, f"{failpoint}:{times}", check_the_one_before)
 
-    with RunningServer(settings(tmp_path)) as server:
+    with ServerProcess(settings(tmp_path)) as server:
         client.port = server.port
         client.verify()
         client.clear()
@@ -243,7 +235,7 @@ def test_killed_while_compacting(failpoint: str, tmp_path: Path) -> None:
 
     work_until_killed(client, tmp_path, failpoint, lambda: None)
 
-    with RunningServer(settings(tmp_path)) as server:
+    with ServerProcess(settings(tmp_path)) as server:
         client.port = server.port
         client.verify()
         client.clear()
@@ -264,7 +256,7 @@ def test_killed_while_compacting_what_nobody_holds_any_more(
 
     killed_at_start(tmp_path, failpoint)
 
-    with RunningServer(settings(tmp_path)) as server:
+    with ServerProcess(settings(tmp_path)) as server:
         client.port = server.port
         client.work()
         client.verify()
@@ -283,7 +275,7 @@ def fill_journal(folder: Path, number: int) -> None:
 def test_killed_while_the_first_journal_is_made(failpoint: str, tmp_path: Path) -> None:
     killed_at_start(tmp_path, failpoint)
 
-    with RunningServer(settings(tmp_path)) as server:
+    with ServerProcess(settings(tmp_path)) as server:
         client = Client()
         client.port = server.port
         client.work()
@@ -297,7 +289,7 @@ def test_killed_while_an_old_journal_is_migrated(
 
     killed_at_start(tmp_path, failpoint, next_version.COMMAND)
 
-    with RunningServer(settings(tmp_path), command=next_version.COMMAND) as server:
+    with ServerProcess(settings(tmp_path), command=next_version.COMMAND) as server:
         client.port = server.port
         client.verify()
         client.clear()

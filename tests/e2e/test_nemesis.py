@@ -1,4 +1,4 @@
-"""The pool keeps its promise while server, workers, network, disk and wall clock fail (see nemesis.py and checker.py).
+"""The pool keeps its promise while server, workers, network, disk and wall clock fail (see nemesis.py).
 
 NEMESIS_SEED repeats a schedule of faults, NEMESIS_KEEP keeps the histories of a run in that folder. `make soak` runs for longer.
 """
@@ -9,7 +9,8 @@ import os
 import random
 from pathlib import Path
 
-from tests.e2e import checker, nemesis
+from gpu_worker_pool.history_check import History, Lease, check
+from tests.e2e import nemesis
 from tests.e2e.worker import now
 
 LIMIT_S = 60.0
@@ -22,7 +23,7 @@ def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:
 
     history, counts = nemesis.run(nemesis.Plan(seed), folder)
 
-    found = checker.check(history)
+    found = check(history)
     told = f"NEMESIS_SEED={seed}, histories in {folder}, {dict(counts)}"
     assert not found, "\n".join([told, *map(str, found)])
     # A run in which little happened proves little.
@@ -41,10 +42,10 @@ def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:
     assert now() - began < LIMIT_S, told
 
 
-def gpus(history: checker.History) -> set[str]:
+def gpus(history: History) -> set[str]:
     return {uuid for lease in history.tenures for uuid in lease.uuids}
 
 
-def calm_tenures(history: checker.History) -> list[checker.Lease]:
+def calm_tenures(history: History) -> list[Lease]:
     (calm_at,) = [line["at"] for line in history.lines if line["what"] == "calm"]
-    return [lease for lease in history.tenures if lease.took_at is not None and lease.took_at > calm_at]
+    return [lease for lease in history.tenures if lease.took_at > calm_at]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.e2e import faked_time
 from tests.e2e.worker import call, now
-from tests.server.running import RunningServer
 
 DAY_S = 86400.0
 
@@ -22,7 +22,7 @@ def test_a_jump_of_the_wall_clock_ends_no_lease_and_prolongs_none(off_s: float, 
     clock = tmp_path / "clock"
     faked_time.set_clock(clock, 0.0)
     env = {"SIMULATED_GPUS": "1", "GPU_POOL_STATE_DIR": str(tmp_path / "state"), **faked_time.environment(clock)}
-    with RunningServer(env, command=faked_time.COMMAND) as server:
+    with ServerProcess(env, command=faked_time.COMMAND) as server:
         assert call(server.port, "PUT", "/leases/holder", {"ttl_s": 1.0}, 30.0)[0] == 201
         before = server.json("/gpu/stats")["timestamp"]
         assert call(server.port, "PUT", "/leases/waiter", {"ttl_s": 30.0}, 30.0)[0] == 202

@@ -13,7 +13,8 @@ witness, and it is independent of the pool. Nobody waits for that lock; one that
 It writes to a "resource" as well: a file per GPU to which everybody appends (fence, lease). The order of its lines is the
 order of the writes, so whoever reads it can tell which of them a resource that compares fences would have refused.
 
-Everything it sees goes to its history, a line in one write. See checker.py for what must not be found there.
+Everything it sees goes to its history, a line in one write. See gpu_worker_pool/history_check.py for what must not be
+found there.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ class Worker:
         }
         self.beat_s = orders.ttl_s / 3
         self.history = os.open(f"{orders.folder}/{orders.name}.history", APPEND, 0o600)
+        self.turn = 0
         self.writes = 0
         self.ends_at: float | None = None
 
@@ -199,7 +201,8 @@ class Worker:
         """1 where a GPU was held, 0 where it came to nothing."""
         lease = f"{self.orders.name}-{self.random.getrandbits(64):016x}"
         wishes = {key: self.form[key] for key in ("gpus", "memory_mb", "priority", "ttl_s")}
-        self.say("asks", lease=lease, is_local=self.orders.is_local, **wishes)
+        self.turn += 1
+        self.say("asks", lease=lease, turn=self.turn, **wishes)
         found = self.get(lease)
         if found is None:
             return 0
@@ -210,7 +213,7 @@ class Worker:
             until = self.renew(lease, now() + self.beat_s) or 0.0
         has_held = now() < until
         if has_held:
-            self.hold(lease, [gpu["uuid"] for gpu in answer["gpus"]], answer["fence"], until)
+            self.hold(lease, answer["gpus"], answer["fence"], until)
         self.give_back(lease)
         return int(has_held)
 
@@ -247,8 +250,9 @@ class Worker:
             time.sleep(0.02)
         return 0.0
 
-    def hold(self, lease: str, uuids: list[str], fence: int, until: float) -> None:
-        self.say("took", lease=lease, uuids=uuids, fence=fence, until=until, memory_mb=self.orders.memory_mb)
+    def hold(self, lease: str, gpus: list[dict[str, Any]], fence: int, until: float) -> None:
+        uuids, gpu_ids = [gpu["uuid"] for gpu in gpus], [gpu["gpu_id"] for gpu in gpus]
+        self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=fence, until=until)
         witnesses = [self.take_witness(lease, uuid) for uuid in uuids]
         done_at = now() + self.random.uniform(self.orders.shortest_hold_s, self.orders.longest_hold_s)
         renew_at = until - self.beat_s

@@ -24,7 +24,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.gpus.nvml import NvmlProbe
-from gpu_worker_pool.gpus.probe import Look, Probe, ProbeUnavailable
+from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 30
@@ -45,9 +45,9 @@ class NvmlProbeInChild(Probe):
             raise ProbeUnavailable(hello["unavailable"])
         self.source = hello["source"]
 
-    def look(self, at: float) -> Look:
+    def read(self, at: float) -> ProbeResult:
         answer = self.ask(f"look {at!r}")
-        return Look(tuple(map(_reading, answer["readings"])), answer["error"])
+        return ProbeResult(tuple(map(_reading, answer["readings"])), answer["error"])
 
     def close(self) -> None:
         self.ask("close")
@@ -108,7 +108,7 @@ def main(node: str) -> None:
 def _answer(probe: NvmlProbe, words: list[str]) -> dict[str, Any]:
     match words:
         case ["look", at]:
-            return asdict(probe.look(float(at)))
+            return asdict(probe.read(float(at)))
         case ["close"]:
             probe.close()
             return {"closed": True}

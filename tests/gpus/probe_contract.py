@@ -5,34 +5,34 @@ from __future__ import annotations
 from math import isfinite
 
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.gpus.probe import Look, Probe
+from gpu_worker_pool.gpus.probe import Probe, ProbeResult
 
 
 class ProbeContract:
     """Tests over the fixture `probe`: a probe that sees at least one GPU. The fixture closes it."""
 
     # How many, since values may change between them.
-    looks = 10
+    reads = 10
 
     def test_source_names_the_probe(self, probe: Probe) -> None:
         assert isinstance(probe.source, str)
         assert probe.source
 
     def test_a_look_is_returned_and_sees_a_gpu(self, probe: Probe) -> None:
-        look = probe.look(1.0)
-        assert isinstance(look, Look)
-        assert isinstance(look.readings, tuple)
-        assert look.readings
-        assert all(isinstance(reading, Reading) for reading in look.readings)
-        assert look.error is None or look.error
+        result = probe.read(1.0)
+        assert isinstance(result, ProbeResult)
+        assert isinstance(result.readings, tuple)
+        assert result.readings
+        assert all(isinstance(reading, Reading) for reading in result.readings)
+        assert result.error is None or result.error
 
     def test_two_looks_show_the_same_gpus(self, probe: Probe) -> None:
-        first, second = probe.look(1.0), probe.look(2.0)
+        first, second = probe.read(1.0), probe.read(2.0)
         assert [reading.gpu for reading in first.readings] == [reading.gpu for reading in second.readings]
 
     def test_readings_carry_the_time_they_were_asked_with(self, probe: Probe) -> None:
         for at in (0.0, 12.5, 1e9):
-            assert {reading.at for reading in probe.look(at).readings} == {at}
+            assert {reading.at for reading in probe.read(at).readings} == {at}
 
     def test_percentages_are_within_0_and_100_or_unknown(self, probe: Probe) -> None:
         for reading in self._readings(probe):
@@ -53,12 +53,12 @@ class ProbeContract:
             assert reading.power_limit_w is None or reading.power_limit_w > 0
 
     def test_keys_are_unique_and_all_of_one_node(self, probe: Probe) -> None:
-        keys = [reading.gpu.key for reading in probe.look(1.0).readings]
+        keys = [reading.gpu.key for reading in probe.read(1.0).readings]
         assert len(set(keys)) == len(keys)
         assert len({key.node for key in keys}) == 1
 
     def test_indices_are_unique_and_not_negative(self, probe: Probe) -> None:
-        indices = [reading.gpu.index for reading in probe.look(1.0).readings]
+        indices = [reading.gpu.index for reading in probe.read(1.0).readings]
         assert len(set(indices)) == len(indices)
         assert min(indices) >= 0
 
@@ -80,8 +80,8 @@ class ProbeContract:
             assert reading.fault is None or reading.fault.strip()
 
     def test_it_can_be_closed_after_looking(self, probe: Probe) -> None:
-        probe.look(1.0)
+        probe.read(1.0)
         probe.close()
 
     def _readings(self, probe: Probe) -> list[Reading]:
-        return [reading for at in range(1, self.looks + 1) for reading in probe.look(float(at)).readings]
+        return [reading for at in range(1, self.reads + 1) for reading in probe.read(float(at)).readings]

@@ -24,11 +24,11 @@ class TestSimulatedProbeContract(ProbeContract):
 
 
 def uuid_of(probe: SimulatedProbe, index: int = 0) -> str:
-    return probe.look(0.0).readings[index].gpu.key.uuid
+    return probe.read(0.0).readings[index].gpu.key.uuid
 
 
 def read(probe: SimulatedProbe, at: float, index: int = 0) -> Reading:
-    return probe.look(at).readings[index]
+    return probe.read(at).readings[index]
 
 
 def occupied(*holders: SimulatedHolder, spec: str = "1", seed: int = 0) -> tuple[SimulatedProbe, str]:
@@ -48,14 +48,14 @@ def known(value: float | None) -> float:
 
 
 def test_a_number_stands_for_that_many_a100() -> None:
-    readings = SimulatedProbe("box", "8").look(0).readings
+    readings = SimulatedProbe("box", "8").read(0).readings
     assert [reading.gpu.name for reading in readings] == ["Simulated NVIDIA A100-SXM4-80GB"] * 8
     assert [reading.gpu.index for reading in readings] == list(range(8))
     assert {reading.memory_total_mb for reading in readings} == {81920}
 
 
 def test_models_may_be_mixed_in_any_case_and_with_spaces() -> None:
-    readings = SimulatedProbe("box", " 2xa100-40GB, T4 ,1xRTX-3080").look(0).readings
+    readings = SimulatedProbe("box", " 2xa100-40GB, T4 ,1xRTX-3080").read(0).readings
     assert [(reading.gpu.name, reading.memory_total_mb) for reading in readings] == [
         ("Simulated NVIDIA A100-SXM4-40GB", 40960),
         ("Simulated NVIDIA A100-SXM4-40GB", 40960),
@@ -95,7 +95,7 @@ def test_every_model_can_be_simulated(model: str) -> None:
     ],
 )
 def test_a_spec_that_cannot_be_read_says_what_is_allowed(spec: str) -> None:
-    with pytest.raises(ValueError, match=r"(?s)Allowed are a number of GPUs from 1 to 1024 .*A100-80GB.*T4"):
+    with pytest.raises(ValueError, match=r"(?s)It must be a number of GPUs from 1 to 1024 .*A100-80GB.*T4"):
         parse_spec(spec)
 
 
@@ -108,8 +108,8 @@ def test_there_are_at_most_1024_gpus(spec: str) -> None:
 
 
 def test_uuids_are_well_formed_and_repeat() -> None:
-    keys = [reading.gpu.key for reading in SimulatedProbe("box", "4").look(0).readings]
-    assert keys == [reading.gpu.key for reading in SimulatedProbe("box", "4").look(0).readings]
+    keys = [reading.gpu.key for reading in SimulatedProbe("box", "4").read(0).readings]
+    assert keys == [reading.gpu.key for reading in SimulatedProbe("box", "4").read(0).readings]
     for key in keys:
         assert key.node == "box"
         assert key.uuid == f"GPU-{UUID(key.uuid.removeprefix('GPU-'))}"
@@ -117,7 +117,7 @@ def test_uuids_are_well_formed_and_repeat() -> None:
 
 def test_uuids_differ_by_node_index_and_seed() -> None:
     def uuids(node: str, seed: int) -> set[str]:
-        return {reading.gpu.key.uuid for reading in SimulatedProbe(node, "64", seed).look(0).readings}
+        return {reading.gpu.key.uuid for reading in SimulatedProbe(node, "64", seed).read(0).readings}
 
     assert len(uuids("a", 0) | uuids("b", 0) | uuids("a", 1) | uuids("1/a", 0)) == 4 * 64
 
@@ -129,7 +129,7 @@ def test_uuids_differ_by_node_index_and_seed() -> None:
 def test_an_idle_gpu_shows_next_to_nothing(seed: int) -> None:
     probe = SimulatedProbe("box", "2", seed)
     for at in range(0, 600, 3):
-        for reading in probe.look(at).readings:
+        for reading in probe.read(at).readings:
             assert 0.5 < known(reading.memory_percent) < 2
             assert 0 <= known(reading.utilization_percent) <= 3
             assert 30 <= known(reading.temperature_c) <= 40
@@ -202,7 +202,7 @@ def test_with_nobody_on_it_it_is_below_the_default_thresholds_at_once(after_s: f
 def test_only_the_occupied_gpu_is_busy() -> None:
     probe = SimulatedProbe("box", "3")
     probe.occupy(uuid_of(probe, 1), [TRAINING])
-    assert [known(reading.utilization_percent) > 50 for reading in probe.look(10).readings] == [False, True, False]
+    assert [known(reading.utilization_percent) > 50 for reading in probe.read(10).readings] == [False, True, False]
 
 
 # --- who is on them ------------------------------------------------------------------------------------------------
@@ -282,12 +282,12 @@ def test_repr_says_how_many_are_occupied() -> None:
 
 def looks(seed: int) -> list[tuple[Reading, ...]]:
     probe = SimulatedProbe("box", "4xA100-80GB,2xT4", seed)
-    seen = [probe.look(5.0).readings]
+    seen = [probe.read(5.0).readings]
     busy = seen[0][1].gpu.key.uuid
     probe.occupy(busy, [TRAINING, SimulatedHolder(5, 1.0, 9000)])
-    seen += [probe.look(5.0 + at / 3).readings for at in range(30)]
+    seen += [probe.read(5.0 + at / 3).readings for at in range(30)]
     probe.occupy(busy, [])
-    return [*seen, *(probe.look(15.0 + at / 3).readings for at in range(30))]
+    return [*seen, *(probe.read(15.0 + at / 3).readings for at in range(30))]
 
 
 def test_the_same_calls_give_equal_looks() -> None:
@@ -296,13 +296,13 @@ def test_the_same_calls_give_equal_looks() -> None:
 
 def test_another_seed_gives_other_values() -> None:
     def values(seed: int) -> list[list[object]]:
-        return [[(r.memory_used_mb, r.utilization_percent, r.power_draw_w) for r in look] for look in looks(seed)]
+        return [[(r.memory_used_mb, r.utilization_percent, r.power_draw_w) for r in found] for found in looks(seed)]
 
     assert all(one != other for one, other in zip(values(7), values(8), strict=True))
 
 
 def test_gpus_of_one_probe_do_not_move_in_step() -> None:
-    readings = SimulatedProbe("box", "8").look(10).readings
+    readings = SimulatedProbe("box", "8").read(10).readings
     assert len({reading.power_draw_w for reading in readings}) > 4
 
 
@@ -320,7 +320,7 @@ def test_an_earlier_time_changes_nothing_but_the_time() -> None:
 
 def test_it_may_be_occupied_from_another_thread_while_it_is_looked_at() -> None:
     probe = SimulatedProbe("box", "4")
-    uuids = [reading.gpu.key.uuid for reading in probe.look(0).readings]
+    uuids = [reading.gpu.key.uuid for reading in probe.read(0).readings]
     crowd = [SimulatedHolder(pid, 1.0, 100) for pid in range(1, 50)]
 
     def come_and_go() -> None:
@@ -334,13 +334,13 @@ def test_it_may_be_occupied_from_another_thread_while_it_is_looked_at() -> None:
     at = 0.0
     while any(thread.is_alive() for thread in threads):
         at += 0.01
-        for reading in probe.look(at).readings:
+        for reading in probe.read(at).readings:
             pids = [process.id.pid for process in reading.processes or ()]
             assert pids == list(range(1, len(pids) + 1))
     for thread in threads:
         thread.join()
     # All three ended with the same crowd.
-    assert {len(reading.processes or ()) for reading in probe.look(at + 1).readings} == {999 % 50}
+    assert {len(reading.processes or ()) for reading in probe.read(at + 1).readings} == {999 % 50}
 
 
 def test_keys_carry_the_node() -> None:

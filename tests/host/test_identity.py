@@ -146,7 +146,7 @@ class TestNoSuchProcess:
         holder = who(here, process.pid)
         process.communicate(timeout=GENEROUS_S)
 
-        message = f"pid {process.pid} is not running on this machine; send the pid of a living process, or none"
+        message = f"pid {process.pid} is not running on this machine; send the pid of a running process, or none"
         assert self.refusal(here, holder) == message
         assert self.refusal(here, dataclasses.replace(holder, pid_started=None)) == message
 

@@ -91,7 +91,7 @@ class JournalContract:
         journal.append([note(1)], [ended("a")])
         events = [note(2), ev.GpusObserved(3.0, ()), note(4)]
         more = ([ended("b")],) if how == "append" else ()
-        with pytest.raises(ValueError, match="no durable event"):
+        with pytest.raises(ValueError, match="not a durable event"):
             getattr(journal, how)(events, *more)
         assert journal.load(10) == History((note(1),), (ended("a"),))
         assert journal.events_since_compaction == 1

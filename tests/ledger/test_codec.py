@@ -176,7 +176,7 @@ def test_an_ended_lease_is_read_as_strictly() -> None:
 
 @pytest.mark.parametrize("event", [ev.GpusObserved(1.0, ()), ev.LeaseUnknown(1.0, "a")])
 def test_what_is_not_durable_is_not_written(event: Any) -> None:
-    with pytest.raises(ValueError, match="no durable event"):
+    with pytest.raises(ValueError, match="not a durable event"):
         encode_event(event)
 
 

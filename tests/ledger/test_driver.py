@@ -17,7 +17,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver, NotWritten
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Batch, Done, InlineWriter, WriterThread
+from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Done, InlineWriter, WriteBatch, WriterThread
 
 SOON_S = 20.0
 
@@ -27,11 +27,11 @@ class SlowWriter:
 
     def __init__(self, journal: MemoryJournal) -> None:
         self.journal = journal
-        self.orders: list[tuple[Batch, Done]] = []
+        self.orders: list[tuple[WriteBatch, Done]] = []
         self.batches = 0
         self.has_order = asyncio.Event()
 
-    def write(self, batch: Batch, done: Done) -> None:
+    def write(self, batch: WriteBatch, done: Done) -> None:
         self.batches += 1
         self.orders.append((batch, done))
         self.has_order.set()

@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 from pytest_playwright.pytest_playwright import CreateContextCallback
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.chromium import NONE_FOUND, find_chromium, launch_options
 from tests.page.watch import Watch
-from tests.server.running import RunningServer
 
 # How long something may take to be seen: on a busy machine the browser and the server wait for the processor.
 expect.set_options(timeout=20_000)
@@ -58,14 +58,14 @@ def browser_context_args() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[RunningServer]:
+def server(browser: Browser) -> Iterator[ServerProcess]:
     """A module that needs another one has a fixture of this name."""
-    with RunningServer() as server:
+    with ServerProcess() as server:
         yield server
 
 
 @pytest.fixture
-def watch(server: RunningServer) -> Iterator[Watch]:
+def watch(server: ServerProcess) -> Iterator[Watch]:
     """What it has seen at the end, after the page is closed, fails the test."""
     watch = Watch(server.url)
     yield watch
@@ -73,7 +73,7 @@ def watch(server: RunningServer) -> Iterator[Watch]:
 
 
 @pytest.fixture
-def open_page(watch: Watch, new_context: CreateContextCallback, server: RunningServer) -> OpenPage:
+def open_page(watch: Watch, new_context: CreateContextCallback, server: ServerProcess) -> OpenPage:
     def open_page(path: str = "/ui", **context_args: Any) -> Page:
         context = new_context(**context_args)
         watch.over(context)

@@ -8,11 +8,11 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.axe import serious_findings
 from tests.page.conftest import OpenPage
 from tests.page.parts import card, controls, happened, queue_of, too_wide, use_token
 from tests.server.leasing import queue, take
-from tests.server.running import RunningServer
 
 ADMIN = "the-token-of-admin"
 PHONE: ViewportSize = {"width": 360, "height": 640}
@@ -30,21 +30,21 @@ NAME_OF = """() => {
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[RunningServer]:
+def server(browser: Browser) -> Iterator[ServerProcess]:
     """With something of everything: held, shared, waiting, given back, out of service, and a peer that is down."""
     env = {
         "SIMULATED_GPUS": "4",
         "GPU_POOL_TOKENS": f"admin:{ADMIN}",
         "GPU_POOL_PEERS": "http://127.0.0.1:9",
     }
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         form = {"labels": {"command": "train.py", "team": "vision"}, "ttl_s": 3600}
         take(server, None, owner="ada", worker_id="w1", among=[0], **form)
         for owner in ("bob", "eve"):
             take(server, None, owner=owner, memory_mb=2000, among=[1], **form)
         queue(server, None, owner="dan", among=[0], priority=2, **form)
-        given_back = take(server, None, owner="cyd", among=[2])
-        server.ask(f"/leases/{given_back['id']}", "DELETE")
+        released = take(server, None, owner="cyd", among=[2])
+        server.ask(f"/leases/{released['id']}", "DELETE")
         admin = {"Authorization": f"Bearer {ADMIN}"}
         assert server.ask("/admin/gpus/3/drain", "POST", admin, {"reason": "a fan is broken"}).status == 200
         yield server
@@ -106,7 +106,7 @@ def test_the_tab_key_reaches_everything_in_the_order_it_is_read(page: Page) -> N
     assert reached == reachable
 
 
-def test_all_can_be_done_with_the_keyboard_alone(page: Page, server: RunningServer) -> None:
+def test_all_can_be_done_with_the_keyboard_alone(page: Page, server: ServerProcess) -> None:
     def tab_to(name: str) -> None:
         for _ in range(60):
             page.keyboard.press("Tab")

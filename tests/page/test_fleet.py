@@ -8,23 +8,23 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
 from tests.page.parts import controls, queue_of, use_token
 from tests.server.leasing import queue, take
-from tests.server.running import RunningServer
 
 ADMIN = "the-token-of-admin"
 PREFIX = "/gpu/pool"
 
 
 @pytest.fixture(scope="module")
-def other(browser: Browser) -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2xT4", "GPU_POOL_NODE": "box2"}) as other:
+def other(browser: Browser) -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2xT4", "GPU_POOL_NODE": "box2"}) as other:
         yield other
 
 
 @pytest.fixture(scope="module")
-def server(other: RunningServer) -> Iterator[RunningServer]:
+def server(other: ServerProcess) -> Iterator[ServerProcess]:
     env = {
         "SIMULATED_GPUS": "1xA100-80GB",
         "GPU_POOL_NODE": "box1",
@@ -32,11 +32,11 @@ def server(other: RunningServer) -> Iterator[RunningServer]:
         "GPU_POOL_PEERS": other.url,
         "GPU_POOL_TOKENS": f"admin:{ADMIN}",
     }
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         yield server
 
 
-def test_a_peers_gpus_are_on_the_page_and_a_dead_peer_is_told(open_page: OpenPage, other: RunningServer) -> None:
+def test_a_peers_gpus_are_on_the_page_and_a_dead_peer_is_told(open_page: OpenPage, other: ServerProcess) -> None:
     page = open_page(f"{PREFIX}/ui")
     expect(page.get_by_role("heading", level=1)).to_have_text("box1")
     expect(page.get_by_role("heading", level=3)).to_have_text(["box1", "box2"])

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
 from tests.page.conftest import OpenPage
 from tests.page.parts import card, connection
-from tests.server.running import RunningServer
 
 GPUS = (
     "0, GPU-used, NVIDIA A100, 81920, 70000, 97, 71, 361.50, 400.00\n"
@@ -30,8 +30,8 @@ def smi(tmp_path_factory: pytest.TempPathFactory) -> FakeNvidiaSmi:
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser, smi: FakeNvidiaSmi) -> Iterator[RunningServer]:
-    with RunningServer({**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": ""}) as server:
+def server(browser: Browser, smi: FakeNvidiaSmi) -> Iterator[ServerProcess]:
+    with ServerProcess({**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": ""}) as server:
         yield server
 
 

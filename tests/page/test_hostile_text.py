@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
 from tests.page.parts import card, happened, queue_of, too_wide, use_token
 from tests.server.leasing import queue, take
-from tests.server.running import RunningServer
 from tests.server.told_server import Told, told_server
 
 HOSTILE = (
@@ -42,7 +42,7 @@ def poisoned(value: Any, poison: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[RunningServer]:
+def server(browser: Browser) -> Iterator[ServerProcess]:
     """With a holder and a waiter of each name, and peers in which every text is one."""
     with told_server({}) as other:
         peers = [f"{other.url}/{number}" for number in range(len(OF_PEERS))]
@@ -51,7 +51,7 @@ def server(browser: Browser) -> Iterator[RunningServer]:
             "GPU_POOL_PEERS": ",".join(peers),
             "GPU_POOL_TOKENS": f"admin:{ADMIN}",
         }
-        with RunningServer(env) as server:
+        with ServerProcess(env) as server:
             admin = {"Authorization": f"Bearer {ADMIN}"}
             for number, text in enumerate(HOSTILE):
                 form: dict[str, Any] = {

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
 from tests.page.parts import card, connection, happened, queue_of
 from tests.page.watch import Watch
 from tests.server.leasing import a_process, queue, release, release_all, take
-from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2"}) as server:
+def server(browser: Browser) -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2"}) as server:
         yield server
 
 
@@ -29,7 +29,7 @@ def load_anew(page: Page) -> None:
 
 
 @pytest.fixture
-def page(open_page: OpenPage, server: RunningServer) -> Iterator[Page]:
+def page(open_page: OpenPage, server: ServerProcess) -> Iterator[Page]:
     page = open_page("/")
     assert page.url == f"{server.url}/ui"  # where a browser is sent that comes to the server
     page.evaluate("() => { window.isTheSame = true }")
@@ -39,7 +39,7 @@ def page(open_page: OpenPage, server: RunningServer) -> Iterator[Page]:
     release_all(server)
 
 
-def test_a_grant_a_queue_and_a_release_are_seen(page: Page, server: RunningServer) -> None:
+def test_a_grant_a_queue_and_a_release_are_seen(page: Page, server: ServerProcess) -> None:
     # Without what it does every second, the page hears of it by the stream of events or not at all.
     page.add_init_script("window.setInterval = () => 0")
     load_anew(page)
@@ -69,7 +69,7 @@ def test_a_grant_a_queue_and_a_release_are_seen(page: Page, server: RunningServe
     expect(happened(page)).to_contain_text(f"bob no longer has GPU {bob['gpus'][0]['gpu_id']}: given back")
 
 
-def test_a_death_is_seen(page: Page, server: RunningServer) -> None:
+def test_a_death_is_seen(page: Page, server: ServerProcess) -> None:
     with a_process() as process:
         lease = take(server, owner="mortal", pid=process.pid, host=socket.gethostname(), ttl_s=3600)
         expect(card(page, lease)).to_contain_text("mortal")
@@ -79,7 +79,7 @@ def test_a_death_is_seen(page: Page, server: RunningServer) -> None:
         expect(card(page, lease)).not_to_contain_text("mortal")
 
 
-def test_a_lost_connection_is_told_and_found_again(page: Page, server: RunningServer, watch: Watch) -> None:
+def test_a_lost_connection_is_told_and_found_again(page: Page, server: ServerProcess, watch: Watch) -> None:
     watch.allow("net::ERR_")
     lease = take(server, owner="faithful", ttl_s=3600)
     expect(card(page, lease)).to_contain_text("faithful")
@@ -98,7 +98,7 @@ def test_a_lost_connection_is_told_and_found_again(page: Page, server: RunningSe
     expect(card(page, lease)).to_contain_text("free")
 
 
-def test_without_the_stream_of_events_the_page_looks_by_itself(page: Page, server: RunningServer, watch: Watch) -> None:
+def test_without_the_stream_of_events_the_page_looks_by_itself(page: Page, server: ServerProcess, watch: Watch) -> None:
     watch.allow("ERR_FAILED.*/events")
     page.context.route("**/events*", lambda route: route.abort())
     load_anew(page)
@@ -107,7 +107,7 @@ def test_without_the_stream_of_events_the_page_looks_by_itself(page: Page, serve
     expect(card(page, lease)).to_contain_text("patient")
 
 
-def test_a_timeline_from_before_what_happened_last_is_soon_asked_for_again(page: Page, server: RunningServer) -> None:
+def test_a_timeline_from_before_what_happened_last_is_soon_asked_for_again(page: Page, server: ServerProcess) -> None:
     told: list[str] = []
 
     def tell_the_first_one_twice(route: Route) -> None:

@@ -11,9 +11,10 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.parts import connection
 from tests.server.leasing import release, take
-from tests.server.running import RunningServer, ask_over
+from tests.server.running import ask_over
 
 GPUS, LEASES, WAITING = 200, 500, 30
 TURNS = 4
@@ -21,7 +22,7 @@ HAS_TEXT = "(text) => document.getElementById('gpus').textContent.includes(text)
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[RunningServer]:
+def server(browser: Browser) -> Iterator[ServerProcess]:
     """Three share each of the first 150 GPUs, and each of the last 50 has one holder."""
     env = {
         "SIMULATED_GPUS": str(GPUS),
@@ -29,7 +30,7 @@ def server(browser: Browser) -> Iterator[RunningServer]:
         "GPU_UTILIZATION_THRESHOLD_PERCENT": "100",
         "GPU_POOL_DURABILITY": "normal",
     }
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
             for number in range(LEASES + WAITING):
                 gpu = number % 150 if number < 450 else number % 50 + 150
@@ -41,7 +42,7 @@ def server(browser: Browser) -> Iterator[RunningServer]:
 
 
 def test_two_hundred_gpus_and_five_hundred_leases_are_shown_and_stay_smooth(
-    page: Page, server: RunningServer, record_property: Callable[[str, object], None]
+    page: Page, server: ServerProcess, record_property: Callable[[str, object], None]
 ) -> None:
     expect(connection(page)).to_have_text("live")
     page.wait_for_function(HAS_TEXT, arg=f"worker{LEASES - 1}")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
 from tests.page.parts import card, connection, use_token
 from tests.page.watch import Watch
 from tests.server.leasing import release_all, take
-from tests.server.running import RunningServer
 from tests.server.told_server import Told, ToldServer, told_server
 
 ADMIN = "a-secret-of-admin"
@@ -38,21 +38,21 @@ def peer() -> Iterator[ToldServer]:
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser, peer: ToldServer) -> Iterator[RunningServer]:
+def server(browser: Browser, peer: ToldServer) -> Iterator[ServerProcess]:
     env = {"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN}", "GPU_POOL_PEERS": peer.url}
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         yield server
 
 
 @pytest.fixture
-def page(open_page: OpenPage, server: RunningServer) -> Iterator[Page]:
+def page(open_page: OpenPage, server: ServerProcess) -> Iterator[Page]:
     page = open_page()
     expect(connection(page)).to_have_text("live")
     yield page
     release_all(server, {"Authorization": f"Bearer {ADMIN}"})
 
 
-def test_a_proxy_that_wants_a_cookie_is_given_it(page: Page, server: RunningServer, watch: Watch) -> None:
+def test_a_proxy_that_wants_a_cookie_is_given_it(page: Page, server: ServerProcess, watch: Watch) -> None:
     watch.allow("401")
     page.context.add_cookies([{"name": "session", "value": "1", "url": server.url}])
 
@@ -70,7 +70,7 @@ def test_a_proxy_that_wants_a_cookie_is_given_it(page: Page, server: RunningServ
     expect(page.get_by_role("alert").first).to_contain_text("status 401")
 
 
-def test_a_stream_that_is_held_back_is_not_relied_on(page: Page, server: RunningServer) -> None:
+def test_a_stream_that_is_held_back_is_not_relied_on(page: Page, server: ServerProcess) -> None:
     page.context.route("**/events*", lambda _: None)  # never answered
     page.reload()
     expect(connection(page)).to_have_text("looking every few seconds")
@@ -80,7 +80,7 @@ def test_a_stream_that_is_held_back_is_not_relied_on(page: Page, server: Running
 
 
 def test_a_server_that_stands_still_is_no_connection_and_no_fault_of_the_gpus(
-    page: Page, server: RunningServer
+    page: Page, server: ServerProcess
 ) -> None:
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -92,7 +92,7 @@ def test_a_server_that_stands_still_is_no_connection_and_no_fault_of_the_gpus(
     expect(connection(page)).to_have_text("live")
 
 
-def test_what_was_cancelled_does_not_happen_though_its_answer_comes_late(page: Page, server: RunningServer) -> None:
+def test_what_was_cancelled_does_not_happen_though_its_answer_comes_late(page: Page, server: ServerProcess) -> None:
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -122,7 +122,7 @@ def test_what_was_cancelled_does_not_happen_though_its_answer_comes_late(page: P
     expect(page.get_by_label("Reason")).to_have_value("a fan")
 
 
-def test_the_readers_clock_does_not_matter(page: Page, server: RunningServer) -> None:
+def test_the_readers_clock_does_not_matter(page: Page, server: ServerProcess) -> None:
     page.add_init_script("const real = Date.now; Date.now = () => real() + 5 * 3600 * 1000")
     lease = take(server, owner="bob")
     page.reload()
@@ -135,7 +135,7 @@ def test_the_readers_clock_does_not_matter(page: Page, server: RunningServer) ->
     expect(page.locator("#timeline-list")).to_contain_text(re.compile(r"bob from .*revoked by the operator; \d+\ss"))
 
 
-def test_a_lease_that_ended_before_it_could_be_revoked_was_not_revoked(page: Page, server: RunningServer) -> None:
+def test_a_lease_that_ended_before_it_could_be_revoked_was_not_revoked(page: Page, server: ServerProcess) -> None:
     lease = take(server, owner="bob")
     use_token(page, ADMIN)
     card(page, lease).get_by_role("button", name="Revoke").click()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.page.parts import card, controls, queue_of, use_token
 from tests.page.watch import Watch
 from tests.server.leasing import held, new_id, put, release_all
-from tests.server.running import RunningServer
 
 ADMIN, ADA = "the-token-of-admin", "the-token-of-ada"
 Leases = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -24,19 +24,19 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN},ada:{ADA}"}) as server:
+def server(browser: Browser) -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN},ada:{ADA}"}) as server:
         yield server
 
 
-def lease_of(server: RunningServer, token: str | None = None, **form: Any) -> dict[str, Any]:
+def lease_of(server: ServerProcess, token: str | None = None, **form: Any) -> dict[str, Any]:
     headers = None if token is None else bearer(token)
     lease: dict[str, Any] = put(server, new_id(), headers=headers, ttl_s=3600, **form).json
     return lease
 
 
 @pytest.fixture
-def leases(server: RunningServer) -> Iterator[Leases]:
+def leases(server: ServerProcess) -> Iterator[Leases]:
     """One of ada's, one of bob's, and one of eve's who waits."""
     yield lease_of(server, ADA, among=[0]), lease_of(server, owner="bob", among=[1]), lease_of(server, owner="eve")
     release_all(server, bearer(ADMIN))
@@ -51,7 +51,7 @@ def dialog_of(button: Locator) -> Locator:
 
 
 def cancel_and_confirm(
-    server: RunningServer, button: Locator, *named: str, yes: str, reason: str | None = None
+    server: ServerProcess, button: Locator, *named: str, yes: str, reason: str | None = None
 ) -> None:
     """Press it three times: twice one thinks better of it, and nothing has changed."""
 
@@ -93,7 +93,7 @@ def test_without_a_token_nothing_can_be_done_and_a_wrong_one_is_told(page: Page,
     expect(controls(page)).to_have_count(0)
 
 
-def test_who_is_not_admin_may_end_what_is_his(page: Page, leases: Leases, server: RunningServer) -> None:
+def test_who_is_not_admin_may_end_what_is_his(page: Page, leases: Leases, server: ServerProcess) -> None:
     ada, _, _ = leases
     use_token(page, ADA)
     expect(page.get_by_text("Token of ada")).to_be_visible()
@@ -104,7 +104,7 @@ def test_who_is_not_admin_may_end_what_is_his(page: Page, leases: Leases, server
 
 
 def test_admin_may_do_everything_after_confirming_what_will_happen(
-    page: Page, leases: Leases, server: RunningServer
+    page: Page, leases: Leases, server: ServerProcess
 ) -> None:
     ada, bob, eve = leases
     use_token(page, ADMIN)
@@ -134,7 +134,7 @@ def test_admin_may_do_everything_after_confirming_what_will_happen(
 
 
 def test_what_does_not_succeed_is_told_and_a_token_can_be_forgotten(
-    page: Page, leases: Leases, server: RunningServer, watch: Watch
+    page: Page, leases: Leases, server: ServerProcess, watch: Watch
 ) -> None:
     watch.allow("net::ERR_FAILED")
     use_token(page, ADMIN)

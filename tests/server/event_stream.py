@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from tests.server.running import RunningServer
+from gpu_worker_pool.testing import ServerProcess
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Event:
 class Stream:
     """Follows what happens. Once it is made, nothing that happens is missed."""
 
-    def __init__(self, server: RunningServer, last_event_id: str | None = None, path: str = "/events") -> None:
+    def __init__(self, server: ServerProcess, last_event_id: str | None = None, path: str = "/events") -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
         self._connection.request("GET", path, headers=headers)

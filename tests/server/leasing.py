@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.server.running import Answer, RunningServer, read_answer
+from gpu_worker_pool.testing import Answer, ServerProcess
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -29,12 +29,12 @@ def new_id(word: str = "lease") -> str:
 
 
 def put(
-    server: RunningServer, lease_id: str, *, query: str = "", headers: Mapping[str, str] | None = None, **form: Any
+    server: ServerProcess, lease_id: str, *, query: str = "", headers: Mapping[str, str] | None = None, **form: Any
 ) -> Answer:
     return server.ask(f"/leases/{lease_id}{query}", "PUT", headers, form)
 
 
-def take(server: RunningServer, lease_id: str | None = None, **form: Any) -> dict[str, Any]:
+def take(server: ServerProcess, lease_id: str | None = None, **form: Any) -> dict[str, Any]:
     """A lease that must be granted at once."""
     answer = put(server, lease_id or new_id(), **form)
     assert answer.status == 201, answer
@@ -43,7 +43,7 @@ def take(server: RunningServer, lease_id: str | None = None, **form: Any) -> dic
     return lease
 
 
-def queue(server: RunningServer, lease_id: str | None = None, **form: Any) -> dict[str, Any]:
+def queue(server: ServerProcess, lease_id: str | None = None, **form: Any) -> dict[str, Any]:
     """A lease that must wait."""
     answer = put(server, lease_id or new_id("waiter"), **form)
     assert answer.status == 202, answer
@@ -52,7 +52,7 @@ def queue(server: RunningServer, lease_id: str | None = None, **form: Any) -> di
     return lease
 
 
-def get(server: RunningServer, lease_id: str, *, wait_s: float = 0.0, devices: str = "index") -> dict[str, Any]:
+def get(server: ServerProcess, lease_id: str, *, wait_s: float = 0.0, devices: str = "index") -> dict[str, Any]:
     """The lease as it is; its holder gives a sign of life by it."""
     answer = server.ask(f"/leases/{lease_id}?wait_s={wait_s}&devices={devices}")
     assert answer.status == 200, answer
@@ -60,35 +60,35 @@ def get(server: RunningServer, lease_id: str, *, wait_s: float = 0.0, devices: s
     return lease
 
 
-def release(server: RunningServer, lease_id: str) -> dict[str, Any]:
+def release(server: ServerProcess, lease_id: str) -> dict[str, Any]:
     answer = server.ask(f"/leases/{lease_id}", "DELETE")
     assert answer.status == 200, answer
     lease: dict[str, Any] = answer.json
     return lease
 
 
-def renew(server: RunningServer, *ids: str) -> dict[str, Any]:
+def renew(server: ServerProcess, *ids: str) -> dict[str, Any]:
     answer = server.ask("/leases/renew", "POST", body={"ids": list(ids)})
     assert answer.status == 200, answer
     found: dict[str, Any] = answer.json
     return found
 
 
-def held(server: RunningServer) -> set[str]:
+def held(server: ServerProcess) -> set[str]:
     """Who holds something, seen without giving a sign of life for anybody."""
     return {lease["id"] for lease in server.json("/pool")["leases"]}
 
 
-def queued(server: RunningServer) -> list[str]:
+def queued(server: ServerProcess) -> list[str]:
     """Who waits, the next one first, seen without giving a sign of life for anybody."""
     return [lease["id"] for lease in server.json("/pool")["queue"]]
 
 
-def gpu_states(server: RunningServer) -> list[str]:
+def gpu_states(server: ServerProcess) -> list[str]:
     return [gpu["state"] for gpu in server.json("/pool")["gpus"]]
 
 
-def release_all(server: RunningServer, headers: Mapping[str, str] | None = None) -> None:
+def release_all(server: ServerProcess, headers: Mapping[str, str] | None = None) -> None:
     """Leave the pool as it was at first, for the next test."""
     pool = server.json("/pool")
     for lease in [*reversed(pool["queue"]), *pool["leases"]]:
@@ -96,7 +96,7 @@ def release_all(server: RunningServer, headers: Mapping[str, str] | None = None)
     wait_until_free(server)
 
 
-def wait_until_free(server: RunningServer) -> None:
+def wait_until_free(server: ServerProcess) -> None:
     eventually(lambda: set(gpu_states(server)) == {"free"}, "all GPUs are free")
 
 
@@ -131,7 +131,7 @@ class LongPoll:
 
     def __init__(
         self,
-        server: RunningServer,
+        server: ServerProcess,
         path: str,
         method: str = "GET",
         body: bytes | None = None,
@@ -149,7 +149,7 @@ class LongPoll:
         self.close()
 
     def answer(self) -> Answer:
-        return read_answer(self._connection)
+        return Answer.read(self._connection)
 
     def close(self) -> None:
         """Hang up, answered or not."""

@@ -10,8 +10,8 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import new_id
-from tests.server.running import RunningServer
 
 NODE = "box"
 # Far from what the tests do now.
@@ -33,9 +33,9 @@ def past(owner: str | None, gpus: int, *hours: float, memory_mb: float | None = 
     )
 
 
-def server_with_past(leases: Sequence[EndedLease], *, pruned_to: int | None = None) -> RunningServer:
+def server_with_past(leases: Sequence[EndedLease], *, pruned_to: int | None = None) -> ServerProcess:
     """A server, not yet started, whose journal knows these leases, or only the last so many."""
-    server = RunningServer({"GPU_POOL_NODE": NODE, "REFRESH_INTERVAL": "0.05"})
+    server = ServerProcess({"GPU_POOL_NODE": NODE, "REFRESH_INTERVAL": "0.05"})
     path = server.state_dir / f"simulated-{NODE}.sqlite3"
     with closing(SqliteJournal(path, most_ended=pruned_to or len(leases))) as journal:
         journal.append((), leases)

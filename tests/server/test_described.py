@@ -10,38 +10,38 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.events import EVENTS
 from gpu_worker_pool.wire.routes import TABLE
 from tests.server.described import undescribed
 from tests.server.event_stream import Event, Stream
 from tests.server.leasing import put
-from tests.server.running import RunningServer
 
 TOKEN = "a-token-of-the-admin"  # noqa: S105 - of a server that lives for seconds
 AS_ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as running:
+def peer() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "1"}) as running:
         put(running, "of-the-peer")
         yield running
 
 
 @pytest.fixture(scope="module")
-def server(peer: RunningServer) -> Iterator[RunningServer]:
+def server(peer: ServerProcess) -> Iterator[ServerProcess]:
     settings = {"SIMULATED_GPUS": "4", "GPU_POOL_TOKENS": f"admin:{TOKEN}", "GPU_POOL_PEERS": peer.url}
-    with RunningServer(settings) as running:
+    with ServerProcess(settings) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def document(server: RunningServer) -> dict[str, Any]:
+def document(server: ServerProcess) -> dict[str, Any]:
     found: dict[str, Any] = server.json("/openapi.json")
     return found
 
 
-def call(server: RunningServer, path: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+def call(server: ServerProcess, path: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
     answer = server.ask(path, method, body=body, headers=AS_ADMIN)
     return answer.status, json.loads(answer.body)
 
@@ -62,7 +62,7 @@ def until(stream: Stream, names: set[str]) -> Iterator[Event]:
         yield event
 
 
-def test_no_key_of_any_answer_is_undescribed(server: RunningServer, document: dict[str, Any]) -> None:
+def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: dict[str, Any]) -> None:
     found: list[str] = []
     asked: set[tuple[str, str]] = set()
 

@@ -8,11 +8,11 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
 
-from tests.server.running import RunningServer
+from gpu_worker_pool.testing import ServerProcess
 
 
 def test_the_server_keeps_to_its_own_description() -> None:
-    with RunningServer() as server:
+    with ServerProcess() as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         calls = 0
         for found in schema.get_all_operations():

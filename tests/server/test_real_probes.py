@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu, build
-from tests.server.running import RunningServer
 
 PATIENCE_S = 30.0
 ONE_GPU = "0, GPU-aaaa, NVIDIA A100, 81920, {used}, 7, 41, 61.50, 400.00\n"
@@ -34,7 +34,7 @@ def without_nvml(fake: FakeNvidiaSmi) -> dict[str, str]:
 
 def test_values_of_nvidia_smi_are_shown_and_change_while_the_server_runs(smi: FakeNvidiaSmi) -> None:
     smi.say(ONE_GPU.format(used=1024))
-    with RunningServer(without_nvml(smi)) as server:
+    with ServerProcess(without_nvml(smi)) as server:
         (gpu,) = server.json("/gpu/stats")["gpus"]
         assert server.json("/gpu/stats")["source"] == "nvidia-smi"
         assert (gpu["name"], gpu["uuid"], gpu["memory"]["used_mb"]) == ("NVIDIA A100", "GPU-aaaa", 1024)
@@ -48,7 +48,7 @@ def test_values_of_nvidia_smi_are_shown_and_change_while_the_server_runs(smi: Fa
 
 def test_what_nvidia_smi_does_not_know_is_null(smi: FakeNvidiaSmi) -> None:
     smi.say("0, GPU-aaaa, Odd GPU, [N/A], [Not Supported], , [N/A], [N/A], nonsense\n")
-    with RunningServer(without_nvml(smi)) as server:
+    with ServerProcess(without_nvml(smi)) as server:
         (gpu,) = server.json("/gpu/stats")["gpus"]
 
         assert gpu["memory"] == {"total_mb": None, "used_mb": None, "free_mb": None, "usage_percent": None}
@@ -61,7 +61,7 @@ def test_what_nvidia_smi_does_not_know_is_null(smi: FakeNvidiaSmi) -> None:
 
 def test_a_hung_nvidia_smi_makes_readings_old_and_nothing_slow(smi: FakeNvidiaSmi) -> None:
     smi.say(ONE_GPU.format(used=1024))
-    with RunningServer(without_nvml(smi)) as server:
+    with ServerProcess(without_nvml(smi)) as server:
         smi.say({"hang": True})
 
         until(lambda: server.json("/health")["status"] == "degraded")
@@ -81,7 +81,7 @@ def test_a_hung_nvidia_smi_makes_readings_old_and_nothing_slow(smi: FakeNvidiaSm
 
 def test_a_driver_that_fails_later_does_not_make_the_gpus_vanish(smi: FakeNvidiaSmi) -> None:
     smi.say(ONE_GPU.format(used=1024))
-    with RunningServer(without_nvml(smi)) as server:
+    with ServerProcess(without_nvml(smi)) as server:
         smi.say(
             {"print": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "exit_code": 9}
         )
@@ -108,7 +108,7 @@ def nvml(tmp_path: Path) -> tuple[StubConfig, dict[str, str]]:
 
 def test_nvml_comes_before_nvidia_smi(nvml: tuple[StubConfig, dict[str, str]]) -> None:
     config, env = nvml
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         stats = server.json("/gpu/stats")
 
         assert stats["source"] == "nvml"
@@ -117,7 +117,7 @@ def test_nvml_comes_before_nvidia_smi(nvml: tuple[StubConfig, dict[str, str]]) -
 
 def test_a_value_of_nvml_changes_while_the_server_runs(nvml: tuple[StubConfig, dict[str, str]]) -> None:
     config, env = nvml
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         config.gpus[1].utilization_percent = 83
         config.write()
 
@@ -128,7 +128,7 @@ def test_a_gpu_that_fell_off_the_bus_is_shown_as_unhealthy_beside_the_others(
     nvml: tuple[StubConfig, dict[str, str]],
 ) -> None:
     config, env = nvml
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         config.gpus[0].error = NvmlCode.GPU_IS_LOST
         config.write()
 

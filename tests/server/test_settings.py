@@ -11,7 +11,7 @@ import pytest
 from gpu_worker_pool.gpu_server import get_bool_env, get_float_env, get_int_env
 from gpu_worker_pool.server.logs import JsonFormatter, make_formatter
 from gpu_worker_pool.server.settings import ServerSettings
-from tests.server.running import RunningServer
+from gpu_worker_pool.testing import ServerProcess
 
 
 @pytest.mark.parametrize("word", ["true", "1", "yes", "on", "TRUE", " Yes "])
@@ -128,7 +128,7 @@ def test_json_logs_are_one_object_a_line() -> None:
     ],
 )
 def test_the_filter_shows_these_gpus(visible: str, shown: list[int], is_filtering: bool) -> None:
-    with RunningServer({"CUDA_VISIBLE_DEVICES": visible}) as server:
+    with ServerProcess({"CUDA_VISIBLE_DEVICES": visible}) as server:
         filtering = server.json("/config")["gpu_filtering"]
 
         assert [gpu["gpu_id"] for gpu in server.json("/gpu/stats")["gpus"]] == shown
@@ -147,15 +147,15 @@ def test_the_filter_shows_these_gpus(visible: str, shown: list[int], is_filterin
 
 
 def test_a_gpu_can_be_chosen_by_the_beginning_of_its_uuid() -> None:
-    with RunningServer() as server:
+    with ServerProcess() as server:
         uuid = server.json("/gpu/stats")["gpus"][2]["uuid"]
         node = server.env.get("GPU_POOL_NODE", "")
-    with RunningServer({"CUDA_VISIBLE_DEVICES": uuid[:16], **({"GPU_POOL_NODE": node} if node else {})}) as server:
+    with ServerProcess({"CUDA_VISIBLE_DEVICES": uuid[:16], **({"GPU_POOL_NODE": node} if node else {})}) as server:
         assert [gpu["gpu_id"] for gpu in server.json("/gpu/stats")["gpus"]] == [2]
 
 
 def test_the_prefix_really_prefixes() -> None:
-    with RunningServer({"API_PREFIX": "/gpu-api/"}) as server:
+    with ServerProcess({"API_PREFIX": "/gpu-api/"}) as server:
         assert server.json("/gpu-api/gpu/count")["gpu_count"] == 4
         assert server.ask("/gpu/count").status == 404
         assert server.ask("/gpu-api/docs").status == 200
@@ -163,7 +163,7 @@ def test_the_prefix_really_prefixes() -> None:
 
 
 def test_pages_and_cors_can_be_switched_off() -> None:
-    with RunningServer({"DOCS_URL": "", "REDOC_URL": "", "ENABLE_CORS": "false"}) as server:
+    with ServerProcess({"DOCS_URL": "", "REDOC_URL": "", "ENABLE_CORS": "false"}) as server:
         assert server.ask("/docs").status == 404
         assert server.ask("/redoc").status == 404
         assert "/docs" not in server.json("/")["endpoints"]
@@ -172,7 +172,7 @@ def test_pages_and_cors_can_be_switched_off() -> None:
 
 
 def test_dcgm_names_are_there_when_asked_for() -> None:
-    with RunningServer({"GPU_POOL_DCGM_METRICS": "true"}) as server:
+    with ServerProcess({"GPU_POOL_DCGM_METRICS": "true"}) as server:
         assert b"DCGM_FI_DEV_GPU_UTIL{" in server.ask("/metrics").body
 
 
@@ -226,12 +226,12 @@ def test_a_file_env_that_cannot_be_read_is_left_out_and_said_so(
 
 
 def test_debug_tells_more_about_the_filter() -> None:
-    with RunningServer({"CUDA_VISIBLE_DEVICES": "0,2", "LOG_LEVEL": "debug"}) as server:
+    with ServerProcess({"CUDA_VISIBLE_DEVICES": "0,2", "LOG_LEVEL": "debug"}) as server:
         assert "shown are the indices (0, 2), filtering: True" in server.log()
 
 
 def test_json_logs_come_from_uvicorn_too() -> None:
-    with RunningServer({"LOG_FORMAT": "json"}) as server:
+    with ServerProcess({"LOG_FORMAT": "json"}) as server:
         server.ask("/health")
         lines = [json.loads(line) for line in server.log().splitlines()]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.running import MODULE, ROOT, RunningServer
+from gpu_worker_pool.testing import ServerProcess
+from tests.server.running import MODULE, ROOT
 
 WAYS = {
     "python -m": MODULE,
@@ -37,7 +38,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_starts_by(way: str) -> None:
-    with RunningServer(command=WAYS[way]) as server:
+    with ServerProcess(command=WAYS[way]) as server:
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=10) if way == "python -m" else None
         if connection is not None:
             connection.close()  # ready means that one can connect
@@ -46,7 +47,7 @@ def test_it_starts_by(way: str) -> None:
         assert server.json("/gpu/count")["gpu_count"] == 4
 
 
-def wait_until_it_listens(server: RunningServer) -> None:
+def wait_until_it_listens(server: ServerProcess) -> None:
     """uvicorn itself begins to listen just after the application is ready; each attempt is answered at once."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -59,7 +60,7 @@ def wait_until_it_listens(server: RunningServer) -> None:
 
 
 def test_it_ends_gracefully_when_told_to() -> None:
-    with RunningServer() as server:
+    with ServerProcess() as server:
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(timeout=20)
@@ -94,13 +95,13 @@ def test_a_bad_host_is_one_clear_line(host: str) -> None:
 
 
 def test_more_workers_than_one_are_answered_with_a_warning() -> None:
-    with RunningServer({"WORKERS": "4"}) as server:
+    with ServerProcess({"WORKERS": "4"}) as server:
         assert "WORKERS=4" in server.log()
         assert server.json("/config")["server"]["workers"] == 4
 
 
 def test_without_gpu_and_driver_it_answers_with_an_error_in_words() -> None:
-    with RunningServer({"SIMULATED_GPUS": "", "PATH": "/nonexistent", "LD_LIBRARY_PATH": ""}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "", "PATH": "/nonexistent", "LD_LIBRARY_PATH": ""}) as server:
         count = server.json("/gpu/count")
 
         assert count["gpu_count"] == 0
@@ -114,7 +115,7 @@ def test_without_gpu_and_driver_it_answers_with_an_error_in_words() -> None:
 
 
 def test_control_c_ends_it_without_a_traceback() -> None:
-    with RunningServer() as server:
+    with ServerProcess() as server:
         assert server.process is not None
         server.process.send_signal(signal.SIGINT)
         server.process.wait(timeout=20)
@@ -124,7 +125,7 @@ def test_control_c_ends_it_without_a_traceback() -> None:
 
 
 def test_the_log_says_where_it_can_be_reached() -> None:
-    with RunningServer() as server:
+    with ServerProcess() as server:
         assert f"listening on {server.url}/" in server.log()
 
         # A page that is open looks anew each second; that is not worth a line each.
@@ -139,12 +140,12 @@ def test_the_log_says_where_it_can_be_reached() -> None:
 
 
 def test_the_filter_is_logged_however_it_was_started() -> None:
-    with RunningServer({"CUDA_VISIBLE_DEVICES": "0,2"}, command=WAYS["uvicorn"]) as server:
+    with ServerProcess({"CUDA_VISIBLE_DEVICES": "0,2"}, command=WAYS["uvicorn"]) as server:
         assert "of 4 GPUs these are shown: 0, 2" in server.log()
 
 
 def test_reload_keeps_to_the_log_settings() -> None:
-    with RunningServer({"RELOAD": "true", "LOG_FORMAT": "json", "LOG_LEVEL": "info"}) as server:
+    with ServerProcess({"RELOAD": "true", "LOG_FORMAT": "json", "LOG_LEVEL": "info"}) as server:
         assert '"logger": "gpu_worker_pool.server.app"' in server.log()
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)

@@ -172,7 +172,7 @@ def test_the_order_and_spelling_of_gpus_make_no_other_request() -> None:
     ("among", "fault"),
     [
         ([], "it is empty; leave it out to take any GPU."),
-        (["0"] * 129, "it has more than 128 GPUs; 1 to 128 are possible."),
+        (["0"] * 129, "it has more than 128 GPUs; it must be 1 to 128."),
         ("0,1", '"0,1" is not a list.'),
         ({"0": 1}, "an object is not a list."),
         ([-1], "it has -1; each must be a GPU's index, its UUID (GPU-... or MIG-...) or the beginning of that, "),

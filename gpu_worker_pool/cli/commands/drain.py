@@ -17,13 +17,13 @@ from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
 from gpu_worker_pool.cli.pools.servers import Answer, Servers
 
-Gpu = Annotated[
+GpuArgument = Annotated[
     str, typer.Argument(metavar="GPU", help="Its index or UUID; where there are several servers, server1:2.")
 ]
 
 
 def drain(
-    gpu: Gpu,
+    gpu: GpuArgument,
     endpoint: Endpoints = None,
     *,
     reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
@@ -38,7 +38,7 @@ def drain(
     out().print(f"GPU {found.id}: {found.view.reason or found.view.state}{runs_on}", markup=False)
 
 
-def undrain(gpu: Gpu, endpoint: Endpoints = None, *, json: Json = False) -> None:
+def undrain(gpu: GpuArgument, endpoint: Endpoints = None, *, json: Json = False) -> None:
     """Put a GPU back into service. Only admin may."""
     found = asyncio.run(_tell(gpu, endpoint, "undrain", {}))
     if json:

@@ -24,11 +24,11 @@ from gpu_worker_pool.core.model.request import Wishes, matches_model
 
 POLL_S: Final = 1.0
 # Every server has at least so long for its first answer, however short the timeout is.
-FIRST_LOOK_S: Final = 2.0
+FIRST_POLL_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedGpus:
     gpus: int = 1
     memory_mb: float | None = None
     model: str | None = None
@@ -111,10 +111,10 @@ class TimeOver:
     reports: Sequence[PoolReport]
     silent: Sequence[str]
 
-    def in_words(self, wanted: Wanted, timeout_s: float) -> str:
+    def in_words(self, wanted: WantedGpus, timeout_s: float) -> str:
         """For the user: a GPU of a silent server is not called busy."""
         if not any(report.is_up for report in self.reports):
-            within = _within(max(timeout_s, FIRST_LOOK_S))
+            within = _within(max(timeout_s, FIRST_POLL_S))
             down = [f"{report.endpoint} ({report.error})" for report in self.reports]
             return (
                 f"no GPU server answered {within}, so it is not known what is free: {', '.join([*self.silent, *down])}"
@@ -145,7 +145,7 @@ def wait(
     """
     if model is not None and not model.strip():
         raise typer.BadParameter("--model is empty; leave it out to take any model")
-    wanted = Wanted(gpus, memory, model)
+    wanted = WantedGpus(gpus, memory, model)
     began = time.monotonic()
     found = asyncio.run(_wait(wanted, endpoint, inf if timeout is None else timeout))
     waited_s = time.monotonic() - began
@@ -162,15 +162,15 @@ def wait(
     return 0
 
 
-async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) -> _Found | TimeOver:
+async def _wait(wanted: WantedGpus, endpoint: list[str] | None, timeout_s: float) -> _Found | TimeOver:
     """Poll every server once a second, until the time is over."""
     clock = asyncio.get_running_loop().time
     until = clock() + timeout_s
     async with Servers(endpoint) as servers:
-        first_until = clock() + max(timeout_s, FIRST_LOOK_S)
-        watch = _Watch(servers)
-        tasks = [asyncio.create_task(watch.look_at(id_)) for id_ in servers.ids]
-        line = _WaitingLine(wanted)
+        first_until = clock() + max(timeout_s, FIRST_POLL_S)
+        watch = _ServerWatch(servers)
+        tasks = [asyncio.create_task(watch.poll(id_)) for id_ in servers.ids]
+        line = _StatusLine(wanted)
         try:
             while True:
                 for report in watch.reports.values():
@@ -192,7 +192,7 @@ async def _wait(wanted: Wanted, endpoint: list[str] | None, timeout_s: float) ->
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Watch:
+class _ServerWatch:
     """What was last seen of each server. Each is polled by itself, so that one that hangs delays no other."""
 
     def __init__(self, servers: Servers) -> None:
@@ -209,7 +209,7 @@ class _Watch:
         silent = [endpoint for endpoint in self._servers.ids if endpoint not in self.reports]
         return TimeOver(list(self.reports.values()), silent)
 
-    async def look_at(self, endpoint: str) -> None:
+    async def poll(self, endpoint: str) -> None:
         while True:
             # The queue does not matter here, and may be long.
             report = await ask_pool(self._servers, endpoint, "?queue=0")
@@ -225,7 +225,7 @@ class _Watch:
         self._news.clear()
 
 
-def _check_can_come(wanted: Wanted, watch: _Watch) -> None:
+def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
     """Raises Failure where waiting makes no sense. A server that answered before and is down may come back."""
     reports = list(watch.reports.values())
     if not watch.was_any_up:
@@ -243,16 +243,16 @@ def _check_can_come(wanted: Wanted, watch: _Watch) -> None:
         raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
 
 
-class _WaitingLine:
+class _StatusLine:
     """Says how many GPUs are free: on a terminal in a line that changes, elsewhere once."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: WantedGpus) -> None:
         self._wanted = wanted
         console = err()
         self._live = console.status("") if console.is_terminal else None
         self._was_said = False
 
-    def show(self, watch: _Watch) -> None:
+    def show(self, watch: _ServerWatch) -> None:
         standing = (f"{report.endpoint}: {self._wanted.standing_in(report)}" for report in watch.reports.values())
         line = f"waiting for {self._wanted}: {'; '.join(standing)}"
         if self._live is not None:

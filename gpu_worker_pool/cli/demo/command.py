@@ -16,7 +16,7 @@ from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import out, print_json
 
 BROKEN: Final = 1
-# No demo takes longer; a long one has so much beside its seconds, to start everything and to serve who is in line.
+# No demo takes longer; a long one has so much beside its seconds, to start everything and to serve those in line.
 _LONGEST_S: Final = 28.0
 _BESIDE_S: Final = 14.0
 
@@ -40,10 +40,11 @@ def demo(
     It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
     itself. What it then says is measured; the exit code is 1 if a promise was broken.
     """
-    from .director import Demo, Plan  # noqa: PLC0415 - loads the client
+    from .director import Demo, DemoPlan  # noqa: PLC0415 - loads the client
+    from .folder import demo_folder  # noqa: PLC0415
     from .summary import Record, render, summarize  # noqa: PLC0415
 
-    plan = Plan(
+    plan = DemoPlan(
         workers,
         gpus,
         seconds,
@@ -66,7 +67,8 @@ def demo(
             if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say
                 loop.add_signal_handler(number, stop, number)
         try:
-            return await Demo(plan, console).run()
+            with demo_folder() as folder:
+                return await Demo(plan, console, folder).run()
         except asyncio.CancelledError:
             if not received:
                 raise  # by Ctrl-C

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,23 +16,24 @@ from rich.console import Console
 
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
+from gpu_worker_pool.history_check import History, Line
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.wire.transport import CallFailed, Transport
+from gpu_worker_pool.testing import Answer, ServerDidNotStartError, ServerProcess
 
-from .check import Line, Outage, Turn, survival, turns_of
-from .folder import DemoFolder, demo_folder
+from .folder import DemoFolder
 from .scene import Scene, WorkerRow
-from .stage import DemoServer, DemoWorkers
-from .summary import Record, left_over
-from .view import LiveView, PlainView, View
+from .stage import DemoWorkers, last_line
+from .summary import Record, open_at, survival
+from .view import View
+from .worker import Crew
 
 SIMULATED: Final = "4"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-# What the end takes at most.
-_ENDING_S: Final = 9.0
+_ENDING_S: Final = 9.0  # at most
 _STARTING_S: Final = 12.0
 _FINISHING_S: Final = 4.5
 _NOTICING_S: Final = 1.0
+_STOPPING_S: Final = 3.0
 _FRAME_S: Final = 0.1
 _CALL_S: Final = 2.0
 # When the worker and the server are killed, as a part of the time; then the next good moment is taken.
@@ -39,16 +43,13 @@ _AWAY_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What was asked for. Without `gpus` the machine's are used, as far as CUDA_VISIBLE_DEVICES shows them, or simulated
-    ones where none is free.
-    """
+class DemoPlan:
+    """What was asked for; when `longest_s` is over the demo is given up."""
 
     workers: int
     gpus: int | None
     seconds: float
     seed: int
-    # When it is given up.
     longest_s: float
     has_cheat: bool = False
 
@@ -56,203 +57,201 @@ class Plan:
 class Demo:
     """One run. However it ends, none of its processes is left."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: DemoPlan, console: Console, folder: DemoFolder) -> None:
         self._plan = plan
         width = max(2, len(str(plan.workers)))
-        names = [f"w{number:0{width}}" for number in range(1, plan.workers + 1)]
-        self._scene = Scene(plan.seconds, {name: WorkerRow(name) for name in names})
-        self._view: View = (LiveView if console.is_terminal else PlainView)(console, self._scene)
+        self._names = [f"w{number:0{width}}" for number in range(1, plan.workers + 1)]
+        self._cheat = self._names[-1] if plan.has_cheat else None
+        self._scene = Scene(plan.seconds, {name: WorkerRow(name) for name in self._names})
+        self._view = View(console, self._scene)
         self._lines: list[Line] = []
-        self._workers = DemoWorkers(names, self._take_in)
         self._news = asyncio.Event()
-        self._transport = Transport()
-        self._settings: dict[str, str] = {}
-        self._outage: Outage | None = None
+        self._began_at = boot_time()
+        self._server = ServerProcess({"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}, folder=folder.path)
+        self._announce(f"starting a server on {self._server.url} and {plan.workers} worker processes")
+        crew = Crew(self._names, self._server.url, str(folder.path), plan.seed, self._cheat, os.getpid())
+        self._workers = DemoWorkers(crew, folder, self._take_in)
         self._usable = 1
-        # The fewer GPUs there are, the shorter each is held, so that everybody has his turns.
+        # The fewer GPUs there are, the shorter each is held, so that all workers have their turns.
         self._pace = 1.0
 
     async def run(self) -> Record:
         """From the start to the end; Failure where it cannot be, or does not end in time."""
-        began_at = boot_time()
-        with demo_folder() as folder, self._view:
-            server = DemoServer(folder)
-            try:
-                async with asyncio.timeout(self._plan.longest_s), self._shown(server):
-                    pool = await self._raise_curtain(server, folder)
-                    await self._play(server, began_at)
-                    waiting_pool = await self._finish(server)
+        shown = asyncio.create_task(self._show())
+        try:
+            async with asyncio.timeout(self._plan.longest_s):
+                with self._view:
+                    pool = await self._raise_curtain()
+                    await self._play()
+                    await self._finish()
                     self._workers.close()
-                    last_pool = await self._when_all_had_gone(server)
-                    await server.stop()
-            except TimeoutError:
-                raise Failure("the demo did not end in time; is this machine very busy?", 1) from None
-            finally:
-                server.close()
-                self._workers.close()
-                await self._transport.close()
-        return Record(
-            lines=self._lines,
-            outage=self._outage,
-            waiting_pool=waiting_pool,
-            last_pool=last_pool,
-            source=pool["source"],
-            gpus=len(pool["gpus"]),
-            workers=self._plan.workers,
-            seed=self._plan.seed,
-            took_s=boot_time() - began_at,
-        )
+                    await self._look_at_the_end()
+                    await asyncio.to_thread(self._server.stop, _STOPPING_S)
+        except TimeoutError:
+            raise Failure("the demo did not end in time; is this machine very busy?", 1) from None
+        except ServerDidNotStartError:
+            raise Failure(f"the server of the demo did not start: {last_line(self._server.log())}", 1) from None
+        finally:
+            shown.cancel()
+            self._server.close()
+            self._workers.close()
+        took_s = boot_time() - self._began_at
+        return Record(self._lines, pool["source"], len(pool["gpus"]), self._plan.workers, self._plan.seed, took_s)
+
+    async def _show(self) -> None:
+        """Draw, and look at the queue, again and again."""
+        while True:
+            if self._scene.is_up and (pool := await self._pool()):
+                self._scene.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
+                self._scene.why = pool["queue"][0]["reason"] if pool["queue"] else ""
+            self._news.set()
+            self._view.refresh()
+            await asyncio.sleep(_FRAME_S)
 
     # --- before ----------------------------------------------------------------------------------------------------
 
-    async def _raise_curtain(self, server: DemoServer, folder: DemoFolder) -> Mapping[str, Any]:
-        """Start everything, side by side; what the server shows then."""
-        await self._transport.open()
-        self._announce(f"starting a server on {server.url} and {self._plan.workers} worker processes")
-        self._workers.start(folder, server.url, self._plan.seed, self._cheat)
-        pool = await self._start_server(server)
-        plural = "s" if len(pool["gpus"]) > 1 else ""
-        kind = f"simulated GPU{plural}" if pool["source"] == "simulated" else f"GPU{plural} of this machine"
-        self._scene.title = f"{len(pool['gpus'])} {kind}, {self._plan.workers} worker processes"
-        self._scene.show_gpus(pool["gpus"])
+    async def _raise_curtain(self) -> dict[str, Any]:
+        """Start the server while the workers start; the pool as it shows it then."""
+        pool = await self._choose_gpus()
+        number, is_simulated = len(pool["gpus"]), pool["source"] == "simulated"
+        kind = (
+            f"{'simulated ' if is_simulated else ''}GPU{'s'[: number - 1]}{'' if is_simulated else ' of this machine'}"
+        )
+        self._scene.title = f"{number} {kind}, {self._plan.workers} worker processes"
+        self._scene.spans = {gpu["gpu_id"]: [] for gpu in pool["gpus"]}
         self._scene.is_up = True
         self._usable = max(sum(gpu["state"] == "free" for gpu in pool["gpus"]), 1)
         self._pace = min(1.0, 3 * self._usable / self._plan.workers)
-        await self._until(lambda: all(row.state != "starts" for row in self._scene.workers.values()), _STARTING_S)
-        if len(self._workers.unfinished()) < self._plan.workers:
+        await self._until(lambda: not self._scene.in_state("starts"), _STARTING_S)
+        if self._scene.in_state("starts"):
             raise Failure(f"the workers of the demo did not start: {self._workers.last_words()}", 1)
         return pool
 
-    async def _start_server(self, server: DemoServer) -> Mapping[str, Any]:
-        """With real GPUs where some are free, but never more than the workers can compete for."""
+    async def _choose_gpus(self) -> dict[str, Any]:
+        """The machine's GPUs where some are visible and free, but no more than the workers can compete for."""
         simulated = {"SIMULATED_GPUS": SIMULATED if self._plan.gpus is None else str(self._plan.gpus)}
         installed = _installed_gpus() if self._plan.gpus is None else []
         visible = os.environ.get(VISIBLE)
-        if is_any_visible(visible, installed):
-            self._settings = {} if visible is None else {VISIBLE: visible}
-        else:
-            self._settings = simulated
+        if not is_any_visible(visible, installed):
             if installed:
                 self._announce(f"{VISIBLE} shows no GPU of this machine: simulated ones take their place")
-        await server.start(self._settings)
-        pool = await self._must_ask(server, "/pool")
-        if self._settings is simulated:
-            return pool
+            return await self._start_server(simulated)
+        pool = await self._start_server({"SIMULATED_GPUS": ""} | ({} if visible is None else {VISIBLE: visible}))
         free, most = [gpu["uuid"] for gpu in pool["gpus"] if gpu["state"] == "free"], max(1, self._plan.workers // 3)
         if free and len(pool["gpus"]) <= most:
             return pool
-        await server.stop()
-        self._settings = {VISIBLE: ",".join(free[:most])} if free else simulated
-        if not free:
-            self._announce("all GPUs of this machine are in use, and are left alone: simulated ones take their place")
-        await server.start(self._settings)
-        return await self._must_ask(server, "/pool")
+        await asyncio.to_thread(self._server.stop, _STOPPING_S)
+        if free:
+            return await self._start_server({VISIBLE: ",".join(free[:most])})
+        self._announce("all GPUs of this machine are in use, and are left alone: simulated ones take their place")
+        self._server.env.pop(VISIBLE, None)
+        return await self._start_server(simulated)
+
+    async def _start_server(self, settings: dict[str, str]) -> dict[str, Any]:
+        self._server.env |= settings
+        self._server.launch()
+        await asyncio.to_thread(self._server.wait_until_ready)
+        pool = await self._pool()
+        if pool is None:
+            raise Failure("the server of the demo has started and does not answer; is this machine very busy?", 1)
+        return pool
 
     # --- the play --------------------------------------------------------------------------------------------------
 
-    async def _play(self, server: DemoServer, began_at: float) -> None:
+    async def _play(self) -> None:
         now = boot_time()
         self._scene.began_at = now
         # On a slow machine it takes longer to start, and the play is shorter.
-        ends_at = min(now + self._plan.seconds, began_at + self._plan.longest_s - _ENDING_S)
-        self._workers.tell(f"go {self._pace:.3f}")
+        ends_at = min(now + self._plan.seconds, self._began_at + self._plan.longest_s - _ENDING_S)
+        self._workers.go(self._pace)
         number = len(self._scene.spans)
-        self._announce(f"{self._plan.workers} workers ask for {number} GPU{'s' if number > 1 else ''}", "bold")
+        self._announce(f"{self._plan.workers} workers ask for {number} GPU{'s'[: number - 1]}", "bold")
         await asyncio.sleep((ends_at - now) * _WORKER_DIES)
         await self._kill_worker(ends_at)
         await asyncio.sleep(max(now + (ends_at - now) * _SERVER_DIES - boot_time(), 0.0))
-        await self._kill_server(server, ends_at)
+        await self._kill_server(ends_at)
         await asyncio.sleep(max(ends_at - boot_time(), 0.0))
 
     async def _kill_worker(self, ends_at: float) -> None:
         def victims() -> list[WorkerRow]:
             soon = boot_time() + 0.3 * self._pace
-            return [row for row in self._scene.held() if row.until > soon and row.name != self._cheat]
+            return [row for row in self._scene.in_state("holds") if row.until > soon and row.name != self._cheat]
 
         await self._until(lambda: bool(victims() and self._scene.queue), min(3.0, ends_at - boot_time()))
         victim = max(victims(), key=lambda row: row.until, default=None)
         if victim is None:
             return
-        worker, at = self._workers[victim.name], boot_time()
-        worker.kill()
-        self._lines.append({"what": "killed", "worker": victim.name, "at": at})
-        self._scene.worker_killed(at, victim.name, worker.pid or -1)
+        at = boot_time()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim.pid, signal.SIGKILL)
+        _, waiting = open_at(History(self._lines), at)
+        self._say("killed", at, worker=victim.name, has_waiters=bool(waiting))
+        self._scene.worker_killed(at, victim)
 
-    async def _kill_server(self, server: DemoServer, ends_at: float) -> None:
+    async def _kill_server(self, ends_at: float) -> None:
         """At a moment when most GPUs are held for a while, so that there is something to keep."""
 
         def is_good() -> bool:
-            late, held = boot_time() + 1.2 * self._pace, self._scene.held()
+            late, held = boot_time() + 1.2 * self._pace, self._scene.in_state("holds")
             return len(held) >= self._usable and sum(row.until > late for row in held) >= min(2, self._usable)
 
         await self._until(is_good, min(0.15 * self._plan.seconds, ends_at - boot_time()))
-        await self._until(lambda: bool(self._scene.held()), ends_at - boot_time())
-        killed_at, pid = boot_time(), server.pid
-        server.kill()
+        await self._until(lambda: bool(self._scene.in_state("holds")), ends_at - boot_time())
+        killed_at, pid = boot_time(), self._server.pid
+        self._server.kill()
+        self._say("server_killed", killed_at)
         self._scene.server_killed(killed_at, pid)
         await asyncio.sleep(_AWAY_S)
-        await server.start(self._settings)
+        self._server.launch()
+        await asyncio.to_thread(self._server.wait_until_ready)
         back_at = boot_time()
-        self._scene.server_back(back_at)
-        there = [turn for turn in turns_of(self._lines) if _is_open(turn, killed_at)]
-        answers = await asyncio.gather(*(self._ask(server, f"/leases/{turn.lease}") for turn in there))
-        found = {turn.lease: answer for turn, answer in zip(there, answers, strict=True) if answer is not None}
-        self._outage = Outage(killed_at, back_at, found, boot_time())
-        await asyncio.sleep(2 * _FRAME_S)  # who gave back in the meantime has said so by then
-        kept = survival(turns_of(self._lines), self._outage)
-        is_whole = (kept.kept, kept.places_kept) == (kept.held, kept.waiting)
-        self._announce(
-            f"the server is back after {back_at - killed_at:.1f} s: {kept.kept} of {kept.held} leases and "
-            f"{kept.places_kept} of {kept.waiting} places in line are as before",
-            "green" if is_whole else "bold red",
-        )
+        self._say("server_back", back_at)
+        self._scene.is_up, self._scene.away[-1].ended_at = True, back_at
+        leases = itertools.chain(*open_at(History(self._lines), killed_at))
+        await asyncio.gather(*(self._look_up(lease.who, lease.key, lease.id) for lease in leases))
+        await asyncio.sleep(2 * _FRAME_S)  # a worker that released meanwhile has said so by then
+        held, kept, waiting, places = survival(History(self._lines), killed_at)
+        text = f"{kept} of {held} leases and {places} of {waiting} places in line are as before"
+        style = "green" if (kept, places) == (held, waiting) else "bold red"
+        self._announce(f"the server is back after {back_at - killed_at:.1f} s: {text}", style)
 
-    @property
-    def _cheat(self) -> str | None:
-        return list(self._scene.workers)[-1] if self._plan.has_cheat else None
+    async def _look_up(self, worker: str, key: str, lease_id: str) -> None:
+        """Ask for a lease in its worker's place, and add the answer to the worker's lines."""
+        sent, answer = boot_time(), await self._ask(f"/leases/{lease_id}")
+        found = answer.json if answer is not None and answer.status == 200 else {}
+        facts = {name: found.get(name) for name in ("state", "fence", "end_reason")}
+        uuids, status = [gpu["uuid"] for gpu in found.get("gpus", ())], 200 if found else 404
+        line = {"what": "answered", "who": worker, "at": boot_time(), "lease": key, "call": "GET", "sent": sent}
+        self._lines.append({**line, "status": status, "uuids": uuids, **facts})
 
     # --- after -----------------------------------------------------------------------------------------------------
 
-    async def _finish(self, server: DemoServer) -> Mapping[str, Any] | None:
-        """Nobody asks any more, and whoever is in line is served. What the server shows where that takes too long."""
+    async def _finish(self) -> None:
+        """Let nobody ask any more, and serve the workers that are in line."""
         self._announce("no new requests; who is in line is still served", "bold")
-        self._workers.tell("finish")
-        await self._until(lambda: not self._workers.unfinished(), _FINISHING_S)
-        return await self._ask(server, "/pool") if self._workers.unfinished() else None
+        self._workers.finish()
+        await self._until(lambda: not self._scene.in_state("rests", "waits", "holds"), _FINISHING_S)
+        if self._scene.in_state("rests", "waits", "holds") and (pool := await self._pool()):
+            free = [gpu["gpu_id"] for gpu in pool["gpus"] if gpu["state"] == "free"]
+            self._say("pool", leases=[lease["id"] for lease in (*pool["leases"], *pool["queue"])], free=free)
 
-    async def _when_all_had_gone(self, server: DemoServer) -> Mapping[str, Any] | None:
-        """What the server shows when it has noticed; who did not come to an end was killed."""
+    async def _look_at_the_end(self) -> None:
+        """Write down the leases that are left when the server has noticed that all workers are gone."""
         until = boot_time() + _NOTICING_S
-        while (pool := await self._ask(server, "/pool")) and left_over(pool) and boot_time() < until:  # noqa: ASYNC110 - theirs
+        while pool := await self._pool():
+            live = [lease for lease in (*pool["leases"], *pool["queue"]) if lease["state"] != "draining"]
+            if not live or boot_time() >= until:
+                self._say("final", leases=[f"{lease['id']} is still {lease['state']}" for lease in live], gpus=[])
+                return
             await asyncio.sleep(_FRAME_S)
-        return pool
 
-    # --- parts -----------------------------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def _shown(self, server: DemoServer) -> AsyncIterator[None]:
-        """Draw, and look at the queue, as long as this lasts."""
-
-        async def show() -> None:
-            while True:
-                if self._scene.is_up and (pool := await self._ask(server, "/pool")):
-                    self._scene.show_pool(pool)
-                self._news.set()
-                self._view.refresh()
-                await asyncio.sleep(_FRAME_S)
-
-        task = asyncio.create_task(show())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    def _take_in(self, line: dict[str, Any]) -> None:
+    def _take_in(self, line: Line) -> None:
         self._lines.append(line)
         self._scene.take_in(line)
         self._news.set()
+
+    def _say(self, what: str, at: float | None = None, **facts: Any) -> None:
+        self._lines.append({"what": what, "who": "demo", "at": boot_time() if at is None else at, **facts})
 
     def _announce(self, text: str, style: str = "") -> None:
         self._scene.announce(boot_time(), text, style)
@@ -265,29 +264,21 @@ class Demo:
                     await self._news.wait()
                     self._news.clear()
 
-    async def _ask(self, server: DemoServer, path: str) -> dict[str, Any] | None:
-        """What the server answers; None where it does not."""
+    async def _pool(self) -> dict[str, Any] | None:
+        answer = await self._ask("/pool")
+        return answer.json if answer is not None and answer.status == 200 else None
+
+    async def _ask(self, path: str) -> Answer | None:
+        """The server's answer; None without one."""
         try:
-            reply = await self._transport.call("GET", f"{server.url}{path}", timeout_s=_CALL_S)
-        except CallFailed:
+            return await asyncio.wait_for(asyncio.to_thread(self._server.ask, path), _CALL_S)
+        except (OSError, http.client.HTTPException):
             return None
-        return reply.data if reply.status == 200 and isinstance(reply.data, dict) else None
-
-    async def _must_ask(self, server: DemoServer, path: str) -> dict[str, Any]:
-        answer = await self._ask(server, path)
-        if answer is None:
-            raise Failure("the server of the demo has started and does not answer; is this machine very busy?", 1)
-        return answer
-
-
-def _is_open(turn: Turn, at: float) -> bool:
-    """Whether it was held or waited for at this time."""
-    return bool(turn.lease) and turn.ended_at > at and min(turn.queued_at, turn.began_at) <= at
 
 
 def is_any_visible(value: str | None, installed: Sequence[InstalledGpu]) -> bool:
-    """Whether a value of CUDA_VISIBLE_DEVICES lets us have a GPU of this machine. One that names none of them does not:
-    a server would show all, but those are not the ones that were meant.
+    """Whether a value of CUDA_VISIBLE_DEVICES lets us have a GPU of this machine. One that names none of them does not,
+    although a server would then show all.
     """
     visible = select_visible(value, installed)
     return bool(visible.indices) and (value is None or visible.is_filtering)
@@ -301,8 +292,6 @@ def _installed_gpus() -> list[InstalledGpu]:
         probe = choose_probe("demo", None)
     except ProbeUnavailable:
         return []
-    try:
-        readings = probe.look(boot_time()).readings
+    with contextlib.closing(probe):
+        readings = probe.read(boot_time()).readings
         return [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings]
-    finally:
-        probe.close()

@@ -18,9 +18,7 @@ _LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class DemoFolder:
-    """Where it is, and the descriptor of a locked file in it. Each process of the demo has that open: as long as one of
-    them lives, in whatever container, the kernel keeps the lock.
-    """
+    """Where it is, and the descriptor of a locked file in it, which each worker inherits: it stays locked while one lives."""
 
     path: Path
     lock: int

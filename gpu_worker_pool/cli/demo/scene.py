@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
-State = Literal["starts", "rests", "waits", "holds", "killed", "done", "failed"]
+WorkerState = Literal["starts", "rests", "waits", "holds", "killed", "done", "failed"]
 
 
 @dataclass(slots=True)
@@ -15,16 +15,17 @@ class WorkerRow:
     """A worker, what it does, and since when."""
 
     name: str
-    state: State = "starts"
+    pid: int = -1
+    state: WorkerState = "starts"
     since: float = 0.0
-    gpu: int | None = None
+    gpu: int = -1
     turns: int = 0
     until: float = 0.0
 
 
 @dataclass(slots=True)
 class Span:
-    """A time in which a worker had a GPU."""
+    """A time in which a worker had a GPU, or the server was away."""
 
     worker: str
     began_at: float
@@ -34,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Something that happened. What is big is what a person is to notice."""
+    """An event of the demo. A big one is for a person to notice."""
 
     at: float
     text: str
@@ -57,93 +58,68 @@ class Scene:
     is_up: bool = False
     away: list[Span] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
-    # GPUs of workers that were killed, and when, until somebody else has them.
+    # GPUs of workers that were killed, and when, until another worker has them.
     _orphans: dict[int, float] = field(default_factory=dict)
 
     def announce(self, at: float, text: str, style: str = "", *, is_big: bool = True) -> None:
-        """Say what happened."""
-        since = at - self.began_at if self.began_at is not None else 0.0
-        news = News(since, text, style, is_big)
+        """Add an event to the news."""
+        news = News(0.0 if self.began_at is None else at - self.began_at, text, style, is_big)
         self.news.append(news)
         self.on_news(news)
 
-    def show_gpus(self, gpus: Sequence[Mapping[str, Any]]) -> None:
-        """The GPUs that there are."""
-        self.spans = {gpu["gpu_id"]: [] for gpu in gpus}
-
-    def show_pool(self, pool: Mapping[str, Any]) -> None:
-        """The queue, as the server shows it."""
-        self.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
-        self.why = pool["queue"][0]["reason"] if pool["queue"] else ""
+    def in_state(self, *states: WorkerState) -> list[WorkerRow]:
+        """The workers in one of these states."""
+        return [row for row in self.workers.values() if row.state in states]
 
     def server_killed(self, at: float, pid: int) -> None:
-        """It is away."""
+        """Show that the server is away."""
         self.is_up = False
         self.away.append(Span("server", at))
         self.announce(at, f"kill -9 of the server (pid {pid}), with everybody's leases", "bold red")
 
-    def server_back(self, at: float) -> None:
-        """It is there again."""
-        self.is_up = True
-        for span in self.away:
-            span.ended_at = min(span.ended_at, at)
-
-    def worker_killed(self, at: float, name: str, pid: int) -> None:
-        """One of them is no more."""
-        row = self.workers[name]
-        self.announce(at, f"kill -9 of {name} (pid {pid}), which holds GPU {row.gpu}", "bold red")
-        if row.gpu is not None:
-            self._orphans[row.gpu] = at
-            self._close_span(row, at, was_killed=True)
-        row.state, row.since, row.gpu = "killed", at, None
+    def worker_killed(self, at: float, row: WorkerRow) -> None:
+        """Show that a worker that held a GPU is dead."""
+        self.announce(at, f"kill -9 of {row.name} (pid {row.pid}), which holds GPU {row.gpu}", "bold red")
+        self._orphans[row.gpu] = at
+        self._leave(row, at, was_killed=True)
+        row.state = "killed"
 
     def take_in(self, line: Mapping[str, Any]) -> None:
-        """What a worker says."""
-        row, at = self.workers[line["worker"]], float(line["at"])
+        """Show what a worker has written."""
+        row, at = self.workers[line["who"]], float(line["at"])
         if row.state == "killed":
-            return  # said before it died, read after
+            return  # written before it died, read after
         match line["what"]:
             case "ready":
-                row.state, row.since = "rests", at
+                row.state, row.since, row.pid = "rests", at, line["pid"]
             case "asks":
                 row.state, row.since = "waits", at
-            case "begins":
-                self._begin(row, at, line)
-            case "ends":
-                self._close_span(row, at)
+            case "took":
+                self._take(row, at, line)
+            case "left":
                 self.announce(at, f"{row.name} gives GPU {row.gpu} back", "dim", is_big=False)
-                row.state, row.since, row.gpu = "rests", at, None
-            case "done":
+                self._leave(row, line["left_at"])
+            case "exits":
                 row.state, row.since = "done", at
-            case "busy":
-                self.announce(at, f"{row.name} finds somebody else on GPU {line['gpu']}!", "bold red")
-            case "lost" | "failed":
+            case "witness_busy":
+                self.announce(at, f"{row.name} finds somebody else on GPU {row.gpu}!", "bold red")
+            case "lost" | "could_not_go_on":
                 row.state, row.since = "failed", at
                 self.announce(at, f"{row.name}: {line['reason']}", "bold red")
 
-    def held(self) -> list[WorkerRow]:
-        """The workers that hold a GPU."""
-        return [row for row in self.workers.values() if row.state == "holds"]
-
-    def waiting(self) -> list[WorkerRow]:
-        """The workers that wait for one."""
-        return [row for row in self.workers.values() if row.state == "waits"]
-
-    def _begin(self, row: WorkerRow, at: float, line: Mapping[str, Any]) -> None:
-        gpu, waited_s = int(line["gpu"]), at - row.since
-        text = f"{row.name} holds GPU {gpu} (fence {line['fence']}) after {waited_s:.2f} s"
+    def _take(self, row: WorkerRow, at: float, line: Mapping[str, Any]) -> None:
+        gpu = int(line["gpu_ids"][0])
+        text = f"{row.name} holds GPU {gpu} (fence {line['fence']}) after {at - row.since:.2f} s"
         self.announce(at, text, is_big=False)
         died_at = self._orphans.pop(gpu, None)
         if died_at is not None:
-            handover_ms = 1000 * (at - died_at)
-            self.announce(at, f"GPU {gpu} is {row.name}'s, {handover_ms:.0f} ms after the death", "green")
-        row.state, row.since, row.gpu = "holds", at, gpu
-        row.until = at + float(line["for_s"])
+            self.announce(at, f"GPU {gpu} is {row.name}'s, {1000 * (at - died_at):.0f} ms after the death", "green")
+        row.state, row.since, row.gpu, row.until = "holds", at, gpu, at + float(line["for_s"])
         row.turns += 1
         self.spans.setdefault(gpu, []).append(Span(row.name, at))
 
-    def _close_span(self, row: WorkerRow, at: float, *, was_killed: bool = False) -> None:
-        for span in reversed(self.spans.get(row.gpu if row.gpu is not None else -1, [])):
-            if span.worker == row.name:
+    def _leave(self, row: WorkerRow, at: float, *, was_killed: bool = False) -> None:
+        row.state, row.since = "rests", at
+        for span in self.spans[row.gpu]:
+            if span.worker == row.name and span.ended_at == inf:
                 span.ended_at, span.was_killed = at, was_killed
-                return

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import pairwise
+from math import inf
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .check import (
-    Line,
-    Outage,
-    Turn,
-    Violation,
-    check,
-    handovers,
-    ordered_pairs,
-    quantile,
-    spans_outage,
-    survival,
-    turns_of,
-)
+from gpu_worker_pool.history_check import History, Lease, Line, Violation, check, check_lease_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +21,6 @@ class Record:
     """All that is known of a demo when it is over."""
 
     lines: Sequence[Line]
-    outage: Outage | None
-    # What the server showed when the time was over and some had not ended; None where all had.
-    waiting_pool: Mapping[str, Any] | None
-    # What it showed when everybody had gone; None where it did not answer.
-    last_pool: Mapping[str, Any] | None
     source: str
     gpus: int
     workers: int
@@ -45,16 +30,18 @@ class Record:
 
 def summarize(record: Record) -> dict[str, Any]:
     """The figures, and what was broken; docs/CLI.md describes each key."""
-    turns = turns_of(record.lines)
-    served = [turn for turn in turns if turn.is_served]
-    broken = [*check(record.lines, record.outage, record.waiting_pool), *_check_course(record, served)]
+    history = History(record.lines)
+    killed_at, back_at = (_first_at(history, what) for what in ("server_killed", "server_back"))
+    served, final = history.tenures, next(history.told("final"), None)
+    broken = [*check(history), *_check_course(history)]
     counts = Counter(violation.kind for violation in broken)
-    waits_s = [turn.began_at - turn.asked_at for turn in served]
-    all_handovers = handovers(turns)
+    waits_s = [lease.took_at - lease.asked_at for lease in served]
+    fences = [lease.fence for lease in served if lease.fence is not None]
     usual_ms = [
-        1000 * handover.took_s
-        for handover in all_handovers
-        if not handover.before.was_killed and not spans_outage(handover.after, record.outage)
+        1000 * took_s
+        for before, after, took_s in handovers(history)
+        # Without those that had to wait for the server to come back.
+        if not before.was_killed and not (after.asked_at < back_at and after.took_at > killed_at)
     ]
     return {
         "is_ok": not broken,
@@ -67,75 +54,89 @@ def summarize(record: Record) -> dict[str, Any]:
         "grants": len(served),
         "held_twice": counts["held_twice"],
         "locks_taken": counts["lock"],
-        "fences": {
-            "first": min((turn.fence for turn in served), default=None),
-            "last": max((turn.fence for turn in served), default=None),
-            "faults": counts["fence"],
-        },
-        "order": {"pairs": sum(1 for _ in ordered_pairs(turns)), "faults": counts["order"]},
-        "still_waiting": sum(not turn.is_served and not turn.was_killed for turn in turns),
-        "wait_s": {"median": _rounded(quantile(waits_s, 0.5), 3), "longest": _rounded(max(waits_s, default=None), 3)},
+        "fences": {"first": min(fences, default=None), "last": max(fences, default=None), "faults": counts["fence"]},
+        "order": {"pairs": sum(1 for _ in ordered_pairs(history)), "faults": counts["order"]},
+        "still_waiting": sum(not lease.is_served and not lease.was_killed for lease in history.leases.values()),
+        "wait_s": {"median": _quantile(waits_s, 0.5, 3), "longest": _quantile(waits_s, 1.0, 3)},
         "handover_ms": {
             "count": len(usual_ms),
-            "p50": _rounded(quantile(usual_ms, 0.5), 2),
-            "p99": _rounded(quantile(usual_ms, 0.99), 2),
-            "longest": _rounded(max(usual_ms, default=None), 2),
+            "p50": _quantile(usual_ms, 0.5, 2),
+            "p99": _quantile(usual_ms, 0.99, 2),
+            "longest": _quantile(usual_ms, 1.0, 2),
         },
-        "killed_worker": _killed_worker(turns),
-        "restart": _restart(turns, record.outage),
-        "left_over": None if record.last_pool is None else len(left_over(record.last_pool)),
+        "killed_worker": _killed_worker(history),
+        "restart": None if back_at == inf else _restart(history, killed_at, back_at),
+        "left_over": None if final is None else len(final["leases"]),
     }
 
 
-def _check_course(record: Record, served: Sequence[Turn]) -> Iterable[Violation]:
-    """What is not in the workers' lines: that the demo did what it set out to do, and that nothing is left of it."""
-    if not served:
+def _check_course(history: History) -> Iterator[Violation]:
+    """What is not in the workers' lines: that the demo did what it set out to do, and saw its end."""
+    if not history.tenures:
         yield Violation("unserved", "no GPU was granted to anybody")
-    elif record.outage is None or not any(turn.was_killed for turn in served):
+    elif _first_at(history, "server_back") == inf or not any(lease.was_killed for lease in history.tenures):
         yield Violation("not_shown", "there was no moment to kill a worker that holds a GPU, and the server")
-    if record.last_pool is None:
+    if _first_at(history, "final") == inf:
         yield Violation("left_over", "the server did not answer at the end")
-    else:
-        for what in left_over(record.last_pool):
-            yield Violation("left_over", what)
 
 
-def left_over(pool: Mapping[str, Any]) -> list[str]:
-    """The leases there are; one that drains has ended."""
-    live = [*pool["leases"], *pool["queue"]]
-    return [f"lease {lease['id']} is still {lease['state']}" for lease in live if lease["state"] != "draining"]
+# --- figures -------------------------------------------------------------------------------------------------------
 
 
-def _killed_worker(turns: Sequence[Turn]) -> dict[str, Any] | None:
-    turn = next((turn for turn in turns if turn.was_killed), None)
-    if turn is None:
+def handovers(history: History) -> list[tuple[Lease, Lease, float]]:
+    """Holders of which the second was in the queue when the first left the GPU or died, and how many seconds it took."""
+    pairs = [pair for holders in history.holders().values() for pair in pairwise(holders)]
+    waited = [(before, after) for before, after in pairs if after.queued_at < before.ended_at < inf]
+    return [(before, after, after.took_at - before.ended_at) for before, after in waited]
+
+
+def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
+    """Pairs that waited at once, of which the first certainly came first."""
+    for first in history.tenures:
+        for second in history.tenures:
+            if first.queued_at < second.asked_at < first.took_at:
+                yield first, second
+
+
+def open_at(history: History, at: float) -> tuple[list[Lease], list[Lease]]:
+    """The leases that were held, and those whose workers had been told to wait, at this time."""
+    there = [lease for lease in history.leases.values() if lease.left_at > at]
+    held = [lease for lease in there if lease.took_at <= at]
+    return held, [lease for lease in there if lease.queued_at <= at < lease.took_at]
+
+
+def survival(history: History, killed_at: float) -> tuple[int, int, int, int]:
+    """How many leases were held when the server was killed, and kept; how many waited, and kept their places."""
+    held, waiting = open_at(history, killed_at)
+    kept, places_kept = (sum(not any(check_lease_kept(lease)) for lease in some) for some in (held, waiting))
+    return len(held), kept, len(waiting), places_kept
+
+
+def _killed_worker(history: History) -> dict[str, Any] | None:
+    killed = next((lease for lease in history.tenures if lease.was_killed), None)
+    if killed is None:
         return None
-    after = next((handover for handover in handovers(turns) if handover.before is turn), None)
-    return {
-        "worker": turn.worker,
-        "gpu": turn.gpu,
-        "fence": turn.fence,
-        "next_worker": after.after.worker if after else None,
-        "next_fence": after.after.fence if after else None,
-        "handover_ms": round(1000 * after.took_s, 2) if after else None,
-    }
+    told = {"worker": killed.who, "gpu": killed.gpu_ids[0], "fence": killed.fence}
+    for before, after, took_s in handovers(history):
+        if before is killed:
+            return {**told, "next_worker": after.who, "next_fence": after.fence, "handover_ms": round(1000 * took_s, 2)}
+    return {**told, "next_worker": None, "next_fence": None, "handover_ms": None}
 
 
-def _restart(turns: Sequence[Turn], outage: Outage | None) -> dict[str, Any] | None:
-    if outage is None:
-        return None
-    found = survival(turns, outage)
-    return {
-        "away_s": round(outage.back_at - outage.killed_at, 3),
-        "leases": found.held,
-        "leases_survived": found.kept,
-        "waiting": found.waiting,
-        "places_kept": found.places_kept,
-    }
+def _restart(history: History, killed_at: float, back_at: float) -> dict[str, Any]:
+    keys = ("leases", "leases_survived", "waiting", "places_kept")
+    found = zip(keys, survival(history, killed_at), strict=True)
+    return {"away_s": round(back_at - killed_at, 3), **dict(found)}
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+def _first_at(history: History, what: str) -> float:
+    return next((float(line["at"]) for line in history.told(what)), inf)
+
+
+def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | None:
+    """The smallest of these that so large a part of them does not exceed, rounded; None where there are none."""
+    rank = int(-(-fraction * len(values) // 1))
+    return round(sorted(values)[max(rank - 1, 0)], digits) if values else None
 
 
 # --- for people ----------------------------------------------------------------------------------------------------
@@ -145,55 +146,35 @@ def render(summary: Mapping[str, Any]) -> RenderableType:
     """The summary, each promise with what was measured."""
     broken = {item["promise"] for item in summary["broken"]}
     table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for promise in _promises(summary):
-        if promise.kinds & broken:
-            sign = Text("✗", "bold red")
-        else:
-            sign = Text("✓", "bold green") if promise.is_measured else Text("-", "dim")
-        table.add_row(sign, Text(promise.name, "bold"), Text(promise.told))
+    for is_no_wrap in (True, True, False):
+        table.add_column(no_wrap=is_no_wrap)
+    for kinds, name, told, is_measured in _promises(summary):
+        kept = Text("✓", "bold green") if is_measured else Text("-", "dim")
+        table.add_row(Text("✗", "bold red") if kinds & broken else kept, Text(name, "bold"), Text(told))
     for name, told in _figures(summary):
-        table.add_row("", Text(name, "bold"), told)
+        table.add_row("", Text(name, "bold"), Text(told))
     return Group(Text(""), table, Text(""), _verdict(summary))
 
 
-class _Promise(NamedTuple):
-    """A promise, what is told of it, and whether the demo had occasion to measure it."""
-
-    kinds: set[str]
-    name: str
-    told: str
-    is_measured: bool
-
-
-def _promises(summary: Mapping[str, Any]) -> Iterable[_Promise]:
+def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, bool]]:
+    """For each promise the kinds of its violations, its name, what is told of it, and whether it could be measured."""
     grants, fences, order = summary["grants"], summary["fences"], summary["order"]
     killed, restart, left = summary["killed_worker"], summary["restart"], summary["left_over"]
-    yield _Promise(
-        {"held_twice", "lock"},
-        f"GPUs held twice: {summary['held_twice']}",
-        f"of {grants} grants, by the workers' own records and a lock on each GPU",
-        grants > 0,
-    )
-    yield _Promise(
-        {"fence"},
-        f"Fences that did not grow: {fences['faults']}",
-        f"from {fences['first']} to {fences['last']}, through the restart",
-        grants > 1,
-    )
-    yield _Promise(
-        {"order", "unserved"},
-        f"Served out of turn: {order['faults']}",
-        f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer",
-        order["pairs"] > 0,
-    )
+    told = f"of {grants} grants, by the workers' own records and a lock on each GPU"
+    yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", told, grants > 0
+    told = f"from {fences['first']} to {fences['last']}, through the restart"
+    yield {"fence"}, f"Fences that did not grow: {fences['faults']}", told, grants > 1
+    told = f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer"
+    yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", told, order["pairs"] > 0
     is_handed_on = killed is not None and killed["next_worker"] is not None
-    yield _Promise({"dead_holder", "not_shown"}, "kill -9 of a worker", _tell_killed(killed), is_handed_on)
-    yield _Promise({"lost", "not_shown"}, "kill -9 of the server", _tell_restart(restart), restart is not None)
-    told = f"{'?' if left is None else left} leases when all had gone"
-    yield _Promise({"left_over"}, "Nothing left behind", told, left is not None)
+    yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _tell_killed(killed), is_handed_on
+    yield {"lost", "not_shown"}, "kill -9 of the server", _tell_restart(restart), restart is not None
+    yield (
+        {"left_over"},
+        "Nothing left behind",
+        f"{'?' if left is None else left} leases when all had gone",
+        left is not None,
+    )
 
 
 def _tell_killed(killed: Mapping[str, Any] | None) -> str:
@@ -201,9 +182,8 @@ def _tell_killed(killed: Mapping[str, Any] | None) -> str:
         return "nobody was killed"
     if killed["next_worker"] is None:
         return f"nobody waited for GPU {killed['gpu']} of {killed['worker']}"
-    return (
-        f"GPU {killed['gpu']} of {killed['worker']} was {killed['next_worker']}'s {killed['handover_ms']:.1f} ms later"
-    )
+    took = f"{killed['handover_ms']:.1f} ms"
+    return f"GPU {killed['gpu']} of {killed['worker']} was {killed['next_worker']}'s {took} later"
 
 
 def _tell_restart(restart: Mapping[str, Any] | None) -> str:
@@ -215,16 +195,14 @@ def _tell_restart(restart: Mapping[str, Any] | None) -> str:
     )
 
 
-def _figures(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     wait, handover = summary["wait_s"], summary["handover_ms"]
     if wait["median"] is not None:
         still = f"; {summary['still_waiting']} still waited at the end" if summary["still_waiting"] else ""
-        yield "Waits", Text(f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s{still}")
+        yield "Waits", f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s{still}"
     if handover["count"]:
-        text = (
-            f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms, from one who gives back to the next who holds"
-        )
-        yield f"Hand-overs: {handover['count']}", Text(text)
+        times = f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms"
+        yield f"Hand-overs: {handover['count']}", f"{times}, from one who gives back to the next who holds"
 
 
 def _verdict(summary: Mapping[str, Any]) -> RenderableType:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from math import ceil
 from operator import itemgetter
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -22,20 +21,10 @@ from gpu_worker_pool.host.clock import boot_time
 from .scene import News, Scene, Span, WorkerRow
 
 # One a worker; black is read well on all of them.
-_COLOURS: Final = (
-    "#f9844a",
-    "#43aa8b",
-    "#f9c74f",
-    "#6d9dc5",
-    "#f28482",
-    "#90be6d",
-    "#b388eb",
-    "#4cc9f0",
-    "#e9c46a",
-    "#84a59d",
-    "#f78fb3",
-    "#a3b18a",
-)
+_COLOURS: Final = [
+    *("#f9844a", "#43aa8b", "#f9c74f", "#6d9dc5", "#f28482", "#90be6d"),
+    *("#b388eb", "#4cc9f0", "#e9c46a", "#84a59d", "#f78fb3", "#a3b18a"),
+]
 _STATES: Final = {
     "starts": ("·", "dim"),
     "rests": ("·", "dim"),
@@ -51,63 +40,33 @@ _MOST_NEWS: Final = 8
 _ORDINALS: Final = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
-class View(Protocol):
-    """Shows a scene while it is entered."""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the last of it on the screen."""
-
-    def refresh(self) -> None:
-        """Show what is new."""
-
-
-class LiveView:
-    """For a terminal."""
+class View:
+    """Shows a scene while it is entered: as a picture on a terminal, as a line for everything that happens elsewhere."""
 
     def __init__(self, console: Console, scene: Scene) -> None:
-        self._console = console
-        self._scene = scene
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
+        self._console, self._scene = console, scene
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
+        else:
+            scene.on_news = self._print
 
     def __enter__(self) -> Self:
-        self._live.start()
-        self.refresh()
+        if self._live is not None:
+            self._live.start()
+            self.refresh()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.refresh()
-        self._live.stop()
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self.refresh()
+            self._live.stop()
 
     def refresh(self) -> None:
-        """Draw it anew."""
-        size = self._console.size
-        self._live.update(picture(self._scene, boot_time(), size.width, size.height), refresh=True)
-
-
-class PlainView:
-    """For a file or a pipe: a line for everything that happens."""
-
-    def __init__(self, console: Console, scene: Scene) -> None:
-        self._console = console
-        scene.on_news = self._print
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def refresh(self) -> None:
-        """Everything is printed when it happens."""
+        """Draw the picture again."""
+        if self._live is not None:
+            width, height = self._console.size
+            self._live.update(picture(self._scene, boot_time(), width, height), refresh=True)
 
     def _print(self, news: News) -> None:
         self._console.print(Text(f"{news.at:6.2f} s  {news.text}"), soft_wrap=True)
@@ -116,22 +75,18 @@ class PlainView:
 def picture(scene: Scene, now: float, width: int, height: int) -> RenderableType:
     """The scene at this moment, in at most so many rows where that is enough for the GPUs and workers."""
     width = min(width, 140)
-    gpus = _gpus(scene, now, width - 4)
-    workers = _workers(scene, now, width - 4)
     columns = max(1, (width - 4) // _WORKER_WIDTH)
     taken = 3 + len(scene.spans) + 3 + ceil(len(scene.workers) / columns) + 2 + 4 + 2
+
+    def panel(content: RenderableType, title: str, height: int | None = None) -> Panel:
+        return Panel(content, title=title, title_align="left", border_style="dim", width=width, height=height)
+
     return Group(
         _heading(scene, now, width),
-        Panel(gpus, title="GPUs, and who had them", title_align="left", border_style="dim", width=width),
-        Panel(workers, title="workers", title_align="left", border_style="dim", width=width),
-        Panel(_queue(scene), title="the queue", title_align="left", border_style="dim", width=width, height=4),
-        Panel(
-            _news(scene, min(max(height - taken - 1, 2), _MOST_NEWS)),
-            title="what happened",
-            title_align="left",
-            border_style="dim",
-            width=width,
-        ),
+        panel(_gpus(scene, now, width - 4), "GPUs, and who had them"),
+        panel(_workers(scene, now, width - 4), "workers"),
+        panel(_queue(scene), "the queue", 4),
+        panel(_news(scene, min(max(height - taken - 1, 2), _MOST_NEWS)), "what happened"),
     )
 
 
@@ -149,25 +104,23 @@ def _heading(scene: Scene, now: float, width: int) -> RenderableType:
     head.add_column(width=20)
     head.add_column(justify="right", width=11, no_wrap=True)
     title = Text.assemble(("GPU Worker Pool ", "bold"), (scene.title or "is starting", "dim"))
-    head.add_row(
-        title, ProgressBar(scene.seconds, passed_s, width=20), Text(f"{passed_s:.0f} of {scene.seconds:.0f} s")
-    )
+    bar = ProgressBar(scene.seconds, passed_s, width=20)
+    head.add_row(title, bar, Text(f"{passed_s:.0f} of {scene.seconds:.0f} s"))
     return head
 
 
 def _gpus(scene: Scene, now: float, width: int) -> RenderableType:
     cells = max(width - _LABEL_WIDTH, 10)
-    lines = []
-    for gpu, spans in sorted(scene.spans.items()):
-        line = Text(f"GPU {gpu}".ljust(_LABEL_WIDTH))
-        lines.append(line.append(_strip(scene, spans, now, cells)))
+    lines = [
+        Text(f"GPU {gpu}".ljust(_LABEL_WIDTH)).append(_strip(scene, spans, now, cells))
+        for gpu, spans in sorted(scene.spans.items())
+    ]
     server = Text("server".ljust(_LABEL_WIDTH), "bold red" if scene.away and not scene.is_up else "dim")
-    lines.append(server.append(_server_strip(scene, now, cells)))
-    return Group(*lines)
+    return Group(*lines, server.append(_server_strip(scene, now, cells)))
 
 
 def _strip(scene: Scene, spans: Sequence[Span], now: float, cells: int) -> Text:
-    """Who had the GPU when, from left to right: each in his colour and by his name."""
+    """Which worker had the GPU when, from left to right: each in its colour and by its name."""
     if scene.began_at is None:
         return Text("")
     cell_s = (scene.seconds + _AFTERMATH_S) / cells
@@ -177,8 +130,7 @@ def _strip(scene: Scene, spans: Sequence[Span], now: float, cells: int) -> Text:
         last = min(int((min(span.ended_at, now) - scene.began_at) / cell_s), cells)
         style = f"black on {_colour(scene, span.worker)}"
         label = span.worker if last - first > len(span.worker) else span.worker.lstrip("w")
-        text = label.ljust(last - first, "─")[: max(last - first, 0)]
-        for place, letter in enumerate(text, start=first):
+        for place, letter in enumerate(label.ljust(last - first, "─")[: max(last - first, 0)], start=first):
             if 0 <= place < cells:
                 strip[place] = (letter, style)
         if span.was_killed and 0 <= last - 1 < cells:
@@ -188,10 +140,10 @@ def _strip(scene: Scene, spans: Sequence[Span], now: float, cells: int) -> Text:
 
 
 def _server_strip(scene: Scene, now: float, cells: int) -> Text:
-    if scene.began_at is None:
-        return Text("")
-    cell_s = (scene.seconds + _AFTERMATH_S) / cells
     text = Text()
+    if scene.began_at is None:
+        return text
+    cell_s = (scene.seconds + _AFTERMATH_S) / cells
     for cell in range(min(int((now - scene.began_at) / cell_s) + 1, cells)):
         at = scene.began_at + cell * cell_s
         is_away = any(span.began_at <= at + cell_s and at < min(span.ended_at, now) for span in scene.away)
@@ -218,12 +170,10 @@ def _worker(scene: Scene, row: WorkerRow, now: float) -> Text:
             text.append(f"{since_s:.1f} s", "dim")
         case "killed":
             text.append("killed with -9", "red")
-        case "failed":
-            text.append("failed", "bold red")
         case "done":
             text.append(f"done, {row.turns} turns", "dim")
-        case "rests" | "starts":
-            text.append(row.state if row.state == "starts" else "rests", "dim")
+        case _:
+            text.append(row.state, style)
     return text
 
 
@@ -239,14 +189,13 @@ def _queue(scene: Scene) -> RenderableType:
 
 
 def _news(scene: Scene, rows: int) -> RenderableType:
-    big = [news for news in scene.news if news.is_big][-rows:]
     lines = [
         Text.assemble((f"{news.at:5.1f} s  ", "dim"), (news.text, news.style), no_wrap=True, overflow="ellipsis")
-        for news in big
+        for news in [news for news in scene.news if news.is_big][-rows:]
     ]
     return Group(*lines, *[Text("")] * (rows - len(lines)))
 
 
 def _colour(scene: Scene, worker: str) -> str:
-    places = {name: place for place, name in enumerate(scene.workers)}
-    return _COLOURS[places.get(worker, 0) % len(_COLOURS)]
+    place = list(scene.workers).index(worker) if worker in scene.workers else 0
+    return _COLOURS[place % len(_COLOURS)]

@@ -1,15 +1,11 @@
-"""The workers of the demo, each in a process of its own: ask for a GPU, hold it for a moment, give it back, again and again.
+"""The workers of the demo, each in a process of its own: ask for a GPU, hold it for a moment, release it, and again.
 
-    python -m gpu_worker_pool.cli.demo.worker '[{"name": "w01", "reads": 5, "writes": 8, ...}, ...]'
+    python -m gpu_worker_pool.cli.demo.worker 5 '{"names": ["w01", "w02"], ...}'
 
-loads the client once and forks a process for each: a dozen starts of Python would take longer than the demo. It ends when
-all have ended; when it is killed, so are they.
-
-A worker is told what to do through a pipe: `go 0.5` (hold your GPUs for half as long as usual), then `finish` (do not ask
-again; end when your turn is over). When the pipe is closed the worker ends at once. What it does it writes to another one, a JSON object in one write, with the time on
-CLOCK_BOOTTIME: when it asked, was told to wait, began to hold a GPU and stopped to. These lines know nothing of the
-server; demo_check.py judges by them. While it holds a GPU it also keeps a lock on a file named after the GPU: the kernel's
-word for that nobody else is on it.
+loads the client once and forks a process for each worker: a dozen starts of Python would take longer than the demo. It
+ends when all have ended; when it is killed, so are they. Each worker reads its pace from the pipe 5, and asks until standard
+input ends. Standard output gets its lines, as gpu_worker_pool/history_check.py reads them. While a worker holds a GPU it
+also locks a file named after the GPU, the witness: the kernel's word that no other worker is on it.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,91 +32,93 @@ from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.clock import boot_time
 
-# From <linux/prctl.h>.
-_PR_SET_PDEATHSIG: Final = 1
-# Longer than any demo: whoever waits this long is found in the record.
-PATIENCE_S = 120.0
-# Once the demo is to end nobody is held up for longer than this.
-LAST_HOLD_S = 0.3
+_PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
+PATIENCE_S: Final = 120.0  # longer than any demo
+SHORTEST_HOLD_S: Final = 0.4
+LONGEST_HOLD_S: Final = 1.8
+LONGEST_REST_S: Final = 0.3
+LAST_HOLD_S: Final = 0.3  # once the demo is to end
+PACE_BYTES: Final = 8
+LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a worker is to do, and the descriptors of its pipes. A cheat gives its GPU back half-way through each turn and
-    goes on using it.
-    """
+class Crew:
+    """What all workers are told. The cheat releases its GPU half-way through each turn, and goes on using it."""
 
-    name: str
+    names: list[str]
     endpoint: str
     folder: str
-    reads: int
-    writes: int
-    seed: int = 0
-    shortest_hold_s: float = 0.4
-    longest_hold_s: float = 1.8
-    longest_rest_s: float = 0.3
-    is_cheat: bool = False
+    seed: int
+    cheat: str | None
+    parent: int
 
 
 class Worker:
     """Takes turns until it is told to finish."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        self._random = random.Random(f"{orders.seed}/{orders.name}")  # noqa: S311 - no secret
-        self._turn = 0
-        self._pace = 1.0
-        self._go = asyncio.Event()
+    def __init__(self, crew: Crew, name: str) -> None:
+        self._crew, self._name = crew, name
+        self._random = random.Random(f"{crew.seed}/{name}")  # noqa: S311 - no secret
+        self._turn, self._asked_at, self._pace = 0, 0.0, 1.0
         self._finish = asyncio.Event()
 
-    async def run(self) -> None:
-        """Until told to finish; PoolError where the pool cannot be used."""
-        client = GPUWorkerPoolClient(
-            self._orders.endpoint,
+    def work(self, go: int) -> None:
+        """Wait for the start, and take turns until the end."""
+        self._say("ready", pid=os.getpid())
+        pace = os.read(go, PACE_BYTES)
+        if not pace:
+            return  # the demo is gone
+        self._pace = float(pace)
+        try:
+            asyncio.run(self._take_turns())
+        except PoolError as error:
+            self._say("could_not_go_on", reason=str(error)[:LONGEST_REASON])
+        else:
+            self._say("exits")
+
+    async def _take_turns(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def finish() -> None:
+            loop.remove_reader(sys.stdin)
+            self._finish.set()
+
+        loop.add_reader(sys.stdin, finish)
+        async with GPUWorkerPoolClient(
+            self._crew.endpoint,
             polling_interval=5.0,
             endpoint_health_check_interval=0.25,  # the server is away for a second, not for a night
             on_event=self._hear,
-        )
-        self._say("ready", pid=os.getpid())
-        await self._go.wait()
-        async with client:
+        ) as client:
             await self._rest(0.5)
             while not self._finish.is_set():
                 await self._take_turn(client)
-                await self._rest(self._orders.longest_rest_s)
-        self._say("done")
-
-    def obey(self, words: bytes) -> None:
-        """What came from the demo."""
-        for word, *values in (line.split() for line in words.decode().splitlines()):
-            if word == "go":
-                self._pace = float(values[0])
-            else:
-                self._finish.set()
-            self._go.set()
+                await self._rest(LONGEST_REST_S)
 
     async def _take_turn(self, client: GPUWorkerPoolClient) -> None:
         self._turn += 1
-        self._say("asks")
-        assignment = await client.request_gpu(PATIENCE_S, labels={"demo": self._orders.name})
-        gpu, uuid, hold_s = assignment.gpu_ids[0], assignment.uuids[0], self._hold_s()
-        with self._lock(gpu, uuid):
-            facts = {"lease": assignment.lease_id, "fence": assignment.fence, "for_s": round(hold_s, 2)}
-            self._say("begins", gpu=gpu, uuid=uuid, **facts)
-            if self._orders.is_cheat:
-                await self._hold(assignment, hold_s / 2)
+        self._asked_at = boot_time()
+        self._say("asks", gpus=1, memory_mb=None, priority=0)
+        assignment = await client.request_gpu(PATIENCE_S, labels={"demo": self._name})
+        hold_s = self._pace * self._random.uniform(SHORTEST_HOLD_S, LONGEST_HOLD_S)
+        gpus = {"uuids": assignment.uuids, "gpu_ids": assignment.gpu_ids}
+        self._say("took", id=assignment.lease_id, fence=assignment.fence, for_s=round(hold_s, 2), **gpus)
+        is_cheat = self._name == self._crew.cheat
+        with self._witness(assignment.uuids[0]):
+            await self._hold(assignment, hold_s / 2 if is_cheat else hold_s)
+            if is_cheat:
                 await client.release_gpu(assignment)
                 await asyncio.sleep(hold_s / 2)
-            else:
-                await self._hold(assignment, hold_s)
-            self._say("ends", gpu=gpu)
+            left_at = boot_time()
+        self._say("left", left_at=left_at)
         if assignment.is_lost:
-            self._say("lost", gpu=gpu, reason=getattr(assignment.lost, "reason", None))
-        elif not self._orders.is_cheat:
+            self._say("lost", reason=getattr(assignment.lost, "reason", None) or "no heartbeat got through")
+        elif not is_cheat:
             await client.release_gpu(assignment)
 
     async def _hold(self, assignment: Assignment, hold_s: float) -> None:
-        """For this long; shorter once the demo is to end, and no longer than the lease is ours."""
+        """Hold the GPU: for a shorter time once the demo is to end, and no longer than the lease lasts."""
         assert assignment.lost is not None  # noqa: S101 - the client sets it; for mypy
         lost = asyncio.ensure_future(assignment.lost.wait())
         finish = asyncio.ensure_future(self._finish.wait())
@@ -132,89 +130,56 @@ class Worker:
             lost.cancel()
             finish.cancel()
 
-    def _hold_s(self) -> float:
-        return self._pace * self._random.uniform(self._orders.shortest_hold_s, self._orders.longest_hold_s)
-
     async def _rest(self, longest_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._random.uniform(0.0, longest_s)):
                 await self._finish.wait()
 
     @contextlib.contextmanager
-    def _lock(self, gpu: int | str, uuid: str) -> Iterator[None]:
-        """Have the GPU's file locked. Nobody waits for it: one that cannot be had at once is written down."""
-        with Path(self._orders.folder, f"{uuid}.lock").open("ab") as file:
+    def _witness(self, uuid: str) -> Iterator[None]:
+        """Lock the GPU's file. Nobody waits for it: one that cannot be locked at once is written down."""
+        with Path(self._crew.folder, f"{uuid}.witness").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._say("busy", gpu=gpu)
+                self._say("witness_busy", uuid=uuid)
             yield
 
     def _hear(self, event: ClientEvent) -> None:
         if event.kind == "waiting":
-            self._say("queued", lease=event.lease_id, reason=event.detail)
+            told = {"call": "PUT", "status": 202, "state": "queued", "sent": self._asked_at, "uuids": []}
+            self._say("answered", id=event.lease_id, **told)
 
     def _say(self, what: str, **facts: Any) -> None:
-        say(self._orders, what, turn=self._turn, **facts)
-
-
-def say(orders: Orders, what: str, **facts: Any) -> None:
-    """One line in one write: it is all there or not at all, however the process ends."""
-    line = {"what": what, "worker": orders.name, "at": boot_time(), **facts}
-    with contextlib.suppress(BrokenPipeError):  # the demo is gone; so are we, soon
-        os.write(orders.writes, json.dumps(line).encode() + b"\n")
-
-
-async def work(orders: Orders) -> None:
-    """Work as told."""
-    worker = Worker(orders)
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - for mypy
-
-    def hear() -> None:
-        words = os.read(orders.reads, 1024)
-        if words:
-            worker.obey(words)
-        else:
-            loop.remove_reader(orders.reads)
-            task.cancel()
-
-    loop.add_reader(orders.reads, hear)
-    try:
-        await worker.run()
-    except PoolError as error:
-        say(orders, "failed", reason=str(error))
+        """Write one line at once: it is all there or not at all, however the process ends."""
+        about = {"lease": f"{self._name}-{self._turn}", "turn": self._turn}
+        line = {"what": what, "who": self._name, "at": boot_time(), **about, **facts}
+        with contextlib.suppress(BrokenPipeError):  # the demo is gone; so are we, soon
+            os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 def die_with(parent: int) -> None:
-    """Be killed when this parent is, even with -9; for a child, right after it was forked."""
+    """Let the kernel kill this process when its parent is gone, even by kill -9."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # Linux; elsewhere the end of the pipe has to do
+    if hasattr(libc, "prctl"):  # Linux; elsewhere the end of the pipes has to do
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:  # it died before we had said so
             os._exit(1)
 
 
-def main(all_orders: Sequence[Orders]) -> int:
-    """Fork them, and wait for their ends."""
-    parent, pipes = os.getpid(), {end for orders in all_orders for end in (orders.reads, orders.writes)}
-    die_with(os.getppid())
-    for orders in all_orders:
+def main(go: int, crew: Crew) -> int:
+    """Fork the workers, and wait for their ends."""
+    die_with(crew.parent)
+    parent = os.getpid()
+    for name in crew.names:
         if os.fork() == 0:
             die_with(parent)
-            # Whoever else had a worker's end of a pipe open, its end would not be noticed.
-            for end in pipes - {orders.reads, orders.writes}:
-                os.close(end)
-            with contextlib.suppress(asyncio.CancelledError):
-                asyncio.run(work(orders))
+            Worker(crew, name).work(go)
             return 0
-    for end in pipes:
-        os.close(end)
-    for _ in all_orders:
+    for _ in crew.names:
         os.wait()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main([Orders(**given) for given in json.loads(sys.argv[1])]))
+    sys.exit(main(int(sys.argv[1]), Crew(**json.loads(sys.argv[2]))))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ASK_S = 5.0
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "skipped": "dim"}
-Section = tuple[str, list[Check]]
+CheckSection = tuple[str, list[Check]]
 
 
 def doctor(endpoint: Endpoints = None, json: Json = False) -> int:
@@ -77,7 +77,7 @@ def _summary(counts: Counter[Status]) -> str:
 # The modules of the checks are loaded here, so that no other command waits for them.
 
 
-def _sections(servers: Servers, given: list[str] | None, heard: list[str]) -> Iterator[Section]:
+def _sections(servers: Servers, given: list[str] | None, heard: list[str]) -> Iterator[CheckSection]:
     from .gpus import GpuFacts  # noqa: PLC0415
 
     facts = GpuFacts()

@@ -93,13 +93,13 @@ def complaints() -> Iterator[list[str]]:
     """
     heard: list[str] = []
 
-    class Listener(logging.Handler):
+    class WarningListener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             heard.append(record.getMessage())
 
     logger = logging.getLogger("gpu_worker_pool")
     before = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [Listener(logging.WARNING)], False
+    logger.handlers, logger.propagate = [WarningListener(logging.WARNING)], False
     try:
         yield heard
     finally:

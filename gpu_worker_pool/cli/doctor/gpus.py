@@ -34,14 +34,14 @@ GET_A_DRIVER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class NvidiaDriver:
     """What the system shows of the NVIDIA driver: its version where it is loaded, and its device files."""
 
     version: str | None
     devices: tuple[str, ...]
 
     @classmethod
-    def here(cls, root: Path = Path("/")) -> Driver:
+    def here(cls, root: Path = Path("/")) -> NvidiaDriver:
         try:
             text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -73,21 +73,21 @@ class Probed:
         return self.unavailable or self.error or "it shows no GPU"
 
 
-def look(make_probe: Callable[[], Probe], limit_s: float) -> Probed:
+def probe_once(make_probe: Callable[[], Probe], limit_s: float) -> Probed:
     """Read once; a driver that hangs is a finding, not a reason to wait for ever."""
 
-    def probe_and_look() -> Probed:
+    def read_once() -> Probed:
         began = time.monotonic()
         try:
             probe = make_probe()
         except ProbeUnavailable as unavailable:
             return Probed(unavailable=str(unavailable))
-        seen = probe.look(began)
+        seen = probe.read(began)
         probe.close()
         return Probed(seen.readings, seen.error, took_s=time.monotonic() - began)
 
     try:
-        return within(limit_s, probe_and_look)
+        return within(limit_s, read_once)
     except TookTooLong:
         return Probed(error=f"it has not answered for {limit_s:g} s: the NVIDIA driver hangs", took_s=limit_s)
 
@@ -96,16 +96,16 @@ class GpuFacts:
     """What is known of this machine's GPUs, each found out when it is first asked for."""
 
     @cached_property
-    def driver(self) -> Driver:
-        return Driver.here()
+    def driver(self) -> NvidiaDriver:
+        return NvidiaDriver.here()
 
     @cached_property
     def nvml(self) -> Probed:
-        return look(lambda: NvmlProbe(socket.gethostname()), NVML_S)
+        return probe_once(lambda: NvmlProbe(socket.gethostname()), NVML_S)
 
     @cached_property
     def smi(self) -> Probed:
-        return look(lambda: NvidiaSmiProbe(socket.gethostname(), timeout_s=SMI_S), 3 * SMI_S)
+        return probe_once(lambda: NvidiaSmiProbe(socket.gethostname(), timeout_s=SMI_S), 3 * SMI_S)
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -133,7 +133,7 @@ def check_boot_clock() -> Finding:
     return Finding("boot-clock", "ok", "leases run on a clock that cannot be set")
 
 
-def judge_driver(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
+def judge_driver(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
     """Whether there is a driver, and whether this user may use the GPUs."""
     if driver.version is None:
         if nvml.is_working or smi.is_working:  # as in WSL, where Windows has the driver
@@ -151,7 +151,7 @@ def judge_driver(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
     return Finding("driver", "ok", f"NVIDIA driver {driver.version}, {len(driver.devices)} device files")
 
 
-def judge_nvml(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
+def judge_nvml(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
     """Whether the driver's library can be used, which is the fast way."""
     sick = [f"GPU {reading.gpu.index}: {reading.fault}" for reading in nvml.readings if reading.fault]
     if sick:
@@ -165,7 +165,7 @@ def judge_nvml(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
     return Finding("nvml", "problem", nvml.trouble, f"compare with nvidia-smi below; {TRY_SIMULATED}")
 
 
-def judge_nvidia_smi(driver: Driver, nvml: Probed, smi: Probed) -> Finding:
+def judge_nvidia_smi(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
     """Whether nvidia-smi runs, how long it takes, and whether it shows what NVML shows."""
     if not smi.is_working:
         if nvml.is_working and smi.unavailable is not None:

@@ -14,7 +14,7 @@ from gpu_worker_pool.client.events import Hook
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.addresses import is_this_machine
-from gpu_worker_pool.host.clock import machine_mark
+from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
@@ -73,7 +73,7 @@ async def find_sources(
 
 def _is_here(url: str, pool: PoolView | None) -> bool:
     if pool is not None and pool.machine is not None:
-        return pool.machine == machine_mark()
+        return pool.machine == machine_fingerprint()
     # A server that is down, or that does not name its machine, is judged by its address.
     return is_this_machine(urlsplit(url).hostname or "")
 

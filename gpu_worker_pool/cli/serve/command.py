@@ -281,7 +281,7 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
     addresses = urls(host, port, prefix, names=names)
     error = (
-        snapshot.error if sampler.has_looked else "the driver has not answered yet; they are shown as soon as it does"
+        snapshot.error if sampler.has_sampled else "the driver has not answered yet; they are shown as soon as it does"
     )
     tokens = app.tokens
     return Announcement(

@@ -57,7 +57,7 @@ class Watch:
         """Poll every interval, counted from poll to poll; never ends by itself, whatever the server does."""
         due = monotonic()
         while True:
-            await self._look()
+            await self._poll()
             due = max(due + self._interval_s, monotonic())
             await asyncio.sleep(due - monotonic())
 
@@ -70,7 +70,7 @@ class Watch:
         rows = tuple(self._row(gpu, is_stale=is_stale) for gpu in self._report.gpus)
         return ServerState(self._endpoint, url, self._report, rows, age_s, self._error, is_stale)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         # Only temperature and power come from elsewhere than the pool: without them the rest is still shown.
         report, answer = await asyncio.gather(
             ask_pool(self._servers, self._endpoint, self._query),

@@ -17,7 +17,7 @@ logger = logging.getLogger("gpu_worker_pool.client")
 KEEP_TRYING_S = 120.0
 
 
-async def give_back(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
+async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
     """Release it, once the call that is still under way for it has ended, whatever its outcome."""
     if under_way is not None:
         try:

@@ -61,9 +61,9 @@ class OwnLeases:
     def observe(self, readings: Sequence[Reading]) -> None:
         """Take in what the server measured."""
         self._measured = {reading.gpu.key.uuid: reading for reading in readings}
-        self._look_again()
+        self._observe_again()
 
-    def _look_again(self) -> None:
+    def _observe_again(self) -> None:
         self._driver.note(cmd.Observe(tuple(map(self._as_it_is_for_us, self._measured.values()))))
 
     def _as_it_is_for_us(self, reading: Reading) -> Reading:
@@ -77,13 +77,13 @@ class OwnLeases:
     def _others_changed(self) -> None:
         """Read the GPUs again after another client gave up a claim; called from any thread."""
         with suppress(RuntimeError):  # the loop may just have ended
-            self._loop.call_soon_threadsafe(self._look_again)
+            self._loop.call_soon_threadsafe(self._observe_again)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:
             if isinstance(event, ev.LeaseGranted) and not OF_THIS_PROCESS.take(self, map(self._claim, event.gpus)):
                 # Another client was quicker while this one decided. The grant has not been answered yet.
-                self._look_again()
+                self._observe_again()
                 self._driver.note(cmd.Revoke(event.lease_id))
         held = {key for key, slot in self.state.slots.items() if slot.occupants}
         free = [self._claim(reading.gpu.key) for reading in self._measured.values() if reading.gpu.key not in held]

@@ -19,7 +19,7 @@ from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
 RETRY = Backoff(first_s=0.1, max_s=2.0)
 FAILURES_TO_OPEN = 3
-Kind = Literal["unknown", "leases", "statistics"]
+EndpointKind = Literal["unknown", "leases", "statistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Endpoint:
     ) -> None:
         self.id = endpoint_id
         self.url = url
-        self.kind: Kind = "unknown"
+        self.kind: EndpointKind = "unknown"
         self.is_healthy = False
         self.last_error: str | None = "it has not answered yet"
         self.last_seen: datetime | None = None

@@ -47,8 +47,8 @@ class Member:
     sizes_mb: dict[int, float] | None = None
     # What this process was granted and released since the view was taken, and when.
     taken: dict[Change, float] = field(default_factory=dict)
-    given_back: dict[Change, float] = field(default_factory=dict)
-    look_now: asyncio.Event = field(default_factory=asyncio.Event)
+    released: dict[Change, float] = field(default_factory=dict)
+    poll_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def id(self) -> str:
@@ -64,21 +64,21 @@ class Member:
         """Its GPUs, with the changes that this process made since the last poll."""
         if self.endpoint.kind == "statistics" and self.own_leases is not None:
             return _own_view(self.own_leases, self.view)
-        return self.view.with_changes(self.taken, self.given_back)
+        return self.view.with_changes(self.taken, self.released)
 
     def note_taken(self, uuid: str, worker_id: str) -> None:
         self.taken[uuid, worker_id] = boot_time()
 
-    def note_given_back(self, uuid: str, worker_id: str) -> None:
+    def note_released(self, uuid: str, worker_id: str) -> None:
         """Note that this process released a GPU, or lost it."""
         self.taken.pop((uuid, worker_id), None)
-        self.given_back[uuid, worker_id] = boot_time()
+        self.released[uuid, worker_id] = boot_time()
 
     def show(self, view: SeenPool) -> None:
         """Take in what a poll showed; it includes the changes that this process made before."""
         self.view = view
         self.taken = {change: at for change, at in self.taken.items() if at >= view.seen_at}
-        self.given_back = {change: at for change, at in self.given_back.items() if at >= view.seen_at}
+        self.released = {change: at for change, at in self.released.items() if at >= view.seen_at}
 
 
 class Fleet:
@@ -106,7 +106,7 @@ class Fleet:
         """Poll all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
         await self._transport.open()
         firsts = [
-            asyncio.create_task(self._look(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
+            asyncio.create_task(self._poll(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
         ]
         waiting = set(firsts)
         try:
@@ -124,7 +124,7 @@ class Fleet:
             await asyncio.gather(*firsts, return_exceptions=True)
             raise
         for first, member in zip(firsts, self.members.values(), strict=True):
-            task = asyncio.create_task(self._keep_looking(member, first), name=f"gpu-watch-{member.id}")
+            task = asyncio.create_task(self._keep_polling(member, first), name=f"gpu-watch-{member.id}")
             self._tasks.append(task)
         if not any(member.endpoint.is_healthy for member in self.members.values()):
             logger.warning("no endpoint answers yet: %s", self.reasons())
@@ -179,23 +179,23 @@ class Fleet:
     def note_failure(self, member: Member, error: EndpointError) -> None:
         """Have the next poll come at once after a failed call: it tells whether the endpoint is down."""
         logger.info("endpoint %s: %s", member.id, error.reason, extra={"endpoint": member.id})
-        member.look_now.set()
+        member.poll_now.set()
 
     async def try_again(self, member: Member) -> bool:
         """Poll an endpoint now, even where its breaker is open; returns whether it is up."""
         member.endpoint.allow_probe_now()
         # Vital, because a poll that is under way, and may hang, has the only call that the breaker lets through.
-        await self._look(member, is_vital=True)
+        await self._poll(member, is_vital=True)
         return member.endpoint.is_healthy
 
     # --- looking ---------------------------------------------------------------------------------------------------
 
-    async def _keep_looking(self, member: Member, first: asyncio.Task[None]) -> None:
+    async def _keep_polling(self, member: Member, first: asyncio.Task[None]) -> None:
         try:
             await first
             while True:
                 await self._pause(member)
-                await self._look(member)
+                await self._poll(member)
         finally:
             first.cancel()
 
@@ -206,16 +206,16 @@ class Fleet:
             interval_s = min(max(endpoint.retry_in_s(), 0.05), self._config.endpoint_health_check_interval)
         try:
             async with asyncio.timeout(interval_s):
-                await member.look_now.wait()
+                await member.poll_now.wait()
         except TimeoutError:
             pass
-        member.look_now.clear()
+        member.poll_now.clear()
 
-    async def _look(self, member: Member, *, is_vital: bool = False) -> None:
+    async def _poll(self, member: Member, *, is_vital: bool = False) -> None:
         endpoint = member.endpoint
         was_healthy = endpoint.is_healthy
         try:
-            await self._look_once(member, is_vital=is_vital)
+            await self._poll_once(member, is_vital=is_vital)
         except EndpointError as error:
             if was_healthy:
                 logger.warning("endpoint %s is down: %s", member.id, error.reason, extra={"endpoint": member.id})
@@ -229,7 +229,7 @@ class Fleet:
         if was_healthy != endpoint.is_healthy and self._change is not None and not self._change.done():
             self._change.set_result(None)
 
-    async def _look_once(self, member: Member, *, is_vital: bool) -> None:
+    async def _poll_once(self, member: Member, *, is_vital: bool) -> None:
         endpoint = member.endpoint
         attempts = endpoint.attempts if endpoint.is_healthy else 1
         try:

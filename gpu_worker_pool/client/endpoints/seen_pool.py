@@ -48,11 +48,11 @@ class SeenPool:
     def available(self) -> int:
         return sum(gpu.is_free for gpu in self.gpus)
 
-    def with_changes(self, taken: Collection[Change], given_back: Collection[Change]) -> SeenPool:
+    def with_changes(self, taken: Collection[Change], released: Collection[Change]) -> SeenPool:
         """The same, with what this process was granted and released since then."""
         gpus = []
         for gpu in self.gpus:
-            gone = {worker for uuid, worker in given_back if uuid == gpu.uuid and worker in gpu.workers}
+            gone = {worker for uuid, worker in released if uuid == gpu.uuid and worker in gpu.workers}
             came = [worker for uuid, worker in taken if uuid == gpu.uuid and worker not in gpu.workers]
             workers = (*(worker for worker in gpu.workers if worker not in gone), *came)
             is_free = not came and (gpu.is_free or (bool(gone) and not workers))

@@ -1,1 +1,1 @@
-"""What leases come to: GPU time by owner, and who held what when."""
+"""Accounting: GPU time by owner, and the times at which leases held GPUs."""

@@ -1,4 +1,4 @@
-"""Who held which GPU, and from when to when."""
+"""Which lease held which GPU, and when."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 
 
-class Span(NamedTuple):
-    """That a lease held a GPU. Times are seconds since 1970; who has no `until` and no `end_reason` holds it still."""
+class LeaseSpan(NamedTuple):
+    """The time a lease held a GPU, in seconds since 1970. `until` and `end_reason` are None while it holds it."""
 
     lease_id: str
     owner: str | None
@@ -21,37 +21,36 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """Gathers leases that held GPUs between `since` and `now`, a span for each of their GPUs, by the GPU's UUID.
+    """Collects the leases that held GPUs between `since` and `now`: a span for each of their GPUs, by GPU UUID.
 
-    There is room for `most` spans. Those that are told first are kept, so the latest must be told first; `is_cut` says
-    that some were left out. A lease of times that are unknown, or run backwards because a clock was set, is left out too,
-    and counted in `unknown_leases`.
+    It has room for `most` spans. The first ones added are kept, so the latest must be added first; `is_cut` says that
+    some were left out. A lease with unknown times, or times that run backwards because a clock was set, is left out and
+    counted in `unknown_leases`.
     """
 
     def __init__(self, since: float, now: float, *, most: int) -> None:
         self.since = since
         self.now = now
-        self.by_gpu: dict[str, list[Span]] = {}
+        self.by_gpu: dict[str, list[LeaseSpan]] = {}
         self.unknown_leases = 0
         self.is_cut = False
         self._room = most
 
     def add(self, lease: ActiveLease | EndedLease) -> None:
-        """Note one lease."""
         until, reason = (lease.ended_at, lease.reason) if isinstance(lease, EndedLease) else (None, None)
         granted_at, ended_at = lease.granted_at, self.now if until is None else until
-        # A clock that nobody has set says 1970. Whoever is before that, or after now, had a clock that was set.
+        # A clock that was never set says 1970. A time before 1970 or after now comes from a clock that was set.
         if granted_at is None or not 0 <= granted_at <= ended_at <= self.now:
             self.unknown_leases += 1
             return
         if ended_at < self.since:
             return
         if self.is_cut or len(lease.gpus) > self._room:
-            self.is_cut = True  # a lease that is shown on some of its GPUs only would be a lie
+            self.is_cut = True  # a lease shown on only some of its GPUs would mislead
             return
         self._room -= len(lease.gpus)
         holder = lease.request.holder
-        span = Span(
+        span = LeaseSpan(
             lease.id,
             holder.owner,
             holder.worker_id,

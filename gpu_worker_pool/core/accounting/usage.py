@@ -1,8 +1,7 @@
-"""What leases come to: GPU time by owner within a span of time.
+"""GPU time by owner within a span of time.
 
-Times are reckoned in whole microseconds, so that the parts of a span add up to the whole exactly, in whatever order the
-leases come. A time that is unknown, or that runs backwards because a clock was set, is never taken for 0: such leases are
-counted apart.
+Times are counted in whole microseconds, so the parts of a span add up to the whole exactly, in any order of leases. A
+time that is unknown, or runs backwards because a clock was set, is never taken for 0: such leases are counted apart.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ from math import inf
 from typing import NamedTuple
 
 US_PER_S = 1_000_000
-# No calendar goes so far; what is beyond it is no time (infinities and what is no number included).
+# Beyond any calendar: a larger value, an infinity or NaN is not a time.
 MOST_S = 1e12
 
 
 class LeaseTimes(NamedTuple):
-    """What the accounting needs of a lease. Times are seconds since 1970, None where unknown or where there is none: a
-    lease that never left the queue has no `granted_at` and no GPUs, one that `is_live` no `ended_at`.
+    """What the accounting needs of a lease. Times are seconds since 1970; None means unknown or none.
+
+    A lease that never left the queue has no `granted_at` and no GPUs. A live lease has no `ended_at`.
     """
 
     owner: str | None
@@ -31,13 +31,13 @@ class LeaseTimes(NamedTuple):
 
 
 @dataclass(slots=True)
-class Usage:
-    """What somebody's leases come to within a span. A lease of two GPUs for an hour is two GPU-hours.
+class UsageTotals:
+    """Totals of leases within a span. A lease of two GPUs for an hour is two GPU-hours.
 
-    `gpu_us` is of leases that said no amount of memory, `shared_gpu_us` of those that did, and share: these overlap on a
-    GPU. `leases` is how many held GPUs, `running` how many of these still do, `longest_us` the longest that one did;
-    `wait_us` is the time in the queue, of those too who left it without a GPU. `unknown_leases` held GPUs for a time that
-    is not known, `unknown_waits` waited so.
+    `gpu_us` is the time of exclusive leases, `shared_gpu_us` that of sharing leases, which overlap on a GPU. `leases`
+    is how many held GPUs, `running` how many of these still do, `longest_us` the longest time of one. `wait_us` is time
+    in the queue, including that of requests that left it without a GPU. `unknown_leases` held GPUs for an unknown time;
+    `unknown_waits` waited for an unknown time.
     """
 
     gpu_us: int = 0
@@ -49,8 +49,7 @@ class Usage:
     unknown_leases: int = 0
     unknown_waits: int = 0
 
-    def add(self, other: Usage) -> None:
-        """Count the other's leases as one's own."""
+    def add(self, other: UsageTotals) -> None:
         self.gpu_us += other.gpu_us
         self.shared_gpu_us += other.shared_gpu_us
         self.leases += other.leases
@@ -61,11 +60,10 @@ class Usage:
         self.unknown_waits += other.unknown_waits
 
 
-class Reckoning:
-    """Adds leases up, by owner, for the span from `since` to before `until` (None: open), as known at `now`.
+class UsageAccount:
+    """Adds up leases by owner for the span from `since` to before `until` (None: open), as known at `now`.
 
-    A lease whose times are not to be trusted belongs to the span in which it ended, or to every span where that too is
-    unknown.
+    A lease with unreliable times belongs to the span in which it ended; if that is unknown too, to every span.
     """
 
     def __init__(self, since: float, until: float | None, now: float) -> None:
@@ -74,21 +72,20 @@ class Reckoning:
         self.since = since
         self.until = until
         self.now = now
-        self.by_owner: dict[str | None, Usage] = {}
+        self.by_owner: dict[str | None, UsageTotals] = {}
         self._since_us = _us(max(since, -MOST_S)) or 0
         self._until_us: float = inf if until is None or until >= MOST_S else _us(until) or 0
         self._now_us = _us(now) or 0
         self._cut_us = min(self._until_us, self._now_us)
 
-    def total(self) -> Usage:
-        """All owners together."""
-        total = Usage()
+    def total(self) -> UsageTotals:
+        total = UsageTotals()
         for usage in self.by_owner.values():
             total.add(usage)
         return total
 
     def count(self, lease: LeaseTimes) -> None:
-        """Add one lease; what of it lies outside the span is left out."""
+        """Add the part of a lease that is within the span."""
         requested, granted = _us(lease.requested_at), _us(lease.granted_at)
         ended = self._now_us if lease.is_live else _us(lease.ended_at)
         left_queue = ended
@@ -121,10 +118,10 @@ class Reckoning:
             else:
                 usage.gpu_us += held_us * lease.gpu_count
 
-    def _of(self, owner: str | None) -> Usage:
+    def _of(self, owner: str | None) -> UsageTotals:
         usage = self.by_owner.get(owner)
         if usage is None:
-            usage = self.by_owner[owner] = Usage()
+            usage = self.by_owner[owner] = UsageTotals()
         return usage
 
     def _within(self, start_us: int, end_us: int) -> int:

@@ -1,4 +1,4 @@
-"""A short history that adds up to the same pool as the long one: what a journal is compacted to."""
+"""A short history that adds up to the same pool as the long one. A journal is compacted to it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease
 from gpu_worker_pool.core.model.state import PoolState
 
-# A lease that has left the queue keeps no place in it; its place is only there to be passed through.
-NO_PLACE = 0
+# A lease that left the queue has no queue position. Replay only passes through this one.
+NO_SEQ = 0
 
 
 def condense(state: PoolState) -> list[ev.DurableEvent]:
-    """The events from which an empty pool becomes this one, but for what a restart makes void (readings, how long ago
-    a lease was renewed) and for the ended leases, which a journal keeps beside.
+    """The events that turn an empty pool into this one. They leave out what a restart makes void (readings, times of
+    renewal) and the ended leases, which a journal keeps separately.
     """
     at = state.clock
     events: list[ev.DurableEvent] = []
@@ -20,7 +20,7 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
         events.append(ev.PoolOpened(at, state.boot_id, state.wall_offset_s))
     events.append(ev.HistoryCondensed(at, tuple(sorted(state.fences.items())), state.next_seq))
     granted = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease | DrainingLease)]
-    # Those who share a GPU came to it in the order of their fences.
+    # Leases that share a GPU came to it in the order of their fences.
     for lease in sorted(granted, key=lambda lease: (lease.gpus[0].node, _grant_of(lease).fence)):
         events += _granted(lease, at)
     for slot in state.slots.values():
@@ -43,7 +43,7 @@ def _granted(lease: ActiveLease | DrainingLease, at: float) -> list[ev.DurableEv
     grant = _grant_of(lease)
     assert grant.fence is not None and grant.granted_at is not None  # noqa: S101, PT018 - it was granted
     return [
-        ev.LeaseQueued(at, lease.id, lease.request, NO_PLACE, grant.requested_at),
+        ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, grant.requested_at),
         ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at),
     ]
 

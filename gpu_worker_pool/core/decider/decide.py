@@ -1,6 +1,6 @@
-"""Facts in, decisions out: `decide` says what happens, and changes nothing.
+"""Facts in, decisions out: `decide` says what happens and changes nothing.
 
-It is told the time and never asks for it. A time that goes back is taken as no time passing.
+The time is an argument. A time before the pool's clock counts as the clock's time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpu_worker_pool.core.queue.assignment import serve_queue
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
-    """What a command leads to. The same state, command and time always lead to the same events."""
+    """The events that a command leads to. The same state, command and time give the same events."""
     is_new_clock = isinstance(command, cmd.Open) and command.boot_id != state.boot_id
     return _DECIDERS[type(command)](state, command, now if is_new_clock else max(now, state.clock))
 
@@ -28,9 +28,9 @@ def _open(state: PoolState, command: cmd.Open, now: float) -> list[ev.Event]:
     opened = ev.PoolOpened(now, command.boot_id, command.wall_offset_s)
     if state.boot_id in (None, command.boot_id):
         return [opened]
-    # The machine was started anew: no process of before is alive, and none still holds memory on a GPU.
+    # The machine rebooted: no process from before is alive, and none holds memory on a GPU.
     ended: list[ev.Event] = []
-    # In an order that does not depend on how the history was told, so that the same ones are remembered.
+    # Sorted, so that the same leases are remembered however the history was told.
     for _, lease in sorted(state.leases.items()):
         if isinstance(lease, DrainingLease):
             ended += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus]
@@ -46,7 +46,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         if known.request != request:
             return [ev.LeaseConflicted(now, lease_id)]
         return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
-    if why := _why_never(state, request):
+    if why := _why_unservable(state, request):
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
     if len(state.queue) >= settings.max_queued:
@@ -56,8 +56,8 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
 
 
-def _why_never(state: PoolState, request: Request) -> str | None:
-    """Why no GPU here could ever serve this request; None where one could, or where none has been seen yet."""
+def _why_unservable(state: PoolState, request: Request) -> str | None:
+    """Why no GPU of the pool could ever serve this request; None if one could, or if none was seen yet."""
     if not state.has_been_observed:
         return None
     thresholds = state.settings.thresholds_for(request.wishes)
@@ -81,7 +81,7 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(ev.RenewalRefused(now, lease_id, lease.ended.reason))
         elif isinstance(lease, EndedLease):
             refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
-        elif state.agenda.due_at(lease_id) <= now:
+        elif state.deadlines.due_at(lease_id) <= now:
             refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
         else:
             renewed.append(lease_id)
@@ -102,7 +102,7 @@ def _report_death(state: PoolState, command: cmd.ReportDeath, now: float) -> lis
 
 
 def _end(state: PoolState, lease_id: str, reason: EndReason, now: float) -> list[ev.Event]:
-    """End a lease; what is over already stays as it ended."""
+    """End a lease; one that has ended stays as it ended."""
     lease = state.find(lease_id)
     if lease is None:
         return [ev.LeaseUnknown(now, lease_id)]
@@ -120,7 +120,7 @@ def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:
-    readings = _news(state, command.readings, now)
+    readings = _newest(state, command.readings, now)
     events: list[ev.Event] = [ev.GpusObserved(now, readings)]
     for reading in readings:
         slot = state.slots.get(reading.gpu.key)
@@ -146,7 +146,7 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
 
 
 def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Reading, context_mb: float) -> bool:
-    """Whether nothing of an ended lease is on the GPU any more. Whoever gave it back and lives on keeps a context."""
+    """Whether an ended lease has left the GPU. A process that released it and runs on keeps a context there."""
     if not left:
         return True
     if lease.ended.reason is not EndReason.RELEASED or reading.processes is None:
@@ -155,27 +155,27 @@ def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Readin
     return len(held_mb) == len(left) and all(mb is not None and mb <= context_mb for mb in held_mb)
 
 
-def _news(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
-    """The latest reading of each GPU, where it is not older than what is known. One from the future would never grow
-    stale, so it is taken as from now.
+def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
+    """The latest reading of each GPU, unless it is older than the known one. A reading from the future would never
+    become stale, so its time is set to now.
     """
-    news: dict[GpuKey, Reading] = {}
+    newest: dict[GpuKey, Reading] = {}
     for reading in readings:
-        known = news.get(reading.gpu.key)
+        known = newest.get(reading.gpu.key)
         if known is None and (slot := state.slots.get(reading.gpu.key)) is not None:
             known = slot.reading
         at = min(reading.at, now)
         if known is None or at >= known.at:
-            news[reading.gpu.key] = reading if at == reading.at else replace(reading, at=at)
-    return tuple(news.values())
+            newest[reading.gpu.key] = reading if at == reading.at else replace(reading, at=at)
+    return tuple(newest.values())
 
 
 def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
-    for lease_id in state.agenda.due(now):
+    for lease_id in state.deadlines.due(now):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
-            # Waited long enough: from here on the thresholds decide.
+            # The drain limit has passed: from here on the thresholds decide.
             events += [ev.GpuDrained(now, lease_id, key) for key in lease.gpus]
         else:
             events.append(_ended(state, lease, EndReason.EXPIRED, now))

@@ -1,4 +1,4 @@
-"""The one function that changes a pool, and it does nothing else: no decision is made here."""
+"""The only code that changes a pool. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from gpu_worker_pool.core.model.state import PoolState
 
 
 def evolve(state: PoolState, event: ev.Event) -> None:
-    """Let an event have happened."""
     replay(state, [event])
 
 
 def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
-    """Let all of these have happened, in order; returns the same state, for convenience. Refusals change nothing.
+    """Apply the events in order and return the same state. Refusals change nothing.
 
-    The events of one step belong together: told in parts they add up to the same, but a change that the next of them
-    undoes (memory that is then put down to a lease) lets the queue be looked at once more.
+    The events of one step belong together. Applied in parts they add up to the same state, but a change that the next
+    event undoes (memory that is then attributed to a lease) causes one more pass over the queue.
     """
     for event in events:
         if not isinstance(event, ev.Refusal):
@@ -43,7 +42,7 @@ def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
             state.forget_slot(slot.key)
     for lease in state.leases.values():
         limit_s = state.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.request.ttl_s
-        state.agenda.set(lease.id, event.at + limit_s)
+        state.deadlines.set(lease.id, event.at + limit_s)
     state.unsettle()
 
 
@@ -58,7 +57,7 @@ def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     state.leases[lease.id] = lease
     state.queue.join(lease)
     state.newcomers.append(lease.id)
-    state.agenda.set(lease.id, event.at + event.request.ttl_s)
+    state.deadlines.set(lease.id, event.at + event.request.ttl_s)
     state.next_seq = max(state.next_seq, event.seq + 1)
 
 
@@ -70,7 +69,7 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     state.leases[waited.id] = ActiveLease(
         waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at
     )
-    state.agenda.set(waited.id, event.at + request.ttl_s)
+    state.deadlines.set(waited.id, event.at + request.ttl_s)
     for key in event.gpus:
         state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
     node = event.gpus[0].node
@@ -79,7 +78,7 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
 
 
 def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
-    state.reindex()  # what happened before it is taken into account by it
+    state.reindex()  # the pass has taken earlier events into account
     state.settled_until = event.until
     state.holds = dict(event.holds)
     state.reserver = event.reserver
@@ -88,15 +87,15 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
 
 def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
     for lease_id in event.lease_ids:
-        state.agenda.set(lease_id, event.at + state.leases[lease_id].request.ttl_s)
+        state.deadlines.set(lease_id, event.at + state.leases[lease_id].request.ttl_s)
 
 
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     lease = state.leases.pop(event.lease_id)
-    state.agenda.drop(lease.id)
+    state.deadlines.drop(lease.id)
     if isinstance(lease, QueuedLease):
         if lease.id in state.holds.values() or state.newcomers:
-            state.unsettle()  # what he kept from others is theirs now
+            state.unsettle()  # the GPUs it held are free for others
         state.queue.leave(lease)
         _remember(
             state,
@@ -122,11 +121,11 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
             _vacate(state, lease.id, key)
     if event.draining:
         state.leases[lease.id] = DrainingLease(lease.id, lease.request, event.draining, event.at, ended)
-        state.agenda.set(lease.id, event.at + state.settings.drain_limit_s)
+        state.deadlines.set(lease.id, event.at + state.settings.drain_limit_s)
         process = lease.request.holder.process
         if process is not None and event.reason is EndReason.RELEASED:
             for key in event.draining:
-                state.leftovers.setdefault(process, {}).setdefault(key, set()).add(lease.id)
+                state.reclaimable.setdefault(process, {}).setdefault(key, set()).add(lease.id)
     else:
         _remember(state, ended)
     state.touch(lease.gpus)
@@ -136,13 +135,13 @@ def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:
     lease = state.leases[event.lease_id]
     assert isinstance(lease, DrainingLease), lease  # noqa: S101 - a broken invariant must not go on
     _vacate(state, lease.id, event.gpu)
-    _forget_leftover(state, lease, event.gpu)
+    _forget_reclaimable(state, lease, event.gpu)
     left = tuple(key for key in lease.gpus if key != event.gpu)
     if left:
         state.leases[lease.id] = replace(lease, gpus=left)
     else:
         del state.leases[lease.id]
-        state.agenda.drop(lease.id)
+        state.deadlines.drop(lease.id)
         _remember(state, lease.ended)
     state.touch((event.gpu,))
 
@@ -194,20 +193,20 @@ def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
         state.forget_slot(key)
 
 
-def _forget_leftover(state: PoolState, lease: DrainingLease, key: GpuKey) -> None:
+def _forget_reclaimable(state: PoolState, lease: DrainingLease, key: GpuKey) -> None:
     process = lease.request.holder.process
-    keys = state.leftovers.get(process, {}) if process is not None else {}
+    keys = state.reclaimable.get(process, {}) if process is not None else {}
     if process is None or lease.id not in keys.get(key, ()):
         return
     keys[key].discard(lease.id)
     if not keys[key]:
         del keys[key]
     if not keys:
-        del state.leftovers[process]
+        del state.reclaimable[process]
 
 
 def _remember(state: PoolState, lease: EndedLease) -> None:
-    """Keep an ended lease for those who ask again; the oldest ones are forgotten."""
+    """Keep an ended lease for later queries; the oldest are dropped."""
     state.ended[lease.id] = lease
     while len(state.ended) > state.settings.remembered_ended_leases:
         del state.ended[next(iter(state.ended))]

@@ -1,5 +1,6 @@
-"""The history of a box under the name it has now. A box is renamed, its GPUs are the same: a lease on one of them must not
-be forgotten over it, nor a fence go back.
+"""The history of a node under its present name.
+
+A node may be renamed while its GPUs stay the same. Its leases must survive that, and a fence must not go back.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease
 
 
-def event_at(node: str, event: ev.DurableEvent) -> ev.DurableEvent:
-    """The event as it would have been on a box of this name."""
+def event_on_node(node: str, event: ev.DurableEvent) -> ev.DurableEvent:
+    """The event with the keys of a node of this name."""
     changes: dict[str, Any] = {}
     match event:
         case ev.LeaseGranted(gpus=gpus):
-            changes = {"gpus": _moved(node, gpus)}
+            changes = {"gpus": _on_node(node, gpus)}
         case ev.LeaseEnded(draining=gpus):
-            changes = {"draining": _moved(node, gpus)}
+            changes = {"draining": _on_node(node, gpus)}
         case (
             ev.GpuDrained(gpu=gpu) | ev.ProcessesAttributed(gpu=gpu) | ev.GpuExcluded(gpu=gpu) | ev.GpuIncluded(gpu=gpu)
         ):
@@ -29,10 +30,9 @@ def event_at(node: str, event: ev.DurableEvent) -> ev.DurableEvent:
     return replace(event, **changes) if changes else event
 
 
-def ended_at(node: str, lease: EndedLease) -> EndedLease:
-    """The same for what is known of an ended lease."""
-    return replace(lease, gpus=_moved(node, lease.gpus))
+def ended_on_node(node: str, lease: EndedLease) -> EndedLease:
+    return replace(lease, gpus=_on_node(node, lease.gpus))
 
 
-def _moved(node: str, keys: tuple[GpuKey, ...]) -> tuple[GpuKey, ...]:
+def _on_node(node: str, keys: tuple[GpuKey, ...]) -> tuple[GpuKey, ...]:
     return tuple(GpuKey(node, key.uuid) for key in keys)

@@ -1,4 +1,4 @@
-"""One step of a pool: expire what is due, do what was asked, serve the queue. The driver calls this and nothing else."""
+"""One step of a pool: expire what is due, carry out a command, serve the queue. The driver calls only this."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .evolve import replay
 
 
 def step(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
-    """Decide and evolve until nothing more follows; returns all that happened, in order.
+    """Decide and evolve until nothing more follows; return all events in order.
 
-    The same pass over the queue runs after every command, because every one may free or take something. The state is
-    then ahead of the journal: whoever waits must not be told before the durable events among these are written, and
-    if they cannot be, the state must be thrown away and replayed from the journal.
+    The queue is served after every command, because every command may free or take GPUs. The state is then ahead of the
+    journal. A client must not be told before the durable events are written. If they cannot be written, the state must
+    be discarded and replayed from the journal.
     """
     happened: list[ev.Event] = []
 

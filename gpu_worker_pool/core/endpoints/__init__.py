@@ -1,1 +1,1 @@
-"""Decisions about endpoints: balancing, backing off, breaking the circuit."""
+"""Decisions about endpoints: balancing, backoff, circuit breaking."""

@@ -8,10 +8,9 @@ SHORTEST_FIRST_S = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Delays that grow exponentially from `first_s` up to `max_s`, each of them half fixed and half random.
+    """Delays that grow exponentially from `first_s` to `max_s`, each half fixed and half random.
 
-    The fixed half keeps a delay from becoming 0; the random half keeps many clients that failed at the same
-    moment from coming back at the same moment.
+    The fixed half keeps a delay above 0. The random half keeps clients that failed together from returning together.
     """
 
     first_s: float
@@ -31,10 +30,10 @@ class Backoff:
             )
 
     def delay_s(self, attempt: int, jitter: float) -> float:
-        """Return the seconds to wait after failure number `attempt`, the first of which is 0.
+        """Return the seconds to wait after failure number `attempt`, counted from 0.
 
-        `jitter` is a random number in [0, 1), given by the caller. The answer lies between half of the
-        exponential delay and all of it.
+        `jitter` is a random number in [0, 1) from the caller. The result is between half of the exponential delay and
+        all of it.
         """
         if attempt < 0:
             raise ValueError(f"attempt must be 0 or more, not {attempt!r}")

@@ -1,17 +1,15 @@
-"""In which order to try the endpoints."""
+"""The order in which to try endpoints."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 FIRST_RAMP_SHARE = 0.1
-"""What a just recovered endpoint gets of its full weight: small, but never nothing."""
+"""The share of its full weight that a just recovered endpoint gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointView:
-    """What the balancer needs to know of an endpoint."""
-
     endpoint_id: str
     is_healthy: bool
     total_gpus: int
@@ -61,9 +59,9 @@ STRATEGIES = tuple(_STANDINGS)
 class _Rotation:
     """Serves endpoints of equal rank in turn, in proportion to their weights, as smoothly as possible.
 
-    It is nginx's smooth weighted round robin: with each request everyone who could be served earns credit by weight,
-    the one with the most is served and pays for it. So an endpoint is owed its fair share of the requests it was
-    there for, and never more than a few. Credit is counted in requests, not in weights, so that it keeps its worth
+    It is nginx's smooth weighted round robin. With each request every candidate earns credit by its weight; the one
+    with the most is served and pays for it. So an endpoint gets its fair share of the requests during which it was a
+    candidate, and never more than a few in a row. Credit is counted in requests, not in weights, so it keeps its worth
     when endpoints come and go.
     """
 
@@ -71,9 +69,9 @@ class _Rotation:
         self._credits: dict[str, float] = {}
 
     def next_order(self, standings: Mapping[str, _Standing], known_ids: Iterable[str]) -> list[str]:
-        """Return the ids in `standings`, best first and ties in the order given; the first is charged one request.
+        """Return the ids in `standings`, best first and ties in the given order; the first is charged one request.
 
-        Of `known_ids` the credit is kept, though some may not be served now; any other id is forgotten.
+        The credit of `known_ids` is kept, even if some are not candidates now. Other ids are forgotten.
         """
         self._credits = {endpoint_id: self._credits.get(endpoint_id, 0.0) for endpoint_id in known_ids}
         if not standings:
@@ -85,7 +83,7 @@ class _Rotation:
         total_weight = sum(sharing.values())
         for endpoint_id, weight in sharing.items():
             self._credits[endpoint_id] += weight / total_weight
-        # Rounded, so that the noise of the last digits does not decide who goes first among equals.
+        # Rounded, so that noise in the last digits does not decide between equals.
         order = sorted(
             standings,
             key=lambda endpoint_id: (standings[endpoint_id].rank, round(self._credits[endpoint_id], 9)),
@@ -99,10 +97,10 @@ class _Rotation:
 
 
 class Balancer:
-    """Orders endpoints by one strategy; make it with `make_balancer`.
+    """Orders endpoints by one strategy; `make_balancer` makes it.
 
     An endpoint that recovered less than `ramp_s` ago gets a share of its weight that grows linearly from
-    `FIRST_RAMP_SHARE` to all of it, and a better rank than the others' best is not yet counted in its favour.
+    `FIRST_RAMP_SHARE` to all of it. Until then its rank counts as no better than the best of the others.
     """
 
     def __init__(self, name: str, ramp_s: float = 30.0) -> None:
@@ -118,14 +116,14 @@ class Balancer:
     def order(self, views: Iterable[EndpointView], now: float) -> list[str]:
         """Return the ids of all healthy endpoints, the one to try first at the front; each call is one request.
 
-        `views` are all endpoints there are, healthy or not, each once and in any order.
+        `views` are all endpoints, healthy or not, each once and in any order.
         """
         views = sorted(views, key=lambda view: view.endpoint_id)
         healthy = [view for view in views if view.is_healthy]
         standings = {view.endpoint_id: self._standing_of(view) for view in healthy}
         shares = {view.endpoint_id: self._ramp_share(view, now) for view in healthy}
-        # Held to the best rank of the settled ones, a recovering endpoint shares with them by its small weight
-        # instead of taking every request at once. Ones that have nothing to give hold nobody back.
+        # Limited to the best rank of the settled ones, a recovering endpoint shares with them by its small weight
+        # instead of taking every request. Endpoints with no GPUs to give set no limit.
         settled_ranks = (standings[endpoint_id].rank for endpoint_id, share in shares.items() if share == 1.0)
         ceiling = max((rank for rank in settled_ranks if rank > _NOTHING_TO_GIVE), default=_NO_CEILING)
         ramped = {
@@ -145,8 +143,8 @@ class Balancer:
 
 
 def make_balancer(name: str, ramp_s: float = 30.0) -> Balancer:
-    """Return a new balancer for one of `STRATEGIES`; `ValueError` lists them if `name` is none of them.
+    """Return a balancer for one of `STRATEGIES`; for any other name a ValueError lists them.
 
-    `ramp_s` is how long a recovered endpoint takes to get its full share back; 0 for at once.
+    `ramp_s` is how long a recovered endpoint takes to regain its full share; 0 means at once.
     """
     return Balancer(name, ramp_s)

@@ -1,4 +1,4 @@
-"""A circuit breaker: stop calling an endpoint that keeps failing, and try it again now and then."""
+"""A circuit breaker: stops calls to an endpoint that keeps failing, and probes it from time to time."""
 
 import math
 from collections import deque
@@ -12,8 +12,6 @@ DEFAULT_OPEN_FOR = Backoff(first_s=5.0, max_s=60.0)
 
 
 class BreakerState(StrEnum):
-    """What a breaker does with the next call."""
-
     CLOSED = "closed"
     """Every call goes through."""
     OPEN = "open"
@@ -23,7 +21,7 @@ class BreakerState(StrEnum):
 
 
 class BreakerStats(TypedDict):
-    """What `CircuitBreaker.stats` answers; plain values, ready for JSON."""
+    """The result of `CircuitBreaker.stats`: plain values, ready for JSON."""
 
     state: str
     failure_rate: float
@@ -40,18 +38,18 @@ class BreakerStats(TypedDict):
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """Leave to make one call, to be handed back with how the call went."""
+    """Permission for one call. The caller returns it with the outcome of the call."""
 
     generation: int
-    """Which phase of its breaker issued it: when the breaker has moved on, the outcome only counts as a number."""
+    """The breaker's phase at the time. If it has moved on, the outcome only counts in the statistics."""
     is_probe: bool
     is_reported: bool = False
-    """Kept by the breaker, so that a second report changes nothing."""
+    """Set by the breaker: a second report changes nothing."""
 
 
 @dataclass(slots=True)
 class _Countdown:
-    """A duration that runs from the earliest time it was shown, so that a clock set back cannot stretch it."""
+    """A duration from the earliest time seen: a clock that is set back cannot lengthen it."""
 
     since: float
     duration_s: float
@@ -66,18 +64,18 @@ class _Countdown:
 
 
 @dataclass(frozen=True, slots=True)
-class _Closed:
+class _ClosedCircuit:
     label = BreakerState.CLOSED
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenCircuit:
     label = BreakerState.OPEN
     wait: _Countdown
 
 
 @dataclass(frozen=True, slots=True)
-class _HalfOpen:
+class _HalfOpenCircuit:
     label = BreakerState.HALF_OPEN
     probe: _Countdown | None = None
     """How long the probe in flight may still take before it is given up; `None` if there is none."""
@@ -86,13 +84,13 @@ class _HalfOpen:
 class CircuitBreaker:
     """Decides for one endpoint whether a call may be made now.
 
-    Ask with `try_acquire`; whoever gets a permit makes the call and reports exactly one of `succeeded`, `failed`
-    or `cancelled`. It opens after `failure_threshold` failures in a row and stays open for a time that `open_for`
-    lets grow with each failed probe. Then it lets one probe through at a time: if that succeeds it closes, if that
-    fails it opens again.
+    Ask with `try_acquire`. A caller with a permit makes the call and reports exactly one of `succeeded`, `failed` or
+    `cancelled`. The breaker opens after `failure_threshold` failures in a row; `open_for` gives the time it stays open,
+    which grows with each failed probe. Then it lets one probe at a time through: success closes it, failure opens it
+    again.
 
-    `now` is in seconds, from any clock, and should not be earlier than in the call before; if it is, open
-    durations are measured from the earlier time. Not thread-safe.
+    `now` is in seconds, from any clock, and should not go back; if it does, open durations count from the earlier time.
+    Not thread-safe.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class CircuitBreaker:
         self._failure_threshold = failure_threshold
         self._open_for = open_for
         self._probe_timeout_s = probe_timeout_s
-        self._state: _Closed | _Open | _HalfOpen = _Closed()
+        self._state: _ClosedCircuit | _OpenCircuit | _HalfOpenCircuit = _ClosedCircuit()
         self._generation = 0
         self._consecutive_failures = 0
         self._times_opened = 0
@@ -121,32 +119,30 @@ class CircuitBreaker:
         self._recent_is_failure: deque[bool] = deque(maxlen=window_size)
 
     def try_acquire(self, now: float) -> Permit | None:
-        """Return a permit for one call, or `None` if no call may be made now."""
         if self.retry_in_s(now) > 0.0:
             return None
-        if isinstance(self._state, _HalfOpen):
-            # A new generation for each probe: one that was given up cannot speak for the one that replaces it.
+        if isinstance(self._state, _HalfOpenCircuit):
+            # A new generation for each probe: the outcome of an abandoned probe must not count for its successor.
             self._generation += 1
-            self._state = _HalfOpen(probe=_Countdown(now, self._probe_timeout_s))
-        return Permit(self._generation, is_probe=isinstance(self._state, _HalfOpen))
+            self._state = _HalfOpenCircuit(probe=_Countdown(now, self._probe_timeout_s))
+        return Permit(self._generation, is_probe=isinstance(self._state, _HalfOpenCircuit))
 
     def succeeded(self, permit: Permit, now: float) -> None:
-        """Report that the endpoint answered."""
-        if not self._take_back(permit):
+        if not self._mark_reported(permit):
             return
         self._count(is_failure=False)
         if not self._is_current(permit):
             return
         self._consecutive_failures = 0
         if self.state_at(now) is BreakerState.HALF_OPEN:
-            self._enter(_Closed())
+            self._enter(_ClosedCircuit())
 
     def failed(self, permit: Permit, now: float, *, jitter: float) -> None:
         """Report that the endpoint did not answer, or answered with a fault of its own.
 
-        `jitter` is a random number in [0, 1): it spreads out the probes of clients that failed together.
+        `jitter` is a random number in [0, 1). It spreads the probes of clients that failed together.
         """
-        if not self._take_back(permit):
+        if not self._mark_reported(permit):
             return
         self._count(is_failure=True)
         if not self._is_current(permit):
@@ -155,35 +151,33 @@ class CircuitBreaker:
         failed_probes = self._consecutive_failures - self._failure_threshold
         if failed_probes >= 0:
             self._times_opened += 1
-            self._enter(_Open(wait=_Countdown(now, self._open_for.delay_s(failed_probes, jitter))))
+            self._enter(_OpenCircuit(wait=_Countdown(now, self._open_for.delay_s(failed_probes, jitter))))
 
     def cancelled(self, permit: Permit) -> None:
-        """Report that the call was given up by its caller, which says nothing about the endpoint."""
-        if self._take_back(permit) and self._is_current(permit) and permit.is_probe:
-            self._state = _HalfOpen()
+        """Report that the caller gave up, which says nothing about the endpoint."""
+        if self._mark_reported(permit) and self._is_current(permit) and permit.is_probe:
+            self._state = _HalfOpenCircuit()
 
     def allow_probe_now(self, now: float) -> None:
-        """End the waiting of an open breaker at once, as for a manual recovery; otherwise do nothing."""
+        """Let an open breaker probe at once, as for a manual recovery; otherwise do nothing."""
         if self.state_at(now) is BreakerState.OPEN:
-            self._state = _HalfOpen()
+            self._state = _HalfOpenCircuit()
 
     def state_at(self, now: float) -> BreakerState:
-        """Return the state at this time."""
         return self._advance_to(now).label
 
     def retry_in_s(self, now: float) -> float:
-        """Return how long from now until a call may be made for certain, 0.0 if it may be made now.
+        """Return the seconds until a call is certain to be allowed; 0.0 if it is allowed now.
 
-        While a probe is in flight this is the time until the probe would be given up.
+        While a probe is in flight, this is the time until the probe is abandoned.
         """
         match self._advance_to(now):
-            case _Open(wait=countdown) | _HalfOpen(probe=_Countdown() as countdown):
+            case _OpenCircuit(wait=countdown) | _HalfOpenCircuit(probe=_Countdown() as countdown):
                 return countdown.remaining_s(now)
             case _:
                 return 0.0
 
     def stats(self, now: float) -> BreakerStats:
-        """Return what there is to know about this breaker, as plain values."""
         return {
             "state": self.state_at(now).value,
             "failure_rate": self._failure_rate_percent(),
@@ -196,9 +190,9 @@ class CircuitBreaker:
 
     def __repr__(self) -> str:
         match self._state:
-            case _Open(wait=wait):
+            case _OpenCircuit(wait=wait):
                 detail = f" until {wait.ends_at:.3f}"
-            case _HalfOpen(probe=_Countdown() as probe):
+            case _HalfOpenCircuit(probe=_Countdown() as probe):
                 detail = f", probe in flight until {probe.ends_at:.3f}"
             case _:
                 detail = ""
@@ -207,22 +201,22 @@ class CircuitBreaker:
             f"{self._failure_rate_percent()}% of the last {len(self._recent_is_failure)} calls failed>"
         )
 
-    def _advance_to(self, now: float) -> _Closed | _Open | _HalfOpen:
-        """Return the state after the one change that time alone makes: the waiting of an open breaker ends."""
-        if isinstance(self._state, _Open) and self._state.wait.remaining_s(now) == 0.0:
-            self._state = _HalfOpen()
+    def _advance_to(self, now: float) -> _ClosedCircuit | _OpenCircuit | _HalfOpenCircuit:
+        """Return the state after the one change that time makes: an open breaker becomes half-open."""
+        if isinstance(self._state, _OpenCircuit) and self._state.wait.remaining_s(now) == 0.0:
+            self._state = _HalfOpenCircuit()
         return self._state
 
-    def _enter(self, state: _Closed | _Open) -> None:
-        """Change the state for a reason that makes every permit issued so far out of date."""
+    def _enter(self, state: _ClosedCircuit | _OpenCircuit) -> None:
+        """Change the state and invalidate all permits issued so far."""
         self._generation += 1
         self._state = state
 
     def _is_current(self, permit: Permit) -> bool:
         return permit.generation == self._generation
 
-    def _take_back(self, permit: Permit) -> bool:
-        """Mark a permit as reported; false if it was reported before."""
+    def _mark_reported(self, permit: Permit) -> bool:
+        """Return False if the permit was reported before."""
         if permit.is_reported:
             return False
         permit.is_reported = True

@@ -1,4 +1,4 @@
-"""Bad input gets an error that says what to do."""
+"""Checks of arguments. Their errors say what was given and what is allowed."""
 
 from __future__ import annotations
 

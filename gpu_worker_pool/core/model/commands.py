@@ -1,4 +1,4 @@
-"""What somebody wants of the pool. Frozen facts; the time comes beside them."""
+"""Commands to the pool: frozen facts. The time is passed beside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .request import Request
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The driver starts, or starts again: `boot_id` tells a restart of it from a reboot of the machine."""
+    """The driver starts or restarts. `boot_id` tells a restart of the driver from a reboot of the machine."""
 
     boot_id: str
     wall_offset_s: float = 0.0
@@ -18,7 +18,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class RequestLease:
-    """Ask for a lease. The asker makes the id, so that asking twice is harmless."""
+    """Ask for a lease. The client makes the id, so asking twice is harmless."""
 
     lease_id: str
     request: Request
@@ -26,14 +26,14 @@ class RequestLease:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A sign of life for these leases, active or queued."""
+    """A heartbeat for these leases, active or queued."""
 
     lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give back, or leave the queue."""
+    """Release a lease, or leave the queue."""
 
     lease_id: str
 
@@ -54,24 +54,22 @@ class ReportDeath:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """GPUs were looked at."""
-
     readings: tuple[Reading, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing but time has passed."""
+    """Only time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeQueue:
-    """Grant to the first waiter who can be served, if there is one."""
+    """Grant GPUs to the waiters that can be served."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExcludeGpu:
-    """An operator takes a GPU out of service: no new leases on it, those there run on."""
+    """An operator takes a GPU out of service. Its leases run on; it gets no new ones."""
 
     gpu: GpuKey
     reason: str
@@ -79,22 +77,18 @@ class ExcludeGpu:
 
 @dataclass(frozen=True, slots=True)
 class IncludeGpu:
-    """An operator puts a GPU back into service."""
-
     gpu: GpuKey
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoreProcess:
-    """Processes of this name do not count as use of a GPU from outside the pool (a desktop's, say)."""
+    """Processes of this name do not count as use from outside the pool (a desktop's, for example)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CountProcess:
-    """Processes of this name count again."""
-
     name: str
 
 

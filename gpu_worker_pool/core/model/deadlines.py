@@ -1,4 +1,4 @@
-"""When each lease is due, so that what is due can be found without looking at the rest."""
+"""When each lease is due. Leases that are due are found without a scan of all."""
 
 from __future__ import annotations
 
@@ -6,44 +6,41 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 
-class Agenda:
-    """One due time an id, sorted by time."""
+class Deadlines:
+    """One due time for each id, sorted by time."""
 
     def __init__(self) -> None:
         self._due_at: dict[str, float] = {}
         self._sorted: list[tuple[float, str]] = []
 
     def set(self, id_: str, due_at: float) -> None:
-        """Note when this one is due, in place of what was noted before."""
         self.drop(id_)
         self._due_at[id_] = due_at
         insort(self._sorted, (due_at, id_))
 
     def drop(self, id_: str) -> None:
-        """Forget this one, if it was noted."""
         due_at = self._due_at.pop(id_, None)
         if due_at is not None:
             del self._sorted[bisect_left(self._sorted, (due_at, id_))]
 
     def due_at(self, id_: str) -> float:
-        """When this one is due."""
         return self._due_at[id_]
 
     def due(self, now: float) -> Iterator[str]:
-        """Those whose time has come, the longest overdue first."""
+        """Ids that are due, longest overdue first."""
         for due_at, id_ in self._sorted:
             if due_at > now:
                 return
             yield id_
 
     def next_due_at(self) -> float | None:
-        """When the driver should look again; None where nothing is noted."""
+        """The earliest due time; None if there are no ids."""
         return self._sorted[0][0] if self._sorted else None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Agenda) and self._due_at == other._due_at
+        return isinstance(other, Deadlines) and self._due_at == other._due_at
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        return f"<Agenda: {len(self._sorted)} noted, next at {self.next_due_at()}>"
+        return f"<Deadlines: {len(self._sorted)} noted, next at {self.next_due_at()}>"

@@ -1,8 +1,8 @@
 """What happened, in the past tense. The state of a pool is what its events add up to, and nothing else.
 
-Three kinds: *durable* events must be in the journal before anybody is told; *volatile* ones need not survive a
-restart, because the restart makes them void (a reading is stale by then, every lease gets a full TTL); *refusals*
-change nothing and are there to be answered.
+There are three kinds. A *durable* event must be in the journal before a client is told of it. A *volatile* event need
+not survive a restart: readings are stale by then, and every lease gets a full TTL. A *refusal* changes nothing; it is
+an answer.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from .request import Request
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, at a time on the pool's clock."""
+    """An event, with its time on the pool's clock."""
 
     at: float
 
 
 class DurableEvent(Event):
-    """Belongs into the journal."""
+    """An event that must be journaled."""
 
     __slots__ = ()
 
 
 class VolatileEvent(Event):
-    """Is void after a restart."""
+    """An event that a restart makes void."""
 
     __slots__ = ()
 
 
 class Refusal(Event):
-    """Changes nothing; says why."""
+    """A refused command; the state does not change."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOpened(DurableEvent):
-    """A driver took charge; what was measured before is void, and every lease has a full TTL from here on."""
+    """A driver took charge. Earlier readings are void, and every lease has a full TTL from here on."""
 
     boot_id: str
     wall_offset_s: float
@@ -49,7 +49,7 @@ class PoolOpened(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class HistoryCondensed(DurableEvent):
-    """What came before was replaced by what it adds up to; these are the counters that only grow."""
+    """Earlier events were replaced by what they add up to. These counters only grow."""
 
     fences: tuple[tuple[str, int], ...]
     next_seq: int
@@ -57,8 +57,6 @@ class HistoryCondensed(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseQueued(DurableEvent):
-    """Somebody stands in line."""
-
     lease_id: str
     request: Request
     seq: int
@@ -67,7 +65,7 @@ class LeaseQueued(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted(DurableEvent):
-    """These GPUs are the holder's from now on."""
+    """The holder has these GPUs from now on."""
 
     lease_id: str
     gpus: tuple[GpuKey, ...]
@@ -77,7 +75,7 @@ class LeaseGranted(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded(DurableEvent):
-    """The holder has these GPUs no longer; those in `draining` may not be free of its processes yet."""
+    """The holder no longer has these GPUs. Processes of the lease may still be on those in `draining`."""
 
     lease_id: str
     reason: EndReason
@@ -87,7 +85,7 @@ class LeaseEnded(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class GpuDrained(DurableEvent):
-    """Nothing of an ended lease is left on this GPU, or the limit of waiting for that has passed."""
+    """No process of an ended lease is left on this GPU, or the drain limit has passed."""
 
     lease_id: str
     gpu: GpuKey
@@ -95,9 +93,9 @@ class GpuDrained(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class ProcessesAttributed(DurableEvent):
-    """These processes on this GPU are the lease's: its holder, or what descends from it.
+    """These processes on this GPU belong to the lease: its holder, or descendants of the holder.
 
-    Durable, because the descent cannot be seen any more once the holder is dead.
+    Durable, because the descent cannot be seen after the holder has died.
     """
 
     lease_id: str
@@ -107,52 +105,43 @@ class ProcessesAttributed(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class GpuExcluded(DurableEvent):
-    """An operator took a GPU out of service."""
-
     gpu: GpuKey
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GpuIncluded(DurableEvent):
-    """An operator put a GPU back into service."""
-
     gpu: GpuKey
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIgnored(DurableEvent):
-    """Processes of this name do not count as outside use."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounted(DurableEvent):
-    """Processes of this name count as outside use again."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class GpusObserved(VolatileEvent):
-    """GPUs were looked at."""
-
     readings: tuple[Reading, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LeasesRenewed(VolatileEvent):
-    """A sign of life was seen; each of these has its full TTL again."""
+    """A heartbeat arrived; each of these leases has its full TTL again."""
 
     lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettled(VolatileEvent):
-    """Nobody in the queue can be served, and that will not change before `until` unless something happens. Free GPUs
-    that are kept for somebody who needs more of them are in `holds`, with the lease they are kept for; `reserver` is the
-    one for whom GPUs that others share now are kept.
+    """No waiter can be served, and that stays so until `until` unless another event happens.
+
+    `holds` are free GPUs that are kept for a waiter that needs more of them. `reserver` is the waiter for which GPUs
+    are kept that other leases share now.
     """
 
     until: float
@@ -170,7 +159,7 @@ class LeaseRefused(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class QueueFull(Refusal):
-    """Too many wait already: of this owner (`owner`, who may have none), or of all."""
+    """The queue is full: for this owner (`owner`, None if the request names none), or for all."""
 
     lease_id: str
     limit: int
@@ -180,21 +169,21 @@ class QueueFull(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class LeaseConflicted(Refusal):
-    """The id is taken by a request that wished for something else."""
+    """The id belongs to a different request."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseUnknown(Refusal):
-    """No such lease is remembered; nothing was re-created."""
+    """No lease with this id is known. None was created."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RenewalRefused(Refusal):
-    """The lease is over; `reason` says how it ended."""
+    """The lease has ended; `reason` says how."""
 
     lease_id: str
     reason: EndReason
@@ -202,6 +191,4 @@ class RenewalRefused(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class GpuUnknown(Refusal):
-    """No such GPU was ever seen."""
-
     gpu: GpuKey

@@ -1,4 +1,4 @@
-"""GPUs and what was measured on them. Unknown is None, never zero."""
+"""GPUs and their readings. Unknown is None, never 0."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 
 class GpuKey(NamedTuple):
-    """Which GPU: the node it is in and its UUID. The index is for people and may change with a reboot."""
+    """Identifies a GPU by its node and UUID. The index is for people and may change with a reboot."""
 
     node: str
     uuid: str
 
 
 class ProcessId(NamedTuple):
-    """A process that cannot be mistaken for a later one with the same pid, where its start time is known."""
+    """A process, told from a later one with the same pid by its start time, if that is known."""
 
     pid: int
     started: float | None = None
 
     def is_same(self, other: ProcessId) -> bool:
-        """Whether both are the same process; an unknown start time is given the benefit of the doubt."""
+        """Whether both are the same process. An unknown start time matches any."""
         if self.pid != other.pid:
             return False
         return self.started is None or other.started is None or self.started == other.started
@@ -29,7 +29,7 @@ class ProcessId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as people know it."""
+    """A GPU with its index and name, for people."""
 
     key: GpuKey
     index: int
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory on a GPU, with the processes it descends from (nearest first)."""
+    """A process that holds memory on a GPU, with its ancestors, nearest first."""
 
     id: ProcessId
     memory_mb: float | None = None
@@ -51,11 +51,11 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at one GPU.
+    """One reading of one GPU.
 
-    `at` is when the look began, on the clock that the pool is driven by: a reading that began before a lease
-    ended says nothing about what that lease left behind. `fault` is set where the GPU answers with an error
-    (it fell off the bus, say); such a GPU is never granted. What is not a number is unknown.
+    `at` is when the reading began, on the pool's clock. A reading that began before a lease ended says nothing about
+    what that lease left behind. `fault` is set if the GPU answers with an error (it fell off the bus, for example);
+    such a GPU is never granted. NaN and infinite values become None.
     """
 
     gpu: Gpu
@@ -68,9 +68,9 @@ class Reading:
     power_limit_w: float | None = None
     processes: tuple[GpuProcess, ...] | None = None
     fault: str | None = None
-    # False where the hardware has no such number (a MIG device): then memory alone tells whether it is in use.
+    # False if the hardware has no such number (a MIG device). Then memory alone tells whether the GPU is in use.
     has_utilization: bool = True
-    # Some statistics servers tell a percentage and no megabytes.
+    # Some statistics servers report a percentage and no megabytes.
     reported_memory_percent: float | None = None
 
     def __post_init__(self) -> None:
@@ -83,12 +83,12 @@ class Reading:
 
     @property
     def load_percent(self) -> float | None:
-        """What the utilization threshold is held against; None where it should be known and is not."""
+        """The value to compare with the utilization threshold; None if it is unknown."""
         return self.utilization_percent if self.has_utilization or self.utilization_percent is not None else 0.0
 
     @property
     def memory_percent(self) -> float | None:
-        """Memory in use, in percent of all; None where it is unknown."""
+        """Used memory in percent of the total; None if unknown."""
         if self.memory_used_mb is None or not self.memory_total_mb:
             return self.reported_memory_percent
         return 100.0 * self.memory_used_mb / self.memory_total_mb

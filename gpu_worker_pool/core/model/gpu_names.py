@@ -1,4 +1,4 @@
-"""What people call a GPU: its index as nvidia-smi has it, its UUID, or the beginning of its UUID."""
+"""Names of GPUs: the index as nvidia-smi shows it, the UUID, or a prefix of the UUID."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .gpu import GpuKey
 
 MAX_NAMES = 128
 MAX_NAME = 64
-# As much of a UUID as CUDA_VISIBLE_DEVICES takes (see visible_devices.py).
+# The same characters as in CUDA_VISIBLE_DEVICES (see visible_devices.py).
 GPU_NAME = r"[0-9]+|[Gg][Pp][Uu]-[A-Za-z0-9_./:-]+|[Mm][Ii][Gg]-[A-Za-z0-9_./:-]+"
 _NAME = re.compile(GPU_NAME)
 _SHOWN = 8
@@ -20,9 +20,9 @@ _REMEMBERED = 256
 
 
 def as_gpu_names(names: object) -> tuple[str, ...]:
-    """The names in one order and each once, so that the same GPUs are the same wish; a ValueError says what is possible.
+    """Sort the names and drop duplicates, so that the same GPUs make equal wishes. A ValueError says what is allowed.
 
-    Whole numbers will do for indices. An index comes without leading zeros; UUIDs are taken without regard to case.
+    Whole numbers stand for indices. Leading zeros of an index are dropped; UUIDs ignore case.
     """
     if not isinstance(names, Iterable) or isinstance(names, str | bytes):
         what = f"among is {_quoted(names)}; it must be a list of GPU indices and UUIDs"
@@ -31,7 +31,7 @@ def as_gpu_names(names: object) -> tuple[str, ...]:
     if not texts:
         raise ValueError("among is empty; leave it out to take any GPU")
     if len(texts) > MAX_NAMES:
-        raise ValueError(f"among has more than {MAX_NAMES} GPUs; 1 to {MAX_NAMES} are possible")
+        raise ValueError(f"among has more than {MAX_NAMES} GPUs; it must be 1 to {MAX_NAMES}")
     by_spelling = {text.lower(): text for text in sorted(texts, reverse=True)}
     return tuple(sorted(by_spelling.values(), key=_order))
 
@@ -51,7 +51,7 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 
 def _quoted(value: object) -> str:
-    """What was given, short, however large or deep it is."""
+    """Quote a value in a few characters, however large or deep it is."""
     if isinstance(value, str):
         return ascii(value if len(value) <= 40 else f"{value[:40]}...")
     is_short = value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**40)
@@ -60,25 +60,25 @@ def _quoted(value: object) -> str:
 
 @lru_cache(maxsize=_REMEMBERED)
 def shown(names: tuple[str, ...]) -> str:
-    """For people: not more of them than a line can take."""
+    """The names as text, cut to a line's length."""
     left_out = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 class GpuNames:
-    """Finds GPUs by what people call them.
+    """Finds GPUs by name.
 
-    A beginning of a UUID names a GPU only where it is the only one of its node that it could be, as for CUDA: whoever
-    asked for one GPU must not be given another one.
+    A prefix of a UUID must match exactly one GPU of a node, as in CUDA: a client that asked for one GPU must not get
+    another.
     """
 
     def __init__(self) -> None:
         self._by_index: dict[str, set[GpuKey]] = {}
-        self._by_uuid: list[tuple[str, str, GpuKey]] = []  # in small letters, then by node
+        self._by_uuid: list[tuple[str, str, GpuKey]] = []  # lower case, then by node
         self._found: dict[tuple[str, ...], frozenset[GpuKey]] = {}
 
     def change(self, old: Iterable[tuple[float, GpuKey]], new: Iterable[tuple[float, GpuKey]]) -> None:
-        """Some GPUs, each with its index, have taken the place of others."""
+        """Replace GPUs, each with its index, by others."""
         self._found.clear()
         for index, key in old:
             self._by_index[str(index)].discard(key)
@@ -90,7 +90,6 @@ class GpuNames:
             insort(self._by_uuid, _spelled(key))
 
     def find(self, names: tuple[str, ...]) -> frozenset[GpuKey]:
-        """All GPUs that go by one of these names, on any node."""
         found = self._found.get(names)
         if found is None:
             if len(self._found) >= _REMEMBERED:
@@ -107,7 +106,7 @@ class GpuNames:
         alike = sorted(self._by_uuid[first:last], key=lambda item: item[1])
         for _, group in groupby(alike, key=lambda item: item[1]):
             (uuid, _, key), *others = group
-            # The shortest comes first: that one is named in full, or nobody is.
+            # The shortest comes first: it matches in full, or the prefix is ambiguous.
             if not others or (uuid == start and others[0][0] != start):
                 yield key
 

@@ -1,9 +1,9 @@
-"""A lease in each of its states. Each state carries only its own data, so that no impossible lease can be written.
+"""A lease in each of its states. Each state carries only its own data, so an impossible lease cannot be written down.
 
     queued -> active -> draining -> ended
 
-Draining: the holder is done, but the GPU is not free before a reading shows that its processes are gone.
-Fields ending in `_at` are wall-clock seconds, for people; nothing is ever decided by them.
+Draining: the holder is done, but a reading must still show that its processes have left the GPU.
+Fields that end in `_at` are wall-clock seconds, for people. No decision uses them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from .request import Request
 
 
 class EndReason(StrEnum):
-    """Why a lease ended."""
-
     RELEASED = "released"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
@@ -27,7 +25,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueuedLease:
-    """Asked for, waiting. `seq` is its place among all that were ever asked for."""
+    """A request in the queue. `seq` numbers all requests in the order of their arrival."""
 
     id: str
     request: Request
@@ -36,14 +34,12 @@ class QueuedLease:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts the queue: higher priority first, then first come first served."""
+        """Sort key: higher priority first, then first come, first served."""
         return (-self.request.priority, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveLease:
-    """Granted: these GPUs are the holder's."""
-
     id: str
     request: Request
     gpus: tuple[GpuKey, ...]
@@ -54,7 +50,7 @@ class ActiveLease:
 
 @dataclass(frozen=True, slots=True)
 class DrainingLease:
-    """Over for its holder; `gpus` are those not yet known to be free of it, `since` is on the pool's clock."""
+    """Ended for its holder. `gpus` are those not yet known to be free of it; `since` is on the pool's clock."""
 
     id: str
     request: Request
@@ -65,7 +61,7 @@ class DrainingLease:
 
 @dataclass(frozen=True, slots=True)
 class EndedLease:
-    """Over. Without GPUs, fence and granted_at where it never left the queue."""
+    """Ended. A lease that never left the queue has no GPUs, fence or granted_at."""
 
     id: str
     request: Request

@@ -1,4 +1,4 @@
-"""What somebody asks for, and who asks."""
+"""What a request asks for, and who asks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_PRIORITY = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the GPUs must be like. Waiters with equal wishes can be treated alike, so this is hashable.
+    """What the GPUs must be like. It is hashable: waiters with equal wishes are treated alike.
 
-    With `memory_mb` the GPU is shared with others who said how much they need; without it, it is exclusive.
-    A threshold of None means the pool's own. With `among` only these GPUs will do (see gpu_names.py).
+    With `memory_mb` the GPU is shared with other requests that say how much they need; without it, the GPU is
+    exclusive. A threshold of None means the pool's own. `among` restricts the choice to these GPUs (see gpu_names.py).
     """
 
     gpus: int = 1
@@ -49,7 +49,6 @@ class Wishes:
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may use the same GPU at the same time."""
         return self.memory_mb is not None
 
     def __str__(self) -> str:
@@ -65,9 +64,10 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who asks, in his own words, and in `process` what was made of them: his process, where it is known to run on the
-    node whose GPUs are asked for. Only then can its death be seen and its memory be told from others'. What was found
-    out about the asker is no part of what he asked: the same request again is the same, however it came in.
+    """The client as it describes itself, and in `process` its process, if that is known to run on the node of the GPUs.
+
+    Only with `process` can the pool see the holder's death and attribute memory to it. `process` is not part of the
+    comparison: the same request is the same, whatever the server found out about its client.
     """
 
     worker_id: str | None = None
@@ -81,20 +81,17 @@ class Holder:
 
     @property
     def is_local(self) -> bool:
-        """Whether the holder is a process of this node."""
         return self.process is not None
 
     def __str__(self) -> str:
         names = [name for name in (self.owner, self.worker_id) if name]
         if not names and self.pid is not None:
             names = [f"pid {self.pid}"]
-        return "/".join(names) or "somebody"
+        return "/".join(names) or "an unnamed holder"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request for a lease: what, for whom, how urgently, and for how long without a sign of life."""
-
     wishes: Wishes = Wishes()
     holder: Holder = Holder()
     priority: int = 0
@@ -108,10 +105,10 @@ class Request:
 
 @lru_cache(maxsize=4096)
 def matches_model(pattern: str | None, name: str) -> bool:
-    """Whether a GPU's name fits a wished-for model, without regard to case.
+    """Whether a GPU's name matches a model pattern, ignoring case.
 
-    A pattern with `*`, `?` or `[` must match the whole name. Any other one must stand in the name as a word of
-    its own, so that `A10` is not an `A100`.
+    A pattern with `*`, `?` or `[` must match the whole name. Any other pattern must be a whole word in the name, so
+    that `A10` does not match an `A100`.
     """
     if pattern is None:
         return True

@@ -1,4 +1,4 @@
-"""The rules of a pool that its operator may set."""
+"""Settings of a pool."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ DEFAULT_THRESHOLDS = Thresholds(memory_percent=80.0, utilization_percent=90.0)
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What holds for the whole pool.
+    """Settings for the whole pool.
 
-    `awaits_reading_after_release`: a GPU that a lease left is granted again only after a reading that began
-    later shows it free of that lease's processes. Switched off where readings come too seldom to wait for.
-    `context_mb`: a process that gave its GPU back and lives on keeps the driver's context there, which nothing but its
-    end removes; so much memory counts as nothing left.
+    `awaits_reading_after_release`: a released GPU is granted again only after a later reading shows none of the lease's
+    processes. It is off where readings come too seldom to wait for.
+
+    `context_mb`: a process that released its GPU and runs on keeps the driver's context there until it exits. A process
+    that holds no more memory than this counts as gone.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
@@ -51,7 +52,7 @@ class PoolSettings:
         check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)
 
     def thresholds_for(self, wishes: Wishes) -> Thresholds:
-        """The request's own thresholds, else the pool's."""
+        """The request's thresholds; the pool's where the request has none."""
         memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
         if memory is None and utilization is None:
             return self.thresholds

@@ -1,4 +1,4 @@
-"""What the pool knows of one GPU, and how much of its memory is spoken for."""
+"""What the pool knows of one GPU, and which lease its memory belongs to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .gpu import GpuKey, GpuProcess, ProcessId, Reading
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A lease on a GPU: the memory it asked for (None: it did not say, so it shares with nobody who did), and the
-    holder's process where that is known, so that memory on the GPU can be told to be its.
+    """A lease on a GPU. `asked_mb` is the memory it asked for; None means exclusive. `process` is the holder's process,
+    if known: memory of that process is the lease's.
     """
 
     asked_mb: float | None
@@ -24,7 +24,7 @@ class Occupant:
 class GpuSlot:
     """One GPU in the pool.
 
-    `occupants` are the leases on it, active or draining, in the order they came. `members` are the processes that
+    `occupants` are the leases on it, active or draining, in the order of their grants. `members` are the processes that
     were seen to belong to each of them.
     """
 
@@ -35,11 +35,10 @@ class GpuSlot:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the leases on it said how much memory they need."""
         return any(occupant.asked_mb is not None for occupant in self.occupants.values())
 
     def is_open_for(self, *, shared: bool, workers_per_gpu: int) -> bool:
-        """Whether its occupants leave a place for one more of this kind, thresholds and room aside."""
+        """Whether its occupants admit one more lease of this kind. Thresholds and memory are judged elsewhere."""
         if not self.occupants:
             return True
         if any(occupant.is_draining for occupant in self.occupants.values()):
@@ -49,14 +48,13 @@ class GpuSlot:
         return not self.is_shared and len(self.occupants) < workers_per_gpu
 
     def without_draining(self) -> GpuSlot:
-        """The same with those alone who have it now."""
         active = {lease_id: occupant for lease_id, occupant in self.occupants.items() if not occupant.is_draining}
         return GpuSlot(self.key, self.reading, active, self.members)
 
     def attribute(self, processes: Iterable[GpuProcess]) -> dict[str, tuple[ProcessId, ...]]:
-        """Whose the processes are: for each occupant, its holder, what descends from it, and what was its before (a
-        process whose parent died has lost its descent, not its owner). The nearest of kin counts, and of leases with
-        the same holder those that are not over.
+        """The processes of each occupant: its holder, descendants of the holder, and processes that were the lease's
+        before (a process whose parent died keeps its lease). The nearest ancestor decides. Of leases with the same
+        holder, active ones come before draining ones.
         """
         roots: dict[str, list[ProcessId]] = {}
         for lease_id, occupant in self.occupants.items():
@@ -79,10 +77,10 @@ class GpuSlot:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Whose the memory of a GPU is, in MB.
+    """The memory of a GPU in MB, by lease.
 
-    `by_lease` is what each lease is reckoned with: what it asked for or what its processes hold, whichever is
-    more. `outside_mb` belongs to no lease. A lease is never counted twice, once as asked and once as observed.
+    `by_lease` is the larger of what a lease asked for and what its processes hold. `outside_mb` belongs to no lease. No
+    lease is counted twice, once as asked and once as observed.
     """
 
     by_lease: Mapping[str, float]
@@ -90,15 +88,14 @@ class MemoryUse:
 
     @property
     def committed_mb(self) -> float:
-        """What is spoken for."""
         return sum(self.by_lease.values()) + self.outside_mb
 
 
 def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse | None:
-    """Reckon whose the memory is; None where how much is used is unknown.
+    """Split the used memory between leases and outside use; None if it is unknown how much is used.
 
-    Where it cannot be told whose some memory is (no process list, or a process whose memory is not reported), it
-    is put down to the leases in question up to what they asked for, and only the rest to the outside.
+    Memory may have no known owner: there is no process list, or a process does not report its memory. Then it counts
+    for the leases in question up to what they asked for, and only the rest counts as outside use.
     """
     reading = slot.reading
     if reading is None or reading.memory_used_mb is None:
@@ -106,14 +103,14 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     unexplained_mb = reading.memory_used_mb
     observed_mb = dict.fromkeys(slot.occupants, 0.0)
     asked_mb = {lease_id: occupant.asked_mb or 0.0 for lease_id, occupant in slot.occupants.items()}
-    # Leases whose processes cannot all be weighed may own some of what nobody else accounts for.
+    # Leases whose processes cannot all be measured may own part of the memory without an owner.
     unweighed = {lease_id for lease_id in slot.occupants if reading.processes is None or _is_unknown(slot, lease_id)}
     for process in reading.processes or ():
         owners = _owners(slot, process.id)
         if process.memory_mb is None:
             unweighed.update(owners)
         elif owners:
-            _put_down(process.memory_mb, owners, asked_mb, observed_mb)
+            _share_out(process.memory_mb, owners, asked_mb, observed_mb)
             unexplained_mb -= process.memory_mb
         elif process.name in ignored_processes:
             unexplained_mb -= process.memory_mb
@@ -121,7 +118,7 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     for lease_id in slot.occupants:
         by_lease[lease_id] = max(asked_mb[lease_id], observed_mb[lease_id])
         if lease_id in unweighed and slot.occupants[lease_id].asked_mb is None:
-            # He has the GPU to himself, so what nobody else accounts for is his.
+            # An exclusive lease owns all memory that has no other owner.
             by_lease[lease_id] += max(unexplained_mb, 0.0)
             unexplained_mb = 0.0
         elif lease_id in unweighed:
@@ -129,10 +126,10 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     return MemoryUse(by_lease, max(unexplained_mb, 0.0))
 
 
-def _put_down(
+def _share_out(
     memory_mb: float, owners: Sequence[str], asked_mb: Mapping[str, float], observed_mb: dict[str, float]
 ) -> None:
-    """Put memory down to its owners: to each up to what it asked for, and the rest to the first."""
+    """Assign memory to its owners: to each up to what it asked for, and the rest to the first."""
     for owner in owners:
         part_mb = min(memory_mb, max(asked_mb[owner] - observed_mb[owner], 0.0))
         observed_mb[owner] += part_mb
@@ -141,7 +138,7 @@ def _put_down(
 
 
 def used_percent(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> float | None:
-    """Measured memory in percent, less what processes that do not count hold; None where it is unknown."""
+    """Measured memory in percent, without that of ignored processes; None if unknown."""
     reading = slot.reading
     if reading is None:
         return None
@@ -153,7 +150,7 @@ def used_percent(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> float | 
 
 
 def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> bool:
-    """Whether every process on it is known to belong to a lease (or not to count)."""
+    """Whether every process on it belongs to a lease or is ignored."""
     processes = slot.reading.processes if slot.reading else None
     if not slot.occupants or processes is None:
         return False
@@ -161,9 +158,9 @@ def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessPlace:
-    """Whose a process on a GPU is: the leases it belongs to, and whether it belongs to none. That is None where it cannot
-    be told, because of some lease there it is not known which processes are its.
+class ProcessOwnership:
+    """The leases that a process on a GPU belongs to. `is_outside` is True if it belongs to none, and None if that
+    cannot be told because the processes of some lease on the GPU are unknown.
     """
 
     lease_ids: tuple[str, ...]
@@ -171,8 +168,10 @@ class ProcessPlace:
     is_ignored: bool
 
 
-def place_processes(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> list[tuple[GpuProcess, ProcessPlace]]:
-    """All processes that a GPU shows, each with whose it is; reckoned as `memory_use` reckons whose their memory is."""
+def attribute_processes(
+    slot: GpuSlot, ignored_processes: AbstractSet[str]
+) -> list[tuple[GpuProcess, ProcessOwnership]]:
+    """All processes on a GPU, each with its ownership, by the same rules as `memory_use`."""
     processes = slot.reading.processes if slot.reading else None
     if not processes:
         return []
@@ -181,12 +180,11 @@ def place_processes(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> list[
     for process in processes:
         owners, is_ignored = tuple(_owners(slot, process.id)), process.name in ignored_processes
         is_outside = None if is_somebody_unknown and not owners and not is_ignored else not owners
-        found.append((process, ProcessPlace(owners, is_outside, is_ignored)))
+        found.append((process, ProcessOwnership(owners, is_outside, is_ignored)))
     return found
 
 
 def _is_unknown(slot: GpuSlot, lease_id: str) -> bool:
-    """Whether nothing tells which processes are the lease's."""
     return slot.occupants[lease_id].process is None and lease_id not in slot.members
 
 

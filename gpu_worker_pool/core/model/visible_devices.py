@@ -14,16 +14,12 @@ _LONGEST_QUOTE = 60
 
 @dataclass(frozen=True, slots=True)
 class InstalledGpu:
-    """A GPU as the system numbers and names it."""
-
     index: int
     uuid: str
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleDevices:
-    """The answer of `select_visible`."""
-
     indices: tuple[int, ...]
     """System indices of the GPUs to show, ascending."""
     is_filtering: bool
@@ -34,10 +30,10 @@ class VisibleDevices:
 def select_visible(value: str | None, gpus: Sequence[InstalledGpu]) -> VisibleDevices:
     """Return the GPUs that a value of CUDA_VISIBLE_DEVICES shows.
 
-    `None` (not set) shows all, an empty value shows none. Otherwise the value is a list of indices, UUIDs and
-    unambiguous beginnings of UUIDs, separated by commas or white space. `-1` and `NoDevFiles` hide everything that
-    follows, as in CUDA. Unlike in CUDA an invalid name is skipped with a warning, and if nothing is left all GPUs are
-    shown. Quotes around the value or a name are ignored: Docker's env files pass them on.
+    None (not set) shows all; an empty value shows none. Any other value is a list of indices, UUIDs and unambiguous
+    prefixes of UUIDs, separated by commas or white space. `-1` and `NoDevFiles` hide everything that follows, as in
+    CUDA. Unlike CUDA, an invalid name is skipped with a warning, and if no valid name is left all GPUs are shown.
+    Quotes around the value or a name are ignored: Docker's env files pass them on.
     """
     everything = tuple(sorted({gpu.index for gpu in gpus}))
     if value is None:
@@ -62,7 +58,7 @@ def select_visible(value: str | None, gpus: Sequence[InstalledGpu]) -> VisibleDe
 
 
 def names_in(value: str) -> tuple[list[str], bool]:
-    """Return the names in a value up to one that hides the rest, and whether there was such a one."""
+    """Return the names in a value up to one that hides the rest, and whether there was one."""
     names: list[str] = []
     for name in (part.strip(_QUOTES) for part in _SEPARATORS.split(value)):
         if name.lower() in _HIDES_THE_REST:
@@ -73,9 +69,8 @@ def names_in(value: str) -> tuple[list[str], bool]:
 
 
 def _find(name: str, gpus: Sequence[InstalledGpu]) -> InstalledGpu | str:
-    """Return the GPU of that name, or the warning that says why there is none."""
     if _INDEX.fullmatch(name):
-        # Compared as text: a number of thousands of digits cannot be converted, and names no GPU anyway.
+        # Compared as text: Python does not convert numbers of thousands of digits.
         digits = name.lstrip("0") or "0"
         candidates = [gpu for gpu in gpus if str(gpu.index) == digits]
     elif _UUID_PREFIX.fullmatch(name):

@@ -1,16 +1,16 @@
-"""The queue's rule: who is served next.
+"""The queue's rule: which waiter is served next.
 
-Higher priority first, then first come first served. A waiter who cannot be served yet *holds* the free GPUs he could
-use, up to his number, on the node where he can use the most; nobody later takes those. So somebody later passes only
-onto GPUs that no earlier waiter is holding: wide requests do not starve, and who wants a T4 does not wait behind who
-wants an A100.
+Higher priority first, then first come, first served. A waiter that cannot be served yet *holds* the free GPUs it could
+use, up to its number, on the node where it can use the most. No later waiter takes those. A later waiter passes only
+onto GPUs that no earlier one holds: wide requests do not starve, and a request for a T4 does not wait behind one for an
+A100.
 
-The first in the line whom only those keep waiting who *share* a GPU now also holds that GPU: nobody may join them any
-more, or an endless stream of small shares would keep him out forever. One such waiter at a time is enough: everybody is
-the first one day.
+If only leases that *share* a GPU now keep the first waiter from it, the waiter holds that GPU too: no lease may join
+them any more. Otherwise an endless stream of small shares would keep it out forever. One such waiter at a time is
+enough, because every waiter becomes the first.
 
-A GPU that drains because the process that gave it back still holds memory there is free to that same process (see
-leftovers.py), unless somebody ahead waits for such a GPU.
+A GPU that drains because the process that released it still holds memory there is free to that same process (see
+reclaim.py), unless a waiter ahead needs such a GPU.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import Leased, NoRoom
 from .placement import Grant, Survey
-from .reclaim import take_back
+from .reclaim import reclaim
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a look at the queue found: who is served, which GPUs are held for whom, who of these reserves what others
-    share, and how long that stays true if nothing happens. `settled_until` is None where that is known already, or where
-    another pass is due once these grants have happened.
+class QueuePass:
+    """The result of a pass over the queue: the grants, which GPUs are held for which waiter, which waiter reserves GPUs
+    that others share, and how long that stays true if no event happens. `settled_until` is None if it has not changed,
+    or if another pass is due after these grants.
     """
 
     grants: list[Grant]
@@ -43,25 +43,26 @@ class Outcome:
     settled_until: float | None
 
 
-def serve_queue(state: PoolState, now: float) -> Outcome:
-    """Find who can be served. Where all that happened since the last look is that one came, only that one can be; where
-    nothing happened that matters to everybody, only those who left something on a GPU.
+def serve_queue(state: PoolState, now: float) -> QueuePass:
+    """Find the waiters that can be served.
+
+    If the only change since the last pass is one new waiter, only that one can be. If nothing changed for all waiters,
+    only processes that left memory on a GPU can be.
     """
     if now <= state.settled_until and not state.newcomers:
-        outcome = Outcome([], state.holds, state.reserver, None)
+        outcome = QueuePass([], state.holds, state.reserver, None)
     elif now <= state.settled_until and len(state.newcomers) == 1:
-        outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over(state, now)
+        outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over_queue(state, now)
     else:
-        outcome = _pass_over(state, now)
-    if not outcome.grants and state.leftovers and (grant := take_back(state, now)) is not None:
-        return Outcome([grant], outcome.holds, outcome.reserver, None)
+        outcome = _pass_over_queue(state, now)
+    if not outcome.grants and state.reclaimable and (grant := reclaim(state, now)) is not None:
+        return QueuePass([grant], outcome.holds, outcome.reserver, None)
     return outcome
 
 
-def _pass_over(state: PoolState, now: float) -> Outcome:
-    """Go through the whole line, in order."""
+def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     survey = Survey(state, now)
-    # What nobody further back may take: granted in this pass, or held by somebody ahead.
+    # GPUs that no later waiter may take: granted in this pass, or held by an earlier waiter.
     gone: dict[GpuKey, str] = {}
     grants: list[Grant] = []
     holds: dict[GpuKey, str] = {}
@@ -69,51 +70,52 @@ def _pass_over(state: PoolState, now: float) -> Outcome:
     heads = [(line[0], 0, wishes) for wishes, line in lines.items()]
     heapify(heads)
     reserver: str | None = None
-    in_vain = _InVain()
+    failed = _FailedWishes()
     while heads:
         (_, _, lease_id), index, wishes = heappop(heads)
         may_reserve = reserver is None and state.capacity.has_shared_gpus
-        if not may_reserve and in_vain.has_less_than(wishes):
+        if not may_reserve and failed.covers(wishes):
             continue
         gpus = survey.place(wishes, gone.keys())
         if gpus is not None:
             grants.append(Grant(lease_id, gpus))
             gone.update(dict.fromkeys(gpus, lease_id))
             if wishes.is_shared or state.settings.workers_per_gpu > 1:
-                # Somebody else may still join him there; that can be told only after this has happened.
-                return Outcome(grants, holds, reserver, None)
+                # Another waiter may still share this GPU. That can be told only after this grant.
+                return QueuePass(grants, holds, reserver, None)
         else:
-            in_vain.add(wishes)
+            failed.add(wishes)
             kept = _free(survey, wishes, gone)
             if may_reserve:
-                reserved = _shared_now(survey, wishes, gone, kept)
+                reserved = _held_by_sharers(survey, wishes, gone, kept)
                 reserver = lease_id if reserved else None
                 kept += reserved
             if not kept:
-                continue  # those who wish for the same and come later find even less
+                continue  # later waiters with the same wishes find even less
             holds.update(dict.fromkeys(kept, lease_id))
             gone.update(dict.fromkeys(kept, lease_id))
         if index + 1 < len(lines[wishes]):
             heappush(heads, (lines[wishes][index + 1], index + 1, wishes))
-    return Outcome(grants, holds, reserver, survey.holds_until)
+    return QueuePass(grants, holds, reserver, survey.holds_until)
 
 
-class _InVain:
-    """What could not be had in one pass. What is gone stays gone until its end, so whoever wants as much or more of the
-    same GPUs, or of some of them, need not try: a line of many different wishes costs little more than one of few.
+class _FailedWishes:
+    """Wishes that failed in one pass. GPUs taken in a pass stay taken until its end. So a waiter that wants as much or
+    more of the same GPUs, or of some of them, need not try, and a queue of many different wishes costs little more than
+    one of few.
     """
 
     def __init__(self) -> None:
         self._least_mb: dict[tuple[object, ...], float] = {}
 
     def add(self, wishes: Wishes) -> None:
-        """Nobody gets this. Of several GPUs that says nothing about one of them."""
+        """Record a failure. One for several GPUs says nothing about a single GPU, so it is not recorded."""
         if wishes.gpus == 1:
             kind = (*_terms(wishes), wishes.model, wishes.among)
             self._least_mb[kind] = min(wishes.memory_mb or 0.0, self._least_mb.get(kind, inf))
 
-    def has_less_than(self, wishes: Wishes) -> bool:
-        """Whether no GPU is left that would do, because less was asked for in vain."""
+    def covers(self, wishes: Wishes) -> bool:
+        """Whether a wish for less has failed."""
         terms = _terms(wishes)
         least_mb = min(
             self._least_mb.get((*terms, wishes.model, wishes.among), inf), self._least_mb.get((*terms, None, None), inf)
@@ -125,11 +127,10 @@ def _terms(wishes: Wishes) -> tuple[object, ...]:
     return wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent
 
 
-def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | None:
-    """Serve somebody who has just joined a line in which nobody could be served; None where others are concerned.
+def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | None:
+    """Serve one new waiter in a queue in which no other could be served; None if it affects the others.
 
-    What he takes or holds is one more thing gone for those behind him, which changes nothing for them unless they
-    were holding it. Those ahead of him do not notice him.
+    The GPUs it takes or holds matter to later waiters only if they held them. Earlier waiters are not affected.
     """
     ahead = {key: id_ for key, id_ in state.holds.items() if state.queued(id_).order < newcomer.order}
     survey = Survey(state, now)
@@ -140,26 +141,26 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> Outcome | Non
         return None
     settled_until = min(state.settled_until, survey.holds_until)
     if gpus is not None:
-        # A GPU that is shared from now on is one that somebody ahead may have to reserve.
+        # An earlier waiter may have to reserve a GPU that is shared from now on.
         until = None if wishes.is_shared else settled_until
-        return Outcome([Grant(newcomer.id, gpus)], state.holds, state.reserver, until)
-    if state.reserver not in ahead.values() and _shared_now(survey, wishes, ahead, kept):
+        return QueuePass([Grant(newcomer.id, gpus)], state.holds, state.reserver, until)
+    if state.reserver not in ahead.values() and _held_by_sharers(survey, wishes, ahead, kept):
         return None
-    return Outcome([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, state.reserver, settled_until)
+    return QueuePass([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, state.reserver, settled_until)
 
 
 def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[GpuKey]:
-    """What a waiter who cannot be served could use now, on the node where that is the most (of equals, the first by
-    name), among the nodes that have enough GPUs for him at all.
+    """The GPUs that a waiter could use now, on the node where it can use the most (of equals, the first by name). Only
+    nodes with enough suitable GPUs count.
     """
     if wishes.gpus == 1:
-        return []  # one that he could use would be his
+        return []  # a usable GPU would have been granted
     most: list[GpuKey] = []
     state, capacity = survey.state, survey.state.capacity
     thresholds = state.settings.thresholds_for(wishes)
     for count, node in capacity.nodes_by_room(wishes, include_loaded=survey.is_lax(wishes)):
         if count < max(len(most), 1) or (count == len(most) and node > most[0].node):
-            break  # of nodes with as many open, those that follow come later by name
+            break  # nodes with equally many open GPUs are sorted by name
         not_gone = [slot for slot in capacity.open_slots_of(node, shared=wishes.is_shared) if slot.key not in gone]
         if len(not_gone) < max(len(most), 1) or not capacity.could_serve_on(node, wishes, thresholds):
             continue
@@ -169,9 +170,9 @@ def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[Gp
     return most
 
 
-def _shared_now(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]) -> list[GpuKey]:
-    """GPUs that only those who share them now keep from this waiter, up to his number: on the node where he holds
-    others already, else on that of the least committed one.
+def _held_by_sharers(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]) -> list[GpuKey]:
+    """GPUs that only sharing leases keep from this waiter, up to its number: on the node where it holds GPUs already,
+    else on the node of the least committed GPU.
     """
     state = survey.state
     thresholds = state.settings.thresholds_for(wishes)

@@ -1,8 +1,7 @@
-"""Indexes over the GPUs of a pool, so that a decision looks at those that matter and not at all of them.
+"""Indexes over the GPUs of a pool, so that a decision considers only the GPUs that matter.
 
-They only propose: everything proposed is judged before it is granted (see eligibility.py). What they must get right
-is to leave out nothing that would be found eligible. All of it follows from the slots; a node is indexed anew
-whenever something about one of its GPUs changed that is in a list.
+The indexes propose; every proposal is judged before it is granted (see eligibility.py). They must not leave out an
+eligible GPU. They follow from the slots. A node is indexed again when an indexed fact about one of its GPUs changes.
 """
 
 from __future__ import annotations
@@ -24,20 +23,16 @@ from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
 
-# Sums of floats may differ in the last bits from what the judge adds up; he decides what is this close.
+# Sums of floats may differ in the last bits from those of `judge`, which decides such close cases.
 ROUNDING_MB = 1e-3
 
 
 class GpuClass(NamedTuple):
-    """GPUs of one name and size."""
-
     name: str
     total_mb: float | None
 
 
 class Use(Enum):
-    """What a sorted list is for, and how it is sorted."""
-
     EXCLUSIVE = "GPUs open to an exclusive lease, least used first, then on the node with the fewest open"
     SHARED = "GPUs that are shared and open to one more, most committed first"
     WHOLE = "GPUs without a lease and open to a shared one, most committed first, then on the node with the fewest open"
@@ -46,34 +41,33 @@ class Use(Enum):
 
 
 class Group(NamedTuple):
-    """Which GPUs a sorted list is of: of this class, or on nodes with GPUs of these names.
+    """The GPUs of a sorted list: those of a class, or nodes with GPUs of these names.
 
-    `is_clear` lists hold the GPUs below the pool's own thresholds, and count only those; few requests ever need to
-    look at the others, which somebody outside the pool uses. For nodes, the others count all GPUs.
+    `is_clear` lists have only GPUs below the pool's own thresholds. The others are in use from outside the pool, and
+    few requests need them. For nodes, lists that are not clear count all GPUs.
     """
 
     of: GpuClass | frozenset[str]
     is_clear: bool
 
     def has_model(self, pattern: str | None) -> bool:
-        """Whether any of its GPUs may be of a wished-for model."""
         if pattern is None:
             return True
         names = (self.of.name,) if isinstance(self.of, GpuClass) else self.of
         return any(matches_model(pattern, name) for name in names)
 
 
-# What a sorted list holds: tuples that begin with what it is sorted by and end with a GpuKey or a node's name. All
-# that a verdict depends on, but time, is in it, so that equal entries mean equal verdicts.
+# An entry begins with the sort key and ends with a GpuKey or a node name. It has all that a verdict depends on except
+# the time, so equal entries mean equal verdicts.
 Entry = tuple[Any, ...]
 
 
 class SlotFacts(NamedTuple):
-    """All that the lists say of one GPU. `gpu_class` is None where nothing is known of it; what is_... say is whether
-    its occupants leave a place, and None where it is out of service or cannot be measured.
+    """What the lists know of one GPU. `gpu_class` is None if there is no reading. `is_open_to_...` says whether the
+    occupants admit one more lease; it is None if the GPU is out of service or cannot be measured.
     """
 
-    place: float
+    gpu_index: float
     gpu_class: GpuClass | None
     is_open_to_exclusive: bool | None = None
     is_open_to_shared: bool | None = None
@@ -84,12 +78,11 @@ class SlotFacts(NamedTuple):
 
     @property
     def is_in_service(self) -> bool:
-        """Whether it could be granted if nobody were on it."""
         return self.is_open_to_exclusive is not None
 
     @property
     def is_whole(self) -> bool:
-        """Whether anybody may have it: no lease is on it."""
+        """Whether no lease is on it."""
         return bool(self.is_open_to_exclusive and self.is_open_to_shared)
 
 
@@ -99,13 +92,13 @@ class _NodeIndex:
     open_to_exclusive: list[GpuSlot] = field(default_factory=list)
     open_to_shared: list[GpuSlot] = field(default_factory=list)
     entries: set[tuple[Use, Group, Entry]] = field(default_factory=set)
-    places: tuple[tuple[float, GpuKey], ...] = ()
+    indexed: tuple[tuple[float, GpuKey], ...] = ()
     makeup: tuple[GpuClass, ...] = ()
     makeup_in_service: tuple[GpuClass, ...] = ()
 
 
 class Capacity:
-    """Finds GPUs by use, by committed memory, by name, and nodes by how many of their GPUs are open."""
+    """Finds GPUs by use, by committed memory and by name, and nodes by their number of open GPUs."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeIndex] = {}
@@ -121,8 +114,8 @@ class Capacity:
         excluded: Mapping[GpuKey, str],
         ignored_processes: AbstractSet[str],
     ) -> bool:
-        """Take in what has changed about these GPUs (one that is in no slot any more is dropped). Returns whether
-        anything has changed that a request could care about.
+        """Update the indexes for these GPUs; a GPU without a slot is dropped. Return whether a request could be
+        affected.
         """
         changed: dict[str, dict[GpuKey, SlotFacts | None]] = {}
         for key in touched:
@@ -159,28 +152,25 @@ class Capacity:
         if facts:
             self._nodes[node] = new
             self._makeups[new.makeup] += 1
-        is_renamed = new.places != (old.places if old else ())
+        is_renamed = new.indexed != (old.indexed if old else ())
         if is_renamed:
-            self._names.change(old.places if old else (), new.places)
-        # Where a name is another GPU's now, or nobody's, whoever asked by it could use other GPUs than before.
+            self._names.change(old.indexed if old else (), new.indexed)
+        # If a name now means another GPU, or none, a request by that name could use other GPUs than before.
         return old is None or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
 
     @property
     def nodes(self) -> AbstractSet[str]:
-        """All nodes."""
         return self._nodes.keys()
 
     @property
     def has_shared_gpus(self) -> bool:
-        """Whether any GPU is shared and open to one more."""
         return bool(self._lists[Use.SHARED])
 
     def named(self, names: tuple[str, ...]) -> AbstractSet[GpuKey]:
-        """The GPUs that go by one of these names, of those that have been looked at."""
         return self._names.find(names)
 
     def open_slots_of(self, node: str, *, shared: bool) -> Sequence[GpuSlot]:
-        """The measured GPUs of a node whose occupants leave a place for such a lease, by index."""
+        """The measured GPUs of a node that admit one more such lease, by index."""
         index = self._nodes[node]
         return index.open_to_shared if shared else index.open_to_exclusive
 
@@ -189,13 +179,11 @@ class Capacity:
         limit = thresholds.memory_percent + thresholds.utilization_percent
         for score, *_, key in _merged(self._matching(Use.EXCLUSIVE, wishes, include_loaded)):
             if score >= limit:
-                return  # whoever is below both thresholds is below their sum
+                return  # a GPU below both thresholds is below their sum
             yield key
 
     def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
-        """GPUs that may be eligible for one shared lease: first those that are shared, then whole ones; of each, the
-        tightest fit first.
-        """
+        """GPUs that may be eligible for one shared lease: shared ones first, then whole ones; tightest fit first."""
         for use in (Use.SHARED, Use.WHOLE):
             fitting = []
             for group, entries in self._listed(use, wishes):
@@ -207,24 +195,24 @@ class Capacity:
                 yield key
 
     def shared_gpus_by_commitment(self, wishes: Wishes) -> Iterator[GpuKey]:
-        """GPUs that are shared and open to one more, the least committed first."""
+        """Shared GPUs that admit one more lease, least committed first."""
         lists = [_last_first(entries) for entries in self._matching(Use.SHARED, wishes, include_loaded=True)]
         for *_, key in merge(*lists, key=lambda entry: (-entry[0], entry[1:])):
             yield key
 
     def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
-        """Nodes that may have as many GPUs open as are wished for, the fullest first."""
+        """Nodes that may have enough open GPUs, fullest first."""
         lists = self._node_lists(wishes, include_loaded)
         for _, node in _merged([islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]):
             yield node
 
     def nodes_by_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[Entry]:
-        """How many GPUs may be open, and on which node; the most first."""
+        """Pairs of the number of open GPUs and the node, most first."""
         lists = [_last_first(entries) for entries in self._node_lists(wishes, include_loaded)]
         return lists[0] if len(lists) == 1 else merge(*lists, key=lambda entry: (-entry[0], entry[1:]))
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
-        """Whether some node has enough GPUs of the right kind, were all of them free."""
+        """Whether some node has enough suitable GPUs, if all of them were free."""
         if wishes.among is None:
             return any(_has_enough(makeup, wishes, thresholds) for makeup in self._makeups)
         return any(
@@ -233,7 +221,7 @@ class Capacity:
         )
 
     def could_serve_on(self, node: str, wishes: Wishes, thresholds: Thresholds) -> bool:
-        """Whether a node has enough GPUs of the right kind in service, were all of them free."""
+        """Whether a node has enough suitable GPUs in service, if all of them were free."""
         if wishes.among is None:
             return _has_enough(self._nodes[node].makeup_in_service, wishes, thresholds)
         return _has_enough(self._named_on(node, wishes.among, in_service=True), wishes, thresholds)
@@ -242,7 +230,6 @@ class Capacity:
         return {key.node for key in self._names.find(names)}
 
     def _named_on(self, node: str, names: tuple[str, ...], *, in_service: bool) -> list[GpuClass]:
-        """What the named GPUs of a node are."""
         named = self._names.find(names)
         return [
             found.gpu_class
@@ -251,7 +238,7 @@ class Capacity:
         ]
 
     def _listed(self, use: Use, wishes: Wishes) -> Iterable[tuple[Group, list[Entry]]]:
-        """The sorted lists, without GPUs that are not among those wished for, and without nodes that have none."""
+        """The sorted lists, restricted to the GPUs in `among` and their nodes."""
         if wishes.among is None:
             return self._lists[use].items()
         named = self._names.find(wishes.among)
@@ -306,7 +293,7 @@ def _facts_of(
 def _index_node(
     node: str, facts: dict[GpuKey, SlotFacts], slots: Mapping[GpuKey, GpuSlot], settings: PoolSettings
 ) -> _NodeIndex:
-    ordered = sorted(facts.items(), key=lambda item: (item[1].place, item[0]))
+    ordered = sorted(facts.items(), key=lambda item: (item[1].gpu_index, item[0]))
     exclusive = [(key, found) for key, found in ordered if found.is_open_to_exclusive]
     shared = [(key, found) for key, found in ordered if found.is_open_to_shared]
     index = _NodeIndex(
@@ -315,7 +302,7 @@ def _index_node(
         open_to_shared=[slots[key] for key, _ in shared],
         makeup=tuple(sorted((found.gpu_class for _, found in ordered if found.gpu_class), key=_by_name)),
         makeup_in_service=tuple(found.gpu_class for _, found in ordered if found.gpu_class and found.is_in_service),
-        places=tuple((found.place, key) for key, found in ordered if found.gpu_class),
+        indexed=tuple((found.gpu_index, key) for key, found in ordered if found.gpu_class),
     )
     limits = settings.thresholds
     clear_to_exclusive: list[SlotFacts] = []
@@ -323,7 +310,7 @@ def _index_node(
         if found.percent is not None and found.gpu_class is not None:
             is_clear = found.percent < limits.memory_percent and found.load_percent < limits.utilization_percent
             score = found.percent + found.load_percent
-            by_use = (score, len(exclusive), node, found.place, found.percent, key)
+            by_use = (score, len(exclusive), node, found.gpu_index, found.percent, key)
             index.entries.add((Use.EXCLUSIVE, Group(found.gpu_class, is_clear), by_use))
             clear_to_exclusive += [found] if is_clear else []
     clear_to_shared: list[SlotFacts] = []
@@ -332,7 +319,7 @@ def _index_node(
             is_ours = found.is_used_by_leases_only
             is_clear = is_ours or found.load_percent < limits.utilization_percent
             use, fewest = (Use.WHOLE, len(exclusive)) if found.is_whole else (Use.SHARED, 0)
-            by_commitment = (-found.committed_mb, fewest, node, found.place, found.load_percent, is_ours, key)
+            by_commitment = (-found.committed_mb, fewest, node, found.gpu_index, found.load_percent, is_ours, key)
             index.entries.add((use, Group(found.gpu_class, is_clear), by_commitment))
             clear_to_shared += [found] if is_clear else []
     for use_of_node, is_clear, counted in (
@@ -352,13 +339,13 @@ def _merged(lists: Sequence[Iterable[Entry]]) -> Iterable[Entry]:
 
 
 def _tightest_first(entries: list[Entry], room_mb: float) -> Iterator[Entry]:
-    """The entries whose committed memory leaves enough, as (what would be left, ...)."""
+    """The entries with enough memory left, as (what would be left, ...)."""
     for negative_committed_mb, *rest in islice(entries, bisect_left(entries, (-room_mb - ROUNDING_MB,)), None):
         yield (room_mb + negative_committed_mb, *rest)
 
 
 def _last_first(entries: list[Entry]) -> Iterator[Entry]:
-    """Turned around by what it is sorted by first; those equal in that stay in their order."""
+    """The entries by descending sort key; equal ones keep their order."""
     end = len(entries)
     while end:
         start = bisect_left(entries, (entries[end - 1][0],))
@@ -374,7 +361,7 @@ def _could_serve(gpu_class: GpuClass, wishes: Wishes, thresholds: Thresholds) ->
     if not matches_model(wishes.model, gpu_class.name):
         return False
     if thresholds.memory_percent <= 0 or thresholds.utilization_percent <= 0:
-        return False  # nothing is below zero
+        return False  # no reading is below 0
     if wishes.memory_mb is None or gpu_class.total_mb is None:
         return True
     return wishes.memory_mb <= thresholds.memory_percent * gpu_class.total_mb / 100

@@ -1,7 +1,6 @@
-"""May this GPU be granted to this request, now? Yes, or exactly why not.
+"""Whether a GPU may be granted to a request now, and if not, why.
 
-A verdict is data first (its fields) and a sentence second (`str`), and the same one is shown everywhere: in an
-answer, on the command line, on the page.
+A verdict is data (its fields) and a sentence (`str`). Answers, the command line and the page all show the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """It may be granted. The lower the score (memory + utilization, in percent), the better."""
+    """The GPU may be granted. The lower the score (memory + utilization, in percent), the better."""
 
     code: ClassVar[str] = "eligible"
     score: float
@@ -31,8 +30,6 @@ class Eligible:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """An operator took it out of service."""
-
     code: ClassVar[str] = "excluded"
     reason: str
 
@@ -42,8 +39,6 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class NotAmong:
-    """It is none of the only GPUs that will do."""
-
     code: ClassVar[str] = "not_among"
     wanted: str
 
@@ -53,8 +48,6 @@ class NotAmong:
 
 @dataclass(frozen=True, slots=True)
 class WrongModel:
-    """Its name does not fit the wished-for model."""
-
     code: ClassVar[str] = "wrong_model"
     name: str
     wanted: str
@@ -65,8 +58,6 @@ class WrongModel:
 
 @dataclass(frozen=True, slots=True)
 class TooSmall:
-    """Even empty it would not have the room."""
-
     code: ClassVar[str] = "too_small"
     limit_mb: float
     asked_mb: float
@@ -77,8 +68,6 @@ class TooSmall:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Somebody has it."""
-
     code: ClassVar[str] = "leased"
     lease_ids: tuple[str, ...]
     holders: tuple[str, ...]
@@ -90,7 +79,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The lease on it is over, but it is not known to be free of that lease's processes."""
+    """Its lease has ended, but processes of that lease may still be on it."""
 
     code: ClassVar[str] = "draining"
     lease_id: str
@@ -99,15 +88,13 @@ class Draining:
 
     def __str__(self) -> str:
         if self.pid is None:
-            return "just given back; a new reading will tell whether it is free"
+            return "just released; the next reading will tell whether it is free"
         held = "memory" if self.memory_mb is None else f"{self.memory_mb / 1024:.1f} GiB"
         return f"draining: pid {self.pid} still holds {held}"
 
 
 @dataclass(frozen=True, slots=True)
 class Unhealthy:
-    """It answers with an error."""
-
     code: ClassVar[str] = "unhealthy"
     fault: str
 
@@ -117,8 +104,6 @@ class Unhealthy:
 
 @dataclass(frozen=True, slots=True)
 class ReadingUnknown:
-    """Something that must be known is not."""
-
     code: ClassVar[str] = "reading_unknown"
     what: str
 
@@ -128,8 +113,6 @@ class ReadingUnknown:
 
 @dataclass(frozen=True, slots=True)
 class ReadingStale:
-    """It was last looked at too long ago."""
-
     code: ClassVar[str] = "reading_stale"
     age_s: float
 
@@ -139,8 +122,6 @@ class ReadingStale:
 
 @dataclass(frozen=True, slots=True)
 class OverMemory:
-    """Measured memory is at or over the threshold."""
-
     code: ClassVar[str] = "over_memory"
     memory_percent: float
     threshold_percent: float
@@ -151,8 +132,6 @@ class OverMemory:
 
 @dataclass(frozen=True, slots=True)
 class OverUtilization:
-    """Measured utilization is at or over the threshold."""
-
     code: ClassVar[str] = "over_utilization"
     utilization_percent: float
     threshold_percent: float
@@ -163,8 +142,6 @@ class OverUtilization:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Others have spoken for too much of its memory."""
-
     code: ClassVar[str] = "no_room"
     committed_mb: float
     asked_mb: float
@@ -178,18 +155,18 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Free, but kept for somebody who stands further ahead in the line."""
+class HeldForAnother:
+    """Free, but held for a waiter further ahead."""
 
     code: ClassVar[str] = "held"
     for_lease_id: str
     for_holder: str
 
     def __str__(self) -> str:
-        return f"kept for {self.for_holder}, who is ahead in the line"
+        return f"kept for {self.for_holder}, ahead in the queue"
 
 
-Obstacle = (
+Ineligible = (
     Excluded
     | NotAmong
     | WrongModel
@@ -202,13 +179,13 @@ Obstacle = (
     | OverMemory
     | OverUtilization
     | NoRoom
-    | Held
+    | HeldForAnother
 )
-Verdict = Eligible | Obstacle
+Verdict = Eligible | Ineligible
 
 
 def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdict:
-    """Judge one GPU for one request. What cannot change is told first, then who has it, then what was measured."""
+    """Judge one GPU for one request. Fixed obstacles come first, then leases, then readings."""
     thresholds = state.settings.thresholds_for(wishes)
     return (
         _unsuitable(state, slot, wishes, thresholds)
@@ -219,11 +196,11 @@ def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdic
 
 
 def is_suitable(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
-    """Whether a GPU would do, whoever has it now and whatever is measured."""
+    """Whether a GPU would do, apart from its leases and readings."""
     return _unsuitable(state, slot, wishes, state.settings.thresholds_for(wishes)) is None
 
 
-def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Obstacle | None:
+def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Ineligible | None:
     reading = slot.reading
     if wishes.among is not None and reading is not None and slot.key not in state.capacity.named(wishes.among):
         return NotAmong(shown(wishes.among))
@@ -241,13 +218,13 @@ def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thr
     return None
 
 
-def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | None:
-    if _has_place(state, slot, wishes):
+def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | None:
+    if _has_opening(state, slot, wishes):
         return None
     leases = [state.leases[lease_id] for lease_id in slot.occupants]
     draining = next((lease for lease in leases if isinstance(lease, DrainingLease)), None)
-    # Who has it is told before who had it: a process may have taken back what it left there (leftovers.py).
-    if draining is not None and _has_place(state, slot.without_draining(), wishes):
+    # Active leases come before draining ones: a process may have reclaimed what it left there (reclaim.py).
+    if draining is not None and _has_opening(state, slot.without_draining(), wishes):
         return _draining(slot, draining)
     active = [lease for lease in leases if isinstance(lease, ActiveLease)]
     return Leased(
@@ -257,21 +234,21 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Obstacle | Non
     )
 
 
-def _has_place(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
+def _has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
     return slot.is_open_for(shared=wishes.is_shared, workers_per_gpu=state.settings.workers_per_gpu)
 
 
 def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:
     processes = (slot.reading.processes or ()) if slot.reading else ()
     left = set(slot.members.get(lease.id, ()))
-    # The one that holds the most says it best.
+    # The process with the most memory explains it best.
     weight_mb, pid = max(((p.memory_mb or 0.0, p.id.pid) for p in processes if p.id in left), default=(0.0, None))
     if pid is None and slot.members.get(lease.id):
         pid = slot.members[lease.id][0].pid
     return Draining(lease.id, pid, weight_mb or None)
 
 
-def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Obstacle | None:
+def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Ineligible | None:
     reading = slot.reading
     if reading is None:
         return ReadingUnknown("state")
@@ -283,7 +260,6 @@ def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Obstacle | None:
 
 
 def stale_at(state: PoolState, reading: Reading) -> float:
-    """Until when a reading counts."""
     return reading.at + state.settings.stale_after_s
 
 
@@ -307,7 +283,7 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
             holders = tuple(str(state.leases[lease_id].request.holder) for lease_id in slot.occupants)
             return NoRoom(use.committed_mb, wishes.memory_mb, limit_mb, holders)
     if utilization >= thresholds.utilization_percent and not (
-        # Those who share agreed to share: only use from outside keeps them away from a busy GPU.
+        # Sharing leases expect each other's load; only use from outside keeps them off a busy GPU.
         wishes.is_shared and is_used_by_leases_only(slot, state.ignored_processes)
     ):
         return OverUtilization(utilization, thresholds.utilization_percent)

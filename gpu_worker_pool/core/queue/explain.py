@@ -1,4 +1,4 @@
-"""Why is this request still waiting? In data, and in one sentence."""
+"""Why a request is still waiting, as data and in one sentence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, Held, Leased, Verdict, judge
+from .eligibility import Eligible, HeldForAnother, Leased, Verdict, judge
 
 MAX_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """What stands between one GPU and the waiter; `gpu` is None where it has not been looked at yet."""
+    """The verdict on one GPU for a waiter; `gpu` is None if there is no reading yet."""
 
     key: GpuKey
     gpu: Gpu | None
@@ -26,7 +26,7 @@ class GpuVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where somebody stands in the line, and what is the matter with each GPU of the pool."""
+    """A waiter's queue position, and a verdict on each GPU of the pool."""
 
     lease_id: str
     position: int
@@ -36,12 +36,10 @@ class Explanation:
 
     @property
     def head(self) -> str:
-        """Where he stands and what for."""
         return f"Position {self.position} of {self.queue_length}, waiting for {self.wants}"
 
     @property
     def obstacles(self) -> str:
-        """What is the matter with the GPUs, in short."""
         return "; ".join(_summary(self.verdicts)) if self.verdicts else "no GPU has been seen yet"
 
     def __str__(self) -> str:
@@ -49,14 +47,15 @@ class Explanation:
 
 
 def explain(state: PoolState, lease_id: str, now: float) -> Explanation | None:
-    """Explain a waiting request; None where the lease does not wait."""
+    """Explain a waiting request; None if the lease is not queued."""
     lease = state.leases.get(lease_id)
     return Explainer(state, now).explain(lease) if isinstance(lease, QueuedLease) else None
 
 
 class Explainer:
-    """Explains many waiting requests, and judges the GPUs once for all that wish for the same. What is said of a GPU is
-    therefore as of when the first of them was explained; who is ahead in the line is as of now.
+    """Explains many waiting requests; equal wishes share their verdicts.
+
+    A verdict is as of the first request that needed it. Queue positions are as of now.
     """
 
     def __init__(self, state: PoolState, now: float) -> None:
@@ -66,7 +65,6 @@ class Explainer:
         self._texts: dict[Wishes, str] = {}
 
     def explain(self, lease: QueuedLease) -> Explanation:
-        """All about this one."""
         state, wishes = self._state, lease.request.wishes
         verdicts = self._verdicts.get(wishes)
         if verdicts is None:
@@ -80,7 +78,6 @@ class Explainer:
         return Explanation(lease.id, state.queue.position(lease), len(state.queue), verdicts, str(wishes))
 
     def reason(self, lease: QueuedLease) -> str:
-        """The same in one sentence."""
         explanation, wishes = self.explain(lease), lease.request.wishes
         if self._state.holds:
             return str(explanation)
@@ -94,12 +91,12 @@ def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdi
     if isinstance(item.verdict, Eligible) and held_for not in (None, lease.id):
         other = state.queued(held_for)
         if other.order < lease.order:
-            return GpuVerdict(item.key, item.gpu, Held(other.id, str(other.request.holder)))
+            return GpuVerdict(item.key, item.gpu, HeldForAnother(other.id, str(other.request.holder)))
     return item
 
 
 def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:
-    """One phrase for each kind of verdict, with how many GPUs it concerns."""
+    """One phrase for each kind of verdict, with its number of GPUs."""
     by_code: dict[str, list[Verdict]] = {}
     for item in verdicts:
         by_code.setdefault(item.verdict.code, []).append(item.verdict)

@@ -1,16 +1,16 @@
-"""Which of the eligible GPUs to take.
+"""Chooses among the eligible GPUs.
 
-- One exclusive GPU: the lowest combined memory + utilization; of equals, on the node with the fewest open GPUs.
-- One share of a GPU: beside other shares, where it fits tightest. Only where it fits beside none, on a whole GPU, where
-  it fits tightest; of equals, on the node with the fewest open GPUs. So what is broken is used up first, and whole GPUs
-  and whole nodes stay whole.
-- Several GPUs: on the node with the fewest open GPUs that has enough, of one model where possible, and of the model
-  with the fewest, so that what is left behind is as large as it can be.
+- One exclusive GPU: the lowest memory + utilization; of equals, on the node with the fewest open GPUs.
+- One share of a GPU: a GPU with other shares, with the tightest fit. If it fits on none, a whole GPU with the tightest
+  fit; of equals, on the node with the fewest open GPUs. So shared GPUs fill up first, and whole GPUs and nodes stay
+  whole.
+- Several GPUs: the node with the fewest open GPUs that has enough; of one model if possible, and of the model with the
+  fewest, so that what remains is as large as possible.
 
-A fit is tight where little memory is left behind. That all is best fit, and needs to know nothing of the work to come;
-benchmarks/replay holds it against other rules on a real trace.
+A tight fit leaves little memory. This is best fit and needs no knowledge of later requests; benchmarks/replay
+compares it with other rules on a real trace.
 
-Ties fall to the node's name and the GPU's index, so that the same state always gives the same answer.
+Ties are broken by node name and GPU index, so the same state always gives the same answer.
 """
 
 from __future__ import annotations
@@ -33,17 +33,14 @@ NOTHING: frozenset[GpuKey] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A waiter who is served, and with what."""
-
     lease_id: str
     gpus: tuple[GpuKey, ...]
 
 
 class Survey:
-    """A look at the pool at one instant.
+    """Judges the pool at one instant.
 
-    `holds_until` is how long its findings stay true if nothing happens: readings grow stale with time, and that is
-    all that time does.
+    `holds_until` is how long the findings stay true if no event happens: with time, readings become stale.
     """
 
     def __init__(self, state: PoolState, now: float) -> None:
@@ -52,20 +49,18 @@ class Survey:
         self.holds_until = inf
 
     def judge(self, slot: GpuSlot, wishes: Wishes) -> Verdict:
-        """The verdict on one GPU, now."""
         verdict = judge(self.state, slot, wishes, self.now)
         if slot.reading is not None and isinstance(verdict, Eligible | NoRoom):
-            # Both rest on a reading that is fresh, and lead to something being granted or held.
+            # Both need a fresh reading, and lead to a grant or a hold.
             self.holds_until = min(self.holds_until, stale_at(self.state, slot.reading))
         return verdict
 
     def score(self, slot: GpuSlot, wishes: Wishes) -> float | None:
-        """How much an eligible GPU is used, in percent; None where it is not eligible."""
         verdict = self.judge(slot, wishes)
         return verdict.score if isinstance(verdict, Eligible) else None
 
     def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
-        """The GPUs to grant, all on one node; None where that cannot be done now."""
+        """The GPUs to grant, all on one node; None if there are not enough now."""
         if wishes.gpus == 1:
             for key in self._candidates(wishes):
                 if key not in avoiding and self.score(self.state.slots[key], wishes) is not None:
@@ -80,7 +75,6 @@ class Survey:
     def usable_on(
         self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING
     ) -> list[tuple[GpuSlot, float]]:
-        """The eligible GPUs of a node with their scores, by index."""
         return [
             (slot, score)
             for slot in self.state.capacity.open_slots_of(node, shared=wishes.is_shared)
@@ -88,7 +82,7 @@ class Survey:
         ]
 
     def is_lax(self, wishes: Wishes) -> bool:
-        """Whether GPUs over the pool's own thresholds may still do: only then need they be looked at."""
+        """Whether GPUs over the pool's own thresholds may do; only then are they considered."""
         own, wished = self.state.settings.thresholds, self.state.settings.thresholds_for(wishes)
         return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
 
@@ -103,7 +97,7 @@ class Survey:
             reading = slot.reading
             assert reading  # noqa: S101 - an eligible GPU has been read
             use = memory_use(slot, self.state.ignored_processes) if wishes.is_shared else None
-            # Shares go where the least room is left; exclusive leases where the least is used.
+            # Shares go where the least room is left, exclusive leases where the least is used.
             rank = score if use is None else (reading.memory_total_mb or 0.0) - use.committed_mb
             by_model[reading.gpu.name].append((rank, reading.gpu.index, slot.key))
         enough = [sorted(group) for group in by_model.values() if len(group) >= wishes.gpus]

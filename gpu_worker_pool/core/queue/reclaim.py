@@ -1,5 +1,7 @@
-"""A program with several workers gives a GPU back and asks for one again, and its memory stays where it was: frameworks
-keep what they once allocated. To everybody else that GPU drains; to the same process there is nothing in the way.
+"""A released GPU may go back to the process that released it.
+
+A program with several workers releases a GPU and asks for one again, while its memory stays allocated: frameworks keep
+what they once allocated. For all other processes that GPU drains; for the same process it is usable.
 """
 
 from __future__ import annotations
@@ -12,31 +14,31 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import Eligible, is_suitable, judge
 from .placement import Grant
-from .waiting import Place
+from .waiting import QueueKey
 
-# Of one process's waiters this many are looked at: more than workers that anybody runs in one process.
+# Waiters considered per process: more than one process has workers.
 MOST_WAITERS = 64
 
 
-def take_back(state: PoolState, now: float) -> Grant | None:
-    """The first waiter who can be given a GPU on which only his own process has left something."""
-    for process, keys in state.leftovers.items():
-        for place in state.queue.of_process(process)[:MOST_WAITERS]:
+def reclaim(state: PoolState, now: float) -> Grant | None:
+    """The first waiter that can have a GPU on which only its own process has left memory."""
+    for process, keys in state.reclaimable.items():
+        for queue_key in state.queue.of_process(process)[:MOST_WAITERS]:
             for key in sorted(keys):
-                if _may_take(state, place, key, process, now):
-                    return Grant(place[2], (key,))
+                if _may_reclaim(state, queue_key, key, process, now):
+                    return Grant(queue_key[2], (key,))
     return None
 
 
-def _may_take(state: PoolState, place: Place, key: GpuKey, process: ProcessId, now: float) -> bool:
-    waiter = state.queued(place[2]).request
+def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: ProcessId, now: float) -> bool:
+    waiter = state.queued(queue_key[2]).request
     wishes, owner = waiter.wishes, waiter.holder.owner
     slot = state.slots[key]
-    given_back = state.leftovers[process][key]
+    released = state.reclaimable[process][key]
     if wishes.gpus != 1 or any(
-        # Another's, still in use, or taken away: that is in everybody's way.
-        lease_id not in given_back
-        # A pid is easily claimed; what somebody else left is not had by claiming his.
+        # A lease of another process, an active lease or a revoked one blocks every waiter.
+        lease_id not in released
+        # A client may claim any pid; that must not give it what another owner left.
         or state.leases[lease_id].request.holder.owner != owner
         for lease_id in slot.occupants
     ):
@@ -44,14 +46,14 @@ def _may_take(state: PoolState, place: Place, key: GpuKey, process: ProcessId, n
     cleared = _without_own(slot)
     if not isinstance(judge(state, cleared, wishes, now), Eligible):
         return False
-    # Whoever is ahead and waits for such a GPU is not to be overtaken for ever by a process that keeps it warm.
+    # A waiter ahead that needs such a GPU must not be overtaken forever by a process that keeps it warm.
     return not any(
-        line[0] < place and is_suitable(state, cleared, ahead) for ahead, line in state.queue.by_wishes.items()
+        line[0] < queue_key and is_suitable(state, cleared, ahead) for ahead, line in state.queue.by_wishes.items()
     )
 
 
 def _without_own(slot: GpuSlot) -> GpuSlot:
-    """The GPU as it would be without what its draining leases left there."""
+    """The GPU without what its draining leases left there."""
     reading = slot.reading
     if reading is None or reading.processes is None:
         return GpuSlot(slot.key, reading)
@@ -64,7 +66,7 @@ def _without_own(slot: GpuSlot) -> GpuSlot:
             reading,
             processes=others,
             memory_used_mb=None if reading.memory_used_mb is None else max(reading.memory_used_mb - own_mb, 0.0),
-            # What is measured on a GPU that nobody else is on was done by the one who asks.
+            # With no other process on the GPU, the load is the waiter's own.
             utilization_percent=reading.utilization_percent if others or not own else 0.0,
         ),
     )

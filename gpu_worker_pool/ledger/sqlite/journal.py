@@ -1,7 +1,7 @@
 """The journal of a server: a SQLite file that one process writes.
 
-A file comes into being under another name and is put into its place once it is whole, so that what stands there without
-tables is damaged, not new. See `Journal` for what is promised.
+A file is built under another name and moved into place once it is complete. So a file without tables at the final path
+is damaged, not new. See `Journal` for the contract.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.codec import decode_ended, decode_event, encode_ended, encode_event
 from gpu_worker_pool.ledger.failpoints import reach
-from gpu_worker_pool.ledger.faults import describe, is_of_surroundings, told_in_words
+from gpu_worker_pool.ledger.faults import describe, is_environmental, journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 
-from . import quarantine as aside
-from .high_water_mark import Mark
+from . import quarantine
+from .high_water_mark import HighWaterMark
 from .lock import FileLock, JournalLock
 from .migrations import Migration, back_up, create_private, known_migrations, migrate, version_of
 from .queries import load_queries
@@ -31,17 +31,17 @@ from .queries import load_queries
 Durability = Literal["full", "normal"]
 Row = tuple[object, ...]
 
-# Enough for years of accounting, and an end to the growing.
+# Enough for years of accounting; bounds the growth.
 MOST_ENDED = 1_000_000
 
-# For a program that holds the file locked for a moment. Nobody is answered meanwhile, so not for long.
+# For a program that locks the file for a moment. Short, because clients wait meanwhile.
 BUSY_TIMEOUT_S = 1.0
 
 
 class SqliteJournal:
-    """At "full" durability what was written outlives a power cut, at "normal" a crash of the process.
+    """At "full" durability, writes survive a power cut; at "normal", a crash of the process.
 
-    Opening it raises JournalInUse, JournalDamaged (the damaged file has been set aside then) or JournalError.
+    Opening it raises JournalInUse, JournalDamaged (the damaged file has been quarantined then) or JournalError.
     """
 
     def __init__(
@@ -62,37 +62,36 @@ class SqliteJournal:
         self._crc = 0
         self._position = 0
         self._since_compaction = 0
-        self._mark = Mark(self._path, is_durable=durability == "full")
+        self._high_water_mark = HighWaterMark(self._path, is_durable=durability == "full")
         self._log_path = Path(f"{self._path}-wal")
-        # The log as we left it: which file, and how long. None where we have not written to it yet.
+        # The log's inode and size after the last write; None before the first.
         self._log: tuple[int, int] | None = None
         self._file_lock: FileLock | None = None
-        with told_in_words(self._path):
+        with journal_errors(self._path):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock: JournalLock | None = JournalLock(self._path)
         try:
-            with told_in_words(self._path):
+            with journal_errors(self._path):
                 if not self._path.exists():
-                    self._begin_anew_unless_damaged()
+                    self._create_unless_damaged()
                 self._open()
         except BaseException:
             self.close()
             raise
 
-    # What a journal does
+    # --- the contract ------------------------------------------------------------------------------------------------
 
     def load(self, most_ended: int) -> History:
-        """All events, and at most so many ended leases; damage is noticed here, and set aside."""
-        with told_in_words(self._path):
+        """Return all events and at most this many ended leases; a damaged file is quarantined."""
+        with journal_errors(self._path):
             connection = self._writable()
-            with self._damage_set_aside():
+            with self._quarantine_if_damaged():
                 return History(
                     tuple(self._read_events(connection)),
                     tuple(self._read_ended(connection, most_ended)),
                 )
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
-        """Write these, all or none."""
         rows, crc = _event_rows(events, self._crc)
         ended_rows = [_ended_row(lease) for lease in ended]
         if not rows and not ended_rows:
@@ -108,7 +107,7 @@ class SqliteJournal:
         reach("after_append")
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
-        """Put these in the place of all events, all or none; the file stops growing by it."""
+        """Replace all events by these, all or none; the file stops growing."""
         rows, crc = _event_rows(events, 0)
         with self._transaction() as connection:
             self._rewrite(connection, rows)
@@ -121,21 +120,19 @@ class SqliteJournal:
         self._fold_log()
 
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
-        """Set what is damaged aside and begin anew with these events; the ended leases stay in what is set aside."""
+        """Quarantine the damaged file and start a new one with these events; the ended leases stay in the damaged file."""
         self._must_not_be_closed()
-        with told_in_words(self._path):
+        with journal_errors(self._path):
             new = self._build(events, lost_at=time())
-            self._set_aside()
+            self._quarantine()
             self._put_in_place(new)
             self._open()
 
     @property
     def events_since_compaction(self) -> int:
-        """How many events were appended since the last compaction."""
         return self._since_compaction
 
     def close(self) -> None:
-        """Let go of the file and the lock."""
         self._disconnect()
         if self._lock is not None:
             self._lock.release()
@@ -145,11 +142,11 @@ class SqliteJournal:
         state = "closed" if self._lock is None else f"{self._since_compaction} events since the last compaction"
         return f"<SqliteJournal {self._path}: {self._durability}, {state}>"
 
-    # Writing
+    # --- writing -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with told_in_words(self._path):
+        with journal_errors(self._path):
             connection = self._writable()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -161,15 +158,15 @@ class SqliteJournal:
                     connection.execute("ROLLBACK")
 
     def _note_written(self, count: int) -> None:
-        """Remember how far it goes, and what its log looks like: both must still be so when it is used again."""
+        """Record the position and the log's identity; both are checked before the next use."""
         self._position += count
         self._log = _identity(self._log_path)
         with suppress(OSError):
-            # Where the disk is full the mark stays behind, which does no harm.
-            self._mark.write(self._position)
+            # If the disk is full the mark stays behind, which is harmless.
+            self._high_water_mark.write(self._position)
 
     def _writable(self) -> sqlite3.Connection:
-        """The connection, if what it writes to will be found again: SQLite would go on writing to a deleted file."""
+        """The connection, if its file is still in place: SQLite would go on writing to a deleted file."""
         self._must_not_be_closed()
         try:
             inode = self._path.stat().st_ino
@@ -190,7 +187,7 @@ class SqliteJournal:
 
     def _must_not_be_closed(self) -> None:
         if self._lock is None:
-            raise JournalError(f"the journal {self._path} is closed; open it anew to go on")
+            raise JournalError(f"the journal {self._path} is closed; open it again to go on")
 
     def _rewrite(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         half = len(rows) // 2
@@ -201,7 +198,7 @@ class SqliteJournal:
         connection.execute(self._sql["note_compaction"])
 
     def _fold_log(self) -> None:
-        """Put what is in the log into the file, if that can be done now: where somebody reads it is made up for later."""
+        """Fold the log into the file, unless a reader prevents it now; then a later compaction does."""
         connection = self._writable()
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA busy_timeout = 0")
@@ -209,7 +206,7 @@ class SqliteJournal:
         self._log = _identity(self._log_path)
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
-    # Reading
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     def _read_events(self, connection: sqlite3.Connection) -> Iterator[DurableEvent]:
         crc = 0
@@ -222,23 +219,25 @@ class SqliteJournal:
             _checked_crc(body, noted_crc, 0)
             yield decode_ended(body)
 
-    # Opening
+    # --- opening -----------------------------------------------------------------------------------------------------
 
-    def _begin_anew_unless_damaged(self) -> None:
-        """Nothing stands at the path: the first start, or the first after damage that nobody has looked at yet."""
-        # A log without its database would be taken for the new one's, and ruin it.
+    def _create_unless_damaged(self) -> None:
+        """Create the journal; there is no file at the path. It is the first start, or the first after damage that no
+        operator has dealt with yet.
+        """
+        # A log without its database would be taken for the new database's log, and ruin it.
         if Path(f"{self._path}-wal").exists():
-            aside.set_aside(self._path)
-        if found := aside.found_aside(self._path):
-            raise JournalDamaged(aside.advice(self._path, found))
-        self._mark.remove()  # of a journal that somebody has taken away
+            quarantine.isolate(self._path)
+        if found := quarantine.isolated(self._path):
+            raise JournalDamaged(quarantine.advice(self._path, found))
+        self._high_water_mark.remove()  # of a journal that was moved away
         self._put_in_place(self._build(()))
 
     def _build(self, events: Sequence[DurableEvent], *, lost_at: float | None = None) -> Path:
-        """A whole journal under another name. `lost_at`: those who ended before are not known any more."""
+        """Build a complete journal under another name. `lost_at`: records of leases that ended before are lost."""
         rows, _ = _event_rows(events, 0)
         new = Path(f"{self._path}.new")
-        # What somebody who was killed on the way has left.
+        # Remains of a process that was killed while building.
         for suffix in ("", "-journal", "-wal", "-shm"):
             Path(f"{new}{suffix}").unlink(missing_ok=True)
         create_private(new)
@@ -254,12 +253,12 @@ class SqliteJournal:
 
     def _put_in_place(self, new: Path) -> None:
         new.rename(self._path)
-        aside.sync_folder(self._path.parent)
+        quarantine.sync_folder(self._path.parent)
 
     def _open(self) -> None:
         if self._file_lock is None:
             self._file_lock = FileLock(self._path)
-        with self._damage_set_aside():
+        with self._quarantine_if_damaged():
             connection = self._connection = _connect(self._path)
             self._inode = self._path.stat().st_ino
             self._check_version(version_of(connection))
@@ -273,17 +272,17 @@ class SqliteJournal:
         if version_of(connection) < self._migrations[-1].version:
             back_up(connection, self._path)
             migrate(connection, self._migrations)
-        with self._damage_set_aside():
+        with self._quarantine_if_damaged():
             last = connection.execute(self._sql["last_crc"]).fetchone()
             self._crc = last[0] if last else 0
             (self._since_compaction,) = connection.execute(self._sql["count_since_compaction"]).fetchone()
             (self._position,) = connection.execute(self._sql["last_position"]).fetchone()
-            missing = self._mark.missing_after(self._position)
+            missing = self._high_water_mark.missing_after(self._position)
             if missing:
                 raise ValueError(f"its last {missing} events, which were written, are missing")
         self._log = None
         with suppress(OSError):
-            self._mark.write(self._position)
+            self._high_water_mark.write(self._position)
 
     def _check_version(self, version: int) -> None:
         known = self._migrations[-1].version
@@ -297,33 +296,35 @@ class SqliteJournal:
             raise ValueError("it has no tables")
 
     @contextmanager
-    def _damage_set_aside(self) -> Iterator[None]:
-        """While a file is opened or read: where it is to blame, it must not be in the way of the next start unnoticed."""
+    def _quarantine_if_damaged(self) -> Iterator[None]:
+        """While a file is opened or read: quarantine it if it is damaged, so that the next start does not miss the
+        damage.
+        """
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
-            if isinstance(error, sqlite3.Error) and is_of_surroundings(error):
+            if isinstance(error, sqlite3.Error) and is_environmental(error):
                 raise JournalError(describe(error, self._path)) from error
-            self._set_aside()
+            self._quarantine()
             self.close()
-            found = aside.found_aside(self._path)
+            found = quarantine.isolated(self._path)
             raise JournalDamaged(
-                f"the journal {self._path} is damaged ({error}). {aside.advice(self._path, found)}"
+                f"the journal {self._path} is damaged ({error}). {quarantine.advice(self._path, found)}"
             ) from error
 
-    def _set_aside(self) -> None:
-        # Renamed before it is closed: on closing SQLite folds the log into the file, but not into one that was moved.
-        # Closed before there is a new one: it also deletes the log, by its name.
-        aside.set_aside(self._path)
+    def _quarantine(self) -> None:
+        # Renamed before it is closed: on closing, SQLite folds the log into the file, unless the file was moved. Closed
+        # before there is a new one: closing also deletes the log, by its name.
+        quarantine.isolate(self._path)
         self._disconnect()
-        self._mark.remove()
+        self._high_water_mark.remove()
         Path(f"{self._path}-shm").unlink(missing_ok=True)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._mark.close()
+        self._high_water_mark.close()
         if self._file_lock is not None:
             self._file_lock.release()
             self._file_lock = None
@@ -338,7 +339,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # mode=rw: to make a file is not left to SQLite. Loading and writing happen in two threads, one after the other.
+    # mode=rw: SQLite must not create a file. Loading and writing happen in two threads, one after the other.
     return sqlite3.connect(
         f"{path.as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
@@ -355,7 +356,7 @@ def _event_rows(events: Sequence[DurableEvent], crc: int) -> tuple[list[Row], in
 
 def _checked_crc(body: object, noted_crc: object, crc: int) -> int:
     if not isinstance(body, str):
-        raise ValueError(f"{body!r} stands where a text should")  # noqa: TRY004 - the file is wrong, not a type
+        raise ValueError(f"{body!r} is not a text")  # noqa: TRY004 - the file is wrong, not a type
     crc = crc32(body.encode(), crc)
     if crc != noted_crc:
         raise ValueError(f"this was altered, or what came before it: {body[:120]}")
@@ -384,7 +385,7 @@ def _ended_row(lease: EndedLease) -> Row:
 
 
 def _storable(text: str | None) -> str | None:
-    """A lone half of a surrogate pair is no UTF-8; the body has it as it was."""
+    """Escape lone surrogates, which are not UTF-8; the body has them unchanged."""
     return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The lock that keeps a journal to one process."""
+"""Locks that keep a journal to one process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpu_worker_pool.ledger.journal import JournalInUse
 
 
 class JournalLock:
-    """Held until it is released or the process is gone, however it went: the kernel keeps it, so that a file which was
-    left behind locks nobody out. The file names the holder's pid, for people and for the error of whoever comes second.
+    """A lock file, held until it is released or the process ends. The kernel keeps the lock, so a leftover file locks
+    no process out. The file names the holder's pid, for people and for the error of a second process.
     """
 
     def __init__(self, path: Path) -> None:
-        # With O_CLOEXEC, or a program started from here would go on holding the lock after our death.
+        # O_CLOEXEC: otherwise a child program would keep the lock after this process has died.
         descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,21 +36,21 @@ class JournalLock:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let the next one in; again is harmless. The file stays: to delete it would take it from under the next one."""
+        """Release the lock; again is harmless. The file stays: deleting it would take it from the next holder."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
-            self._let_go()
+            self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 class FileLock:
-    """A lock on the journal's own file, whatever name it was opened by: a link to it is the same journal, and a lock file
-    that somebody deleted locks nobody out. It must be let go only after SQLite has closed the file, because closing any
-    descriptor of a file drops what SQLite has locked in it.
+    """A lock on the journal's own file, under any name: a link to it is the same journal, and deleting the lock file
+    does not unlock it. It must be released after SQLite has closed the file, because closing any descriptor of a file
+    drops SQLite's locks on it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class FileLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._let_go()
+            self._close()
             raise JournalInUse(
                 f"{path} is in use by another process, under this or another name; stop it, or give this server another "
                 "GPU_POOL_STATE_DIR",
@@ -67,10 +67,9 @@ class FileLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Let go; again is harmless."""
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -79,13 +78,13 @@ class FileLock:
 _held: weakref.WeakSet[JournalLock | FileLock] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
-    # A fork has the same open file and with it the lock. Closing it here leaves the parent's as it is.
+def _release_in_child() -> None:
+    # A fork shares the open file and its lock. Closing it here does not affect the parent.
     for lock in list(_held):
-        lock._let_go()  # noqa: SLF001 - of this module
+        lock._close()  # noqa: SLF001 - of this module
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _read_pid(descriptor: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The versions of a journal's tables, and the way from each to the next."""
+"""Versions of a journal's tables, and the migrations between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_worker_pool.ledger.failpoints import reach
 
 
 class Migration(NamedTuple):
-    """Leads to `version` from the one before."""
+    """Migrates to `version` from the one before."""
 
     version: int
     script: str
@@ -23,20 +23,19 @@ class Migration(NamedTuple):
 
 @cache
 def known_migrations() -> tuple[Migration, ...]:
-    """Those that ship with the package, in order."""
     folder = files(__package__).joinpath("sql", "migrations")
     scripts = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return tuple(Migration(int(file.name.split("_")[0]), file.read_text("utf-8")) for file in scripts)
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """0 where there are no tables yet."""
+    """The version of the tables; 0 if there are none."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
-    """Apply those that are missing, each wholly or not at all: its version is noted in the same transaction."""
+    """Apply the missing migrations, each wholly or not at all: its version is set in the same transaction."""
     for version, script in migrations:
         if version <= version_of(connection):
             continue
@@ -54,9 +53,9 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> 
 
 
 def back_up(connection: sqlite3.Connection, path: Path) -> Path:
-    """A copy beside the file as it is before it is migrated, named after its version.
+    """Copy the file before it is migrated, named after its version.
 
-    Of the same version there is one: a migration that is killed and begun again would fill the disk otherwise.
+    There is one copy per version: a migration that is killed and restarted must not fill the disk.
     """
     copy = Path(f"{path}.version-{version_of(connection)}")
     part = Path(f"{copy}.part")
@@ -69,12 +68,12 @@ def back_up(connection: sqlite3.Connection, path: Path) -> Path:
 
 
 def create_private(path: Path) -> None:
-    """Make an empty file that only its owner may read; SQLite gives its logs the same rights."""
+    """Create an empty file that only its owner may read; SQLite gives its logs the same rights."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One by one, because sqlite3's executescript commits before it begins."""
+    """Split a script: sqlite3's executescript would commit before it begins."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

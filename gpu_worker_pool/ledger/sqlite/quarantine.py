@@ -1,4 +1,4 @@
-"""Damaged files, set aside where nobody overwrites them and everybody stumbles over them."""
+"""Quarantine of damaged files: they are kept, and block the start until an operator has moved them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
-def set_aside(path: Path) -> Path | None:
-    """Rename a database and its log; returns the new name, None where nothing was there.
+def isolate(path: Path) -> Path | None:
+    """Rename a database and its log; return the new name, None if neither existed.
 
-    SQLite finds a log by its name, so the two keep belonging together. The database goes first: without its log it would
-    look like a sound one that knows less.
+    SQLite finds a log by its name, so the two stay together. The database goes first: without its log it would look
+    like a sound one with fewer events.
     """
-    aside = _free_name(path)
-    log, its_log = Path(f"{path}-wal"), Path(f"{aside}-wal")
+    quarantined = _free_name(path)
+    log, its_log = Path(f"{path}-wal"), Path(f"{quarantined}-wal")
     is_there = path.exists()
     if is_there:
-        path.rename(aside)
+        path.rename(quarantined)
     if log.exists():
-        # An empty one is what opening the file has left, and nothing to keep.
+        # Opening the file leaves an empty one, which need not be kept.
         if log.stat().st_size:
             log.rename(its_log)
             is_there = True
         else:
             log.unlink()
     sync_folder(path.parent)
-    return aside if is_there else None
+    return quarantined if is_there else None
 
 
-def found_aside(path: Path) -> list[Path]:
-    """What was set aside and not yet moved away, the oldest first."""
+def isolated(path: Path) -> list[Path]:
+    """Files in quarantine that were not yet moved away, oldest first."""
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.damaged-*"))
 
 
-def advice(path: Path, aside: Iterable[Path]) -> str:
-    """What it means and what to do."""
-    names = ", ".join(map(str, aside))
+def advice(path: Path, quarantined: Iterable[Path]) -> str:
+    names = ", ".join(map(str, quarantined))
     return (
-        f"The damaged journal was set aside as {names}. The leases written in it are not known any more: make sure that "
-        f"nobody still uses the GPUs, then move that file out of {path.parent} and start again."
+        f"The damaged journal was set aside as {names}. Its leases are no longer known: make sure that "
+        f"no process still uses the GPUs, then move that file out of {path.parent} and restart."
     )
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of the files in it outlive a power cut."""
+    """Make the names of its files survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

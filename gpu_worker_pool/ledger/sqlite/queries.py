@@ -1,4 +1,4 @@
-"""The SQL that ships with the package."""
+"""The SQL queries of this package."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 @cache
 def load_queries() -> Mapping[str, str]:
-    """The queries of queries.sql by name."""
     text = files(__package__).joinpath("sql", "queries.sql").read_text("utf-8")
-    # What stands before the first name is the comment on the whole file.
+    # The text before the first name is a comment on the whole file.
     _, *parts = _NAME.split(text)
     return MappingProxyType({name: query.strip() for name, query in zip(parts[::2], parts[1::2], strict=True)})

@@ -37,7 +37,7 @@ TRY_AGAIN_S = 2.0
 # A waiter whose connection broke off has this long after a grant to be heard of, or the next one gets it.
 GRACE_S = 2.0
 # How soon a GPU that was given back is looked at where nobody waits for one.
-LATE_LOOK_S = 0.1
+LATE_SAMPLE_S = 0.1
 
 
 class Occupied(Protocol):
@@ -72,7 +72,7 @@ class Authority:
         self._deaths: DeathWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._late_look: asyncio.TimerHandle | None = None
+        self._late_sample: asyncio.TimerHandle | None = None
         self._driver.early_listeners.append(self._follow_early)
         self._driver.listeners.append(self._follow)
 
@@ -94,8 +94,8 @@ class Authority:
         """Answer who waits, write what is left, and let go of everything."""
         if self._opening is not None:
             self._opening.cancel()
-        if self._late_look is not None:
-            self._late_look.cancel()
+        if self._late_sample is not None:
+            self._late_sample.cancel()
         if self._deaths is not None:
             self._deaths.close()
         self._driver.close()
@@ -169,22 +169,22 @@ class Authority:
         if left:
             # The hardware of simulated GPUs shows that somebody stopped as soon as he did.
             self._tell_simulated(left)
-        if left or self._late_look is not None:
-            self._look_at_what_was_left()
+        if left or self._late_sample is not None:
+            self._sample_what_was_left()
 
-    def _look_at_what_was_left(self) -> None:
+    def _sample_what_was_left(self) -> None:
         """At once where somebody waits for it; where nobody does, soon, so that many releases share a look."""
         if len(self._driver.state.queue):
-            if self._late_look is not None:
-                self._late_look.cancel()
-                self._late_look = None
-            self._sampler.look_soon()
-        elif self._late_look is None:
-            self._late_look = asyncio.get_running_loop().call_later(LATE_LOOK_S, self._look_late)
+            if self._late_sample is not None:
+                self._late_sample.cancel()
+                self._late_sample = None
+            self._sampler.sample_soon()
+        elif self._late_sample is None:
+            self._late_sample = asyncio.get_running_loop().call_later(LATE_SAMPLE_S, self._sample_late)
 
-    def _look_late(self) -> None:
-        self._late_look = None
-        self._sampler.look_soon()
+    def _sample_late(self) -> None:
+        self._late_sample = None
+        self._sampler.sample_soon()
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         changed: set[GpuKey] = set()

@@ -168,9 +168,9 @@ class DeathWatch:
     def _set_timer(self) -> None:
         # So that each is seen every POLL_S, however many looks that takes.
         delay_s = POLL_S * min(1.0, MOST_AT_ONCE / len(self._polled))
-        self._timer = self._loop.call_later(delay_s, self._look)
+        self._timer = self._loop.call_later(delay_s, self._poll_processes)
 
-    def _look(self) -> None:
+    def _poll_processes(self) -> None:
         self._timer = None
         is_short = False
         for process in list(islice(self._polled, MOST_AT_ONCE)):

@@ -16,7 +16,7 @@ from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.identity import Machine
-from gpu_worker_pool.ledger.driver import Driver, Listener
+from gpu_worker_pool.ledger.driver import Driver, EventListener
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import until_gone
 
@@ -93,7 +93,7 @@ class Pool:
         if not self._driver.is_open:
             raise self._driver.not_written()
 
-    def follow(self, listener: Listener) -> None:
+    def follow(self, listener: EventListener) -> None:
         """Tell the listener what happens, once it is written."""
         self._driver.listeners.append(listener)
 

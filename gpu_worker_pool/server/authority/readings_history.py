@@ -16,7 +16,7 @@ from .snapshot import Snapshot
 
 MOST_POINTS = 300
 
-Percent = float | None
+MeasuredPercent = float | None
 
 
 def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history: int) -> bytes:
@@ -36,12 +36,12 @@ def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history
                     power_draw_w=shown.power.draw_w,
                 )
             )
-        pauses.pass_on()
+        pauses.yield_if_due()
     gpus = []
     for gpu in sorted(first.values(), key=lambda gpu: gpu.index):
         uuid = gpu.key.uuid
         gpus.append(encode(GpuPast(gpu_id=gpu.index, uuid=uuid, name=gpu.name, readings=tuple(points[uuid]))))
-        pauses.pass_on()
+        pauses.yield_if_due()
     rest = encode({"timestamp": latest.timestamp, "source": latest.source})
     return b'{"max_history":%d,"gpus":[%b],%b' % (max_history, b",".join(gpus), rest[1:])
 
@@ -52,7 +52,7 @@ class _Point:
     def __init__(self) -> None:
         self.size = 0
         self.taken: datetime | None = None
-        self.percents: dict[str, tuple[Percent, Percent]] = {}
+        self.percents: dict[str, tuple[MeasuredPercent, MeasuredPercent]] = {}
 
     def add(self, snapshot: Snapshot) -> None:
         self.size += 1
@@ -87,7 +87,7 @@ class ReadingLines:
                 self._points.append(_Point())
             self._points[-1].add(snapshot)
             self._last = snapshot
-            pauses.pass_on()
+            pauses.yield_if_due()
         points = list(self._points)
         gpus = []
         for uuid in dict.fromkeys(uuid for point in points for uuid in point.percents):
@@ -97,7 +97,7 @@ class ReadingLines:
                 utilization_percent=tuple(load for _, load in both),
             )
             gpus.append(b"%b:%b" % (encode(uuid), encode(lines)))
-            pauses.pass_on()
+            pauses.yield_if_due()
         times = encode([round(point.taken.timestamp(), 3) for point in points if point.taken])
         return b'{"max_history":%d,"measured_at":%b,"gpus":{%b}}' % (self._max_history, times, b",".join(gpus))
 
@@ -108,7 +108,7 @@ class ReadingLines:
         return snapshots
 
 
-def _higher(known: Percent, value: Percent) -> Percent:
+def _higher(known: MeasuredPercent, value: MeasuredPercent) -> MeasuredPercent:
     if value is None:
         return known
     value = round(value, 2)

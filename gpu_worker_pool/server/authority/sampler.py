@@ -13,7 +13,7 @@ from datetime import datetime
 from gpu_worker_pool.core.endpoints.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
-from gpu_worker_pool.gpus.probe import Look, Probe, ProbeUnavailable
+from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
 
 from .snapshot import Snapshot
 
@@ -37,13 +37,13 @@ class Sampler:
         max_history: int,
         visible_devices: str | None,
         clock: Callable[[], float] = time.monotonic,
-        on_look: Callable[[Snapshot, bool], None] | None = None,
+        on_sample: Callable[[Snapshot, bool], None] | None = None,
     ) -> None:
         self._make_probe = make_probe
         self._interval_s = interval_s
         self._visible_devices = visible_devices
         self._clock = clock
-        self._on_look = on_look
+        self._on_sample = on_sample
         self._probe: Probe | None = None
         self._attempts = 0
         self._last_error: str | None = None
@@ -52,13 +52,13 @@ class Sampler:
         self._is_stopping = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._first_look = threading.Event()
+        self._first_sample = threading.Event()
         self.visibility = VisibleDevices((), is_filtering=False)
         self.snapshot = Snapshot(clock(), _now(), (), "none", 0, self._unavailable_because)
         self.history: deque[Snapshot] = deque(maxlen=max_history)
-        self.looks = 0
-        self.failed_looks = 0
-        self.last_look_s = 0.0
+        self.samples = 0
+        self.failed_samples = 0
+        self.last_sample_s = 0.0
 
     def start(self) -> None:
         """Begin to look; returns at once."""
@@ -70,28 +70,28 @@ class Sampler:
         self._is_stopping = True
         self._wake.set()
 
-    def look_soon(self) -> None:
+    def sample_soon(self) -> None:
         """Have a look that begins after this call, without waiting for its turn. Several calls share one look."""
         self._wake.set()
 
-    def wait_for_first_look(self, timeout_s: float) -> bool:
+    def wait_for_first_sample(self, timeout_s: float) -> bool:
         """Wait until there is something to show; whether there is."""
-        return self._first_look.wait(timeout_s)
+        return self._first_sample.wait(timeout_s)
 
     @property
-    def has_looked(self) -> bool:
+    def has_sampled(self) -> bool:
         """Whether a look has been finished since the start."""
-        return self._first_look.is_set()
+        return self._first_sample.is_set()
 
     def age_s(self) -> float:
         """How old the latest snapshot is."""
         return max(self._clock() - self.snapshot.at, 0.0)
 
-    def look(self, *, for_history: bool = True) -> None:
+    def sample(self, *, for_history: bool = True) -> None:
         """Look once, now. Called by the thread; tests and nobody else may call it without one."""
         began = self._clock()
         probe = self._probe or self._try_to_get_a_probe(began)
-        found = probe.look(began) if probe else Look((), self._unavailable_because)
+        found = probe.read(began) if probe else ProbeResult((), self._unavailable_because)
         if found.error is not None and not found.readings and self.snapshot.readings:
             # The GPUs are there, they just cannot be seen now: what was seen last stays, and grows old.
             self.snapshot = replace(self.snapshot, error=found.error)
@@ -101,18 +101,18 @@ class Sampler:
             self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error)
             if for_history:
                 self.history.append(self.snapshot)
-            if self._on_look is not None:
-                self._on_look(self.snapshot, for_history)
-        self.looks += 1
-        self.failed_looks += found.error is not None
-        self.last_look_s = self._clock() - began
+            if self._on_sample is not None:
+                self._on_sample(self.snapshot, for_history)
+        self.samples += 1
+        self.failed_samples += found.error is not None
+        self.last_sample_s = self._clock() - began
         if found.error != self._last_error:
             if found.error is None:
                 logger.info("the GPUs can be read again")
             elif probe is not None:
                 logger.warning("looking at the GPUs: %s", found.error)
             self._last_error = found.error
-        logger.debug("looked at %d GPUs in %.3f s", len(found.readings), self.last_look_s)
+        logger.debug("looked at %d GPUs in %.3f s", len(found.readings), self.last_sample_s)
 
     def _run(self) -> None:
         due_at = self._clock()
@@ -121,11 +121,11 @@ class Sampler:
             is_due = began >= due_at
             self._wake.clear()  # whoever calls from here on wants a look that begins later than this one
             try:
-                self.look(for_history=is_due)
+                self.sample(for_history=is_due)
             except Exception:
                 # A probe must not raise; if one does, the server goes on with readings that grow old and says so.
                 logger.exception("looking at the GPUs failed")
-            self._first_look.set()
+            self._first_sample.set()
             if is_due:
                 due_at = began + self._interval_s
             # However much is released, the driver is left alone for as long as it took to answer.

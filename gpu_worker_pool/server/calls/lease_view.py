@@ -156,7 +156,7 @@ def _env(gpus: tuple[GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
 
 
 def _left_s(state: PoolState, lease_id: str, now: float) -> float:
-    return round(max(state.agenda.due_at(lease_id) - now, 0.0), 3)
+    return round(max(state.deadlines.due_at(lease_id) - now, 0.0), 3)
 
 
 def _obstacles(explanation: Explanation | None) -> tuple[ObstacleView, ...]:

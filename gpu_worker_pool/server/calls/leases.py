@@ -11,7 +11,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.loop_share import Turns
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
@@ -109,7 +109,7 @@ class LeaseCalls:
         """All live leases."""
         self._pool.check_is_open()
         await self._pool.caught_up()
-        leases = [view async for _, view in encode_leases(self._pool, self._pool.state.leases, Turns())]
+        leases = [view async for _, view in encode_leases(self._pool, self._pool.state.leases, LoopShare())]
         return Response(200, b'{"node":%b,"leases":[%b]}' % (encode(self._pool.node), b",".join(leases)))
 
     async def show_pool(self, call: Call) -> Response:
@@ -128,7 +128,7 @@ class LeaseCalls:
                 for lease_id in event.lease_ids:
                     lease = state.leases.get(lease_id)
                     if lease is not None and not isinstance(lease, DrainingLease):
-                        left_s = max(state.agenda.due_at(lease_id) - now, 0.0)
+                        left_s = max(state.deadlines.due_at(lease_id) - now, 0.0)
                         renewed.append(Renewed(id=lease_id, expires_in_s=round(left_s, 3)))
                     else:  # it ended while that was written
                         lost.append(NotRenewed(id=lease_id, reason=_end_reason(state.find(lease_id))))

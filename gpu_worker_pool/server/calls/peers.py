@@ -48,7 +48,7 @@ class PeerCalls:
         """What each of them said last; they are asked from now on, while somebody looks."""
         if self._peers is None:
             return b'{"peers":[]}'
-        await self._peers.look()
+        await self._peers.watch()
         return self._peers.encode()
 
     async def close(self) -> None:

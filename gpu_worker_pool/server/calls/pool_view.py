@@ -8,13 +8,13 @@ from itertools import islice
 
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.slot import GpuSlot, memory_use, place_processes
+from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import (
     Draining,
     Eligible,
     Excluded,
-    Held,
+    HeldForAnother,
     Leased,
     NoRoom,
     OverMemory,
@@ -26,10 +26,10 @@ from gpu_worker_pool.core.queue.eligibility import (
     judge,
 )
 from gpu_worker_pool.core.queue.explain import Explainer
-from gpu_worker_pool.host.clock import machine_mark
+from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.http.loop_share import Turns
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
 from .lease_view import brief_view, iso_time, verdict_view
@@ -46,7 +46,7 @@ _STATES: dict[type[Verdict], GpuState] = {
     ReadingStale: "unknown",
     OverMemory: "busy",
     OverUtilization: "busy",
-    Held: "held",
+    HeldForAnother: "held",
 }
 STATES: tuple[GpuState, ...] = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
@@ -55,17 +55,17 @@ ORDINARY = Wishes()
 async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
     """The node, with at most so many of its queue; other work has its turn while this is made."""
     await pool.caught_up()
-    state, turns = pool.state, Turns()
+    state, loop_share = pool.state, LoopShare()
     others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
     queue: list[bytes] = []
     leases: list[bytes] = []
-    async for lease, view in encode_leases(pool, [*islice(state.queue, most_queued), *others], turns):
+    async for lease, view in encode_leases(pool, [*islice(state.queue, most_queued), *others], loop_share):
         # By what it is now: each is in one of them, whatever happens while other work has its turn.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
     for slot in sorted(state.slots.values(), key=_place):
         gpus.append(encode(gpu_view(pool, slot)))
-        await turns.pass_on()
+        await loop_share.yield_if_due()
     thresholds = state.settings.thresholds
     frame = encode(
         PoolView(
@@ -77,7 +77,7 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
             workers_per_gpu=state.settings.workers_per_gpu,
             queue_length=len(state.queue),
             server_id=pool.id,
-            machine=machine_mark(),
+            machine=machine_fingerprint(),
             ignored_processes=tuple(sorted(state.ignored_processes)),
             can_grant=pool.trouble is None,
             trouble=pool.trouble,
@@ -92,11 +92,13 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
     return b'%b"gpus":[%b]%b,"leases":[%b],"queue":[%b]}' % parts
 
 
-async def encode_leases(pool: Pool, lease_ids: Iterable[str], turns: Turns) -> AsyncIterator[tuple[Lease, bytes]]:
+async def encode_leases(
+    pool: Pool, lease_ids: Iterable[str], loop_share: LoopShare
+) -> AsyncIterator[tuple[Lease, bytes]]:
     """These leases in short; those that are not written are left out."""
     explainer = Explainer(pool.state, pool.now())
     for lease_id in list(lease_ids):
-        await turns.pass_on()
+        await loop_share.yield_if_due()
         lease = pool.state.leases.get(lease_id)
         if lease is not None and pool.is_written(lease_id):
             yield lease, encode(brief_view(pool.state, lease, pool.now(), explainer))
@@ -133,7 +135,7 @@ def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
     verdict = judge(state, slot, ORDINARY, now)
     held_for = state.holds.get(slot.key)
     if isinstance(verdict, Eligible) and held_for is not None:
-        return Held(held_for, str(state.queued(held_for).request.holder))
+        return HeldForAnother(held_for, str(state.queued(held_for).request.holder))
     return verdict
 
 
@@ -173,7 +175,7 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
                 is_outside=place.is_outside,
                 is_ignored=place.is_ignored,
             )
-            for process, place in place_processes(slot, state.ignored_processes)
+            for process, place in attribute_processes(slot, state.ignored_processes)
         ),
     )
 

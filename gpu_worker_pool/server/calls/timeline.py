@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from gpu_worker_pool.core.accounting.timeline import Span, Timeline
+from gpu_worker_pool.core.accounting.timeline import LeaseSpan, Timeline
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
@@ -67,7 +67,7 @@ class TimelineCalls(PastLeases):
             spans = []
             for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=_start):
                 spans.append(encode(_view(span)))
-                pauses.pass_on()
+                pauses.yield_if_due()
             shown.append(encode(gpu).removesuffix(b"]}") + b",".join(spans) + b"]}")
         frame = encode(
             TimelineView(
@@ -99,11 +99,11 @@ def _gpu(uuid: str, gpu: Gpu | None) -> TimelineGpu:
     return TimelineGpu(uuid=uuid, gpu_id=gpu.index if gpu else None, name=gpu.name if gpu else None, spans=())
 
 
-def _start(span: Span) -> tuple[float, str]:
+def _start(span: LeaseSpan) -> tuple[float, str]:
     return (span.since, span.lease_id)
 
 
-def _view(span: Span) -> TimelineSpan:
+def _view(span: LeaseSpan) -> TimelineSpan:
     return TimelineSpan(
         lease_id=span.lease_id,
         owner=span.owner,

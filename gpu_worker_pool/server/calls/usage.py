@@ -9,7 +9,7 @@ from heapq import nsmallest
 from math import inf
 from typing import Any
 
-from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, Reckoning, Usage
+from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, UsageAccount, UsageTotals
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.encoding import encode
@@ -57,35 +57,35 @@ class UsageCalls(PastLeases):
         if since >= end:
             raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, where the span ends.")
 
-        def reckon(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
+        def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
             live = _live(leases)
-            reckoning, complete_since = accounts.reckon(
-                lambda: Reckoning(since, until, self._pool.wall_now()), but_for=live
+            account, complete_since = accounts.count(
+                lambda: UsageAccount(since, until, self._pool.wall_now()), but_for=live
             )
             for lease in live.values():
-                reckoning.count(lease)
-            return self._encode(reckoning, complete_since)
+                account.count(lease)
+            return self._encode(account, complete_since)
 
-        return await self.read(reckon)
+        return await self.read(count)
 
-    def _encode(self, reckoning: Reckoning, complete_since: float | None) -> bytes:
-        shown = nsmallest(MOST_OWNERS, reckoning.by_owner.items(), key=_place)
+    def _encode(self, account: UsageAccount, complete_since: float | None) -> bytes:
+        shown = nsmallest(MOST_OWNERS, account.by_owner.items(), key=_place)
         names = {owner for owner, _ in shown}
-        others = Usage()
-        for owner, usage in reckoning.by_owner.items():
+        others = UsageTotals()
+        for owner, usage in account.by_owner.items():
             if owner not in names:
                 others.add(usage)
-        left_out = len(reckoning.by_owner) - len(shown)
+        left_out = len(account.by_owner) - len(shown)
         return encode(
             UsageView(
                 node=self._pool.node,
-                since=iso_time(reckoning.since),
-                until=iso_time(min(reckoning.now, inf if reckoning.until is None else reckoning.until)),
+                since=iso_time(account.since),
+                until=iso_time(min(account.now, inf if account.until is None else account.until)),
                 complete_since=iso_time(complete_since),
-                is_complete=complete_since is None or complete_since <= reckoning.since,
+                is_complete=complete_since is None or complete_since <= account.since,
                 owners=tuple(OwnerUsage(owner=owner, **_totals(usage)) for owner, usage in shown),
                 others=OtherUsage(owners=left_out, **_totals(others)) if left_out else None,
-                total=UsageTotal(**_totals(reckoning.total())),
+                total=UsageTotal(**_totals(account.total())),
                 server_id=self._pool.id,
                 source=self._pool.snapshot.source,
             )
@@ -110,13 +110,13 @@ def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
     return found
 
 
-def _place(item: tuple[str | None, Usage]) -> tuple[int, int, int, str]:
+def _place(item: tuple[str | None, UsageTotals]) -> tuple[int, int, int, str]:
     """Who used most comes first; among equals by name, so that the same comes in the same order."""
     owner, usage = item
     return (-usage.gpu_us - usage.shared_gpu_us, -usage.leases, -usage.wait_us, owner or "")
 
 
-def _totals(usage: Usage) -> dict[str, Any]:
+def _totals(usage: UsageTotals) -> dict[str, Any]:
     return {
         "gpu_hours": _hours(usage.gpu_us),
         "shared_gpu_hours": _hours(usage.shared_gpu_us),

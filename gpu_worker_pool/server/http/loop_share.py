@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 # Nobody waits longer than this for work in the event loop that nobody hurries for; and what takes no longer, as the pool of
 # an ordinary box, is of one moment.
-TURN_S = 0.002
+LOOP_SLICE_S = 0.002
 # The same for work in a thread.
-PIECE_S = 0.0005
+THREAD_SLICE_S = 0.0005
 # Long enough for another thread to take over the interpreter: one that merely lets go of it gets it back at once.
 PAUSE_S = 0.0001
 
 Clock = Callable[[], float]
 
 
-class Turns:
+class LoopShare:
     """For work in the event loop: others have their turn whenever a piece of it has taken long enough. Time that the
     machine gave to other programs does not count.
     """
@@ -26,9 +26,9 @@ class Turns:
         self._clock = clock
         self._began = clock()
 
-    async def pass_on(self) -> None:
+    async def yield_if_due(self) -> None:
         """Called often; stands aside where it is time to."""
-        if self._clock() - self._began >= TURN_S:
+        if self._clock() - self._began >= LOOP_SLICE_S:
             await asyncio.sleep(0)
             self._began = self._clock()
 
@@ -41,8 +41,8 @@ class Pauses:
         self._sleep = sleep
         self._began = clock()
 
-    def pass_on(self) -> None:
+    def yield_if_due(self) -> None:
         """Called often; stands aside where it is time to."""
-        if self._clock() - self._began >= PIECE_S:
+        if self._clock() - self._began >= THREAD_SLICE_S:
             self._sleep(PAUSE_S)
             self._began = self._clock()

@@ -73,9 +73,9 @@ class SamplerCollector(Collector):
             yield family
         yield GaugeMetricFamily("gpupool_gpus", "GPUs that are shown.", len(snapshot.readings))
         yield GaugeMetricFamily("gpupool_reading_age_seconds", "Age of the last reading.", self._sampler.age_s())
-        yield GaugeMetricFamily("gpupool_look_seconds", "How long the last look took.", self._sampler.last_look_s)
-        yield CounterMetricFamily("gpupool_looks", "Looks at the GPUs.", self._sampler.looks)
-        yield CounterMetricFamily("gpupool_looks_failed", "Looks that went wrong.", self._sampler.failed_looks)
+        yield GaugeMetricFamily("gpupool_look_seconds", "How long the last look took.", self._sampler.last_sample_s)
+        yield CounterMetricFamily("gpupool_looks", "Looks at the GPUs.", self._sampler.samples)
+        yield CounterMetricFamily("gpupool_looks_failed", "Looks that went wrong.", self._sampler.failed_samples)
 
 
 def make_registry(sampler: Sampler, *, with_dcgm_names: bool) -> CollectorRegistry:

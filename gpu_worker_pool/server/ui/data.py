@@ -21,7 +21,7 @@ from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.page import PageExtras
 from gpu_worker_pool.wire.routes import PAGE_HOURS
 
-from .recent_events import Happenings
+from .recent_events import RecentEvents
 
 # By name: the rules of imports take the package itself for its client, which the server does not load.
 VERSION: str = import_module("gpu_worker_pool").__version__
@@ -45,7 +45,7 @@ class PageData:
         self._settings = settings
         self._pool = pool
         self._sampler = sampler
-        self._happenings = Happenings(pool)
+        self._recent_events = RecentEvents(pool)
         self._started_at = iso_time(time.time())
         self._has_peers = peers.has_peers
         self._has_tokens = has_tokens
@@ -77,11 +77,11 @@ class PageData:
             now=iso_time(self._pool.wall_now() if self._pool.is_open else time.time()),
             started_at=self._started_at,
             measured_at=sampler.snapshot.taken.timestamp(),
-            reading_age_s=round(sampler.age_s(), 3) if sampler.has_looked else None,
+            reading_age_s=round(sampler.age_s(), 3) if sampler.has_sampled else None,
             stale_after_s=settings.stale_after_s,
             refresh_interval_s=settings.refresh_interval,
             max_history=settings.max_history,
-            happened=self._happenings.views(),
+            happened=self._recent_events.views(),
             has_peers=self._has_peers,
             has_tokens=self._has_tokens,
             title=settings.title,

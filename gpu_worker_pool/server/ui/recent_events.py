@@ -11,7 +11,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.driver import Listener
+from gpu_worker_pool.ledger.driver import EventListener
 from gpu_worker_pool.server.calls.lease_view import gpu_ref, iso_time
 from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
@@ -35,7 +35,7 @@ class FollowedPool(Protocol):
     def state(self) -> PoolState:
         """What the pool has come to."""
 
-    def follow(self, listener: Listener) -> None:
+    def follow(self, listener: EventListener) -> None:
         """Tell the listener what happens."""
 
 
@@ -46,7 +46,7 @@ class _Noted(NamedTuple):
     lease: Lease | None
 
 
-class Happenings:
+class RecentEvents:
     """Keeps the last `KEPT`. Each is put down as it is, which costs next to nothing; in words it is put when asked for."""
 
     def __init__(self, pool: FollowedPool) -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gpu_worker_pool.cli.batch.jobs import Batch, Job, Outcome, State, read_jobs
 from gpu_worker_pool.cli.batch.state import StateFile
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server.leasing import OFTEN, eventually, wait_until_free
-from tests.server.running import RunningServer
 
 GOOD, BAD = Outcome(0), Outcome(3)
 
@@ -114,19 +114,19 @@ def test_a_file_that_is_something_else_is_left_as_it_is(tmp_path: Path, text: st
 
 
 @pytest.fixture(scope="module")
-def two_gpus() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2", **OFTEN}) as running:
+def two_gpus() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as running:
         yield running
 
 
 @pytest.fixture
-def server(two_gpus: RunningServer) -> Iterator[RunningServer]:
+def server(two_gpus: ServerProcess) -> Iterator[ServerProcess]:
     yield two_gpus
     end_all()
 
 
 def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(
-    server: RunningServer, tmp_path: Path
+    server: ServerProcess, tmp_path: Path
 ) -> None:
     # Each says on which GPU it is, and fails where somebody else is on it at the same time.
     job = 'mkdir "on-$CUDA_VISIBLE_DEVICES" || exit 9; echo on $CUDA_VISIBLE_DEVICES; rmdir "on-$CUDA_VISIBLE_DEVICES"'
@@ -152,7 +152,7 @@ def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(
 
 
 def test_without_keep_going_nothing_is_begun_after_a_failure_and_the_table_says_so(
-    server: RunningServer, tmp_path: Path
+    server: ServerProcess, tmp_path: Path
 ) -> None:
     done = gpu_pool("batch", "-j", "1", "-", server=server, cwd=tmp_path, text="false\necho two > two\n")
     assert done.code == 1
@@ -160,7 +160,7 @@ def test_without_keep_going_nothing_is_begun_after_a_failure_and_the_table_says_
     assert not (tmp_path / "two").exists()
 
 
-def test_broken_off_it_ends_what_runs_leaves_the_queue_and_goes_on_later(server: RunningServer, tmp_path: Path) -> None:
+def test_broken_off_it_ends_what_runs_leaves_the_queue_and_goes_on_later(server: ServerProcess, tmp_path: Path) -> None:
     go = tmp_path / "go"
     lines = [f"echo $$ > pid-{number}; test -e go || exec sleep 60" for number in range(4)]
     (tmp_path / "jobs.txt").write_text("\n".join(lines), encoding="utf-8")
@@ -180,7 +180,7 @@ def test_broken_off_it_ends_what_runs_leaves_the_queue_and_goes_on_later(server:
     assert gpu_pool("batch", "jobs.txt", server=server, cwd=tmp_path).code == 0
 
 
-def test_killed_with_9_its_jobs_end_and_their_gpus_are_free(server: RunningServer, tmp_path: Path) -> None:
+def test_killed_with_9_its_jobs_end_and_their_gpus_are_free(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "jobs.txt").write_text("echo $$ > pid-0; sleep 60\n", encoding="utf-8")
     process = start_gpu_pool("batch", "jobs.txt", server=server, cwd=tmp_path)
     (pid,) = eventually(lambda: _pids(tmp_path, 1), "it runs")
@@ -190,7 +190,7 @@ def test_killed_with_9_its_jobs_end_and_their_gpus_are_free(server: RunningServe
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_in_a_terminal_it_shows_a_bar_and_what_runs(server: RunningServer, tmp_path: Path) -> None:
+def test_in_a_terminal_it_shows_a_bar_and_what_runs(server: ServerProcess, tmp_path: Path) -> None:
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
     (tmp_path / "jobs.txt").write_text("true\ncat go\n", encoding="utf-8")
@@ -213,7 +213,7 @@ def test_in_a_terminal_it_shows_a_bar_and_what_runs(server: RunningServer, tmp_p
         (("--logs", "jobs.txt", "jobs.txt"), "--logs"),
     ],
 )
-def test_bad_input_runs_nothing(server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], hint: str) -> None:
+def test_bad_input_runs_nothing(server: ServerProcess, tmp_path: Path, arguments: tuple[str, ...], hint: str) -> None:
     (tmp_path / "empty.txt").write_text("# nothing\n", encoding="utf-8")
     (tmp_path / "jobs.txt").write_text("touch ran\n", encoding="utf-8")
     done = gpu_pool("batch", *arguments, server=server, cwd=tmp_path)

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker_pool.cli.commands.leases import short_ids
-from gpu_worker_pool.cli.commands.wait import TimeOver, Wanted
+from gpu_worker_pool.cli.commands.wait import TimeOver, WantedGpus
 from gpu_worker_pool.cli.pools.reading import read_pool
 from gpu_worker_pool.cli.pools.servers import Answer
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.client.foreign_servers import (
@@ -26,7 +27,7 @@ from tests.client.foreign_servers import (
     statistics,
 )
 from tests.server.leasing import OFTEN, get, new_id, put, queue, queued, release, release_all, take, wait_until_free
-from tests.server.running import RunningServer, free_port
+from tests.server.running import free_port
 
 ADA, ADMIN = "adas-secret", "admins-secret"
 AS_ADA = {"Authorization": f"Bearer {ADA}"}
@@ -34,13 +35,13 @@ AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RunningServer]:
-    with RunningServer({**OFTEN, "SIMULATED_GPUS": "2xT4", "GPU_POOL_TOKENS": f"ada:{ADA},admin:{ADMIN}"}) as server:
+def running() -> Iterator[ServerProcess]:
+    with ServerProcess({**OFTEN, "SIMULATED_GPUS": "2xT4", "GPU_POOL_TOKENS": f"ada:{ADA},admin:{ADMIN}"}) as server:
         yield server
 
 
 @pytest.fixture
-def server(running: RunningServer) -> Iterator[RunningServer]:
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
     """With all GPUs free."""
     yield running
     release_all(running, AS_ADMIN)
@@ -49,7 +50,7 @@ def server(running: RunningServer) -> Iterator[RunningServer]:
 # --- leases --------------------------------------------------------------------------------------------------------
 
 
-def test_leases_lists_who_holds_and_who_waits_and_only_mine_or_in_a_state(server: RunningServer) -> None:
+def test_leases_lists_who_holds_and_who_waits_and_only_mine_or_in_a_state(server: ServerProcess) -> None:
     mine, other, waiter = new_id("mine"), new_id("other"), new_id("waiter")
     take(server, mine, owner=getpass.getuser(), worker_id="w1", labels={"command": "python train.py"})
     take(server, other, owner="[b]bob", ttl_s=90)
@@ -88,7 +89,7 @@ def test_ids_are_shortened_to_what_only_one_has() -> None:
 # --- release -------------------------------------------------------------------------------------------------------
 
 
-def test_release_gives_back_leaves_the_queue_and_takes_a_beginning_that_only_one_has(server: RunningServer) -> None:
+def test_release_gives_back_leaves_the_queue_and_takes_a_beginning_that_only_one_has(server: ServerProcess) -> None:
     take(server, "give-1-back", owner="bob")
     take(server, "give-2-back", owner="carol")
     queue(server, "leave-the-queue", owner="dave")
@@ -107,7 +108,7 @@ def test_release_gives_back_leaves_the_queue_and_takes_a_beginning_that_only_one
     assert get(server, "give-2-back")["state"] == "active"
 
 
-def test_an_id_that_is_over_is_not_taken_for_the_beginning_of_another_one(server: RunningServer) -> None:
+def test_an_id_that_is_over_is_not_taken_for_the_beginning_of_another_one(server: ServerProcess) -> None:
     take(server, "run-1", owner="bob")
     release(server, "run-1")
     wait_until_free(server)
@@ -119,7 +120,7 @@ def test_an_id_that_is_over_is_not_taken_for_the_beginning_of_another_one(server
     assert get(server, "run-10")["state"] == "active"
 
 
-def test_who_may_not_release_is_told_whose_it_is_and_what_is_needed(server: RunningServer) -> None:
+def test_who_may_not_release_is_told_whose_it_is_and_what_is_needed(server: ServerProcess) -> None:
     lease_id = new_id("adas")
     assert put(server, lease_id, headers=AS_ADA).status == 201
     refused = called("release", lease_id, "--json", server=server)
@@ -133,11 +134,11 @@ def test_who_may_not_release_is_told_whose_it_is_and_what_is_needed(server: Runn
     assert get(server, lease_id)["end_reason"] == "released"
 
 
-def test_what_waits_at_several_servers_under_one_id_leaves_all_queues(server: RunningServer) -> None:
+def test_what_waits_at_several_servers_under_one_id_leaves_all_queues(server: ServerProcess) -> None:
     take(server, gpus=2)
     lease_id = new_id("everywhere")
     queue(server, lease_id)
-    with RunningServer({**OFTEN, "SIMULATED_GPUS": "1"}) as second:
+    with ServerProcess({**OFTEN, "SIMULATED_GPUS": "1"}) as second:
         take(second)
         queue(second, lease_id)
         both = f"{server.url},{second.url},http://127.0.0.1:{free_port()}"
@@ -153,7 +154,7 @@ def test_what_waits_at_several_servers_under_one_id_leaves_all_queues(server: Ru
 # --- explain -------------------------------------------------------------------------------------------------------
 
 
-def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server: RunningServer) -> None:
+def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server: ServerProcess) -> None:
     holder, waiter = new_id("holder"), new_id("waiter")
     take(server, holder, owner="[red]bob", labels={"command": "python train.py"}, ttl_s=600)
     queue(server, waiter, owner="carol", gpus=2)
@@ -178,7 +179,7 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
 # --- wait ----------------------------------------------------------------------------------------------------------
 
 
-def test_wait_ends_as_soon_as_there_are_enough_and_takes_nothing(server: RunningServer) -> None:
+def test_wait_ends_as_soon_as_there_are_enough_and_takes_nothing(server: ServerProcess) -> None:
     one, _ = take(server), take(server)
     late = called("wait", "--timeout", "0", "--json", server=server)
     assert (late.code, late.json["is_free"], late.json["gpus"]) == (124, False, [])
@@ -193,7 +194,7 @@ def test_wait_ends_as_soon_as_there_are_enough_and_takes_nothing(server: Running
     assert (free.code, len(free.json["gpus"]), free.json["endpoint"]) == (0, 1, "127.0.0.1")
 
 
-def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: RunningServer) -> None:
+def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: ServerProcess) -> None:
     take(server)
     with start_gpu_pool("wait", "--gpus", "2", server=server) as waiting:
         assert waiting.stderr is not None
@@ -209,20 +210,20 @@ def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: RunningServer)
 
 
 def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> None:
-    def free(wanted: Wanted, **gpu: object) -> bool:
+    def free(wanted: WantedGpus, **gpu: object) -> bool:
         pool = {
             "gpus": [{"gpu_id": 0, "uuid": "x", "memory_total_mb": 10_000, **gpu}],
             "thresholds": {"memory_percent": 80},
         }
         return wanted.free_in(read_pool(Answer("box", "http://box", 200, pool), is_multi=False)) is not None
 
-    much, some = Wanted(memory_mb=5001), Wanted(memory_mb=5000)
+    much, some = WantedGpus(memory_mb=5001), WantedGpus(memory_mb=5000)
     assert free(some, state="shared", memory_committed_mb=3000)
     assert not free(much, state="shared", memory_committed_mb=3000)
-    assert not free(Wanted(), state="shared", memory_committed_mb=3000)
+    assert not free(WantedGpus(), state="shared", memory_committed_mb=3000)
     assert not free(some, state="leased", memory_committed_mb=3000)
     assert not free(some, state="free", memory_committed_mb=None)
-    assert free(Wanted(), state="free")
+    assert free(WantedGpus(), state="free")
 
 
 def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
@@ -233,25 +234,25 @@ def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
     }
     report = read_pool(Answer("box", "http://box", 200, pool), is_multi=False)
 
-    assert Wanted().standing_in(report) == "2 of 2 free"
-    assert Wanted(model="A100").standing_in(report) == "0 of 0 free"
-    much = Wanted(memory_mb=7950)
+    assert WantedGpus().standing_in(report) == "2 of 2 free"
+    assert WantedGpus(model="A100").standing_in(report) == "0 of 0 free"
+    much = WantedGpus(memory_mb=7950)
     assert much.free_in(report) is None
     assert much.standing_in(report) == (
         "0 of 2 free with so much room under the memory threshold (80 %); 7900MB would fit now"
     )
-    assert Wanted(memory_mb=7900).standing_in(report) == "2 of 2 free"
+    assert WantedGpus(memory_mb=7900).standing_in(report) == "2 of 2 free"
     first, second = report.gpus
     fuller = replace(second, view=replace(second.view, memory_committed_mb=3000.0))
     uneven = replace(report, gpus=(first, fuller))
-    assert Wanted(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
+    assert WantedGpus(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
     unknown = replace(report, gpus=(replace(first, view=replace(first.view, memory_committed_mb=None)),))
-    assert "would fit" not in Wanted(memory_mb=1).standing_in(unknown)
+    assert "would fit" not in WantedGpus(memory_mb=1).standing_in(unknown)
     assert "not free within 1.5s: 1 GPU with 7950 MB each (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
 
 
-def test_wait_does_not_call_busy_what_nobody_told(server: RunningServer) -> None:
-    words = TimeOver([], ["box"]).in_words(Wanted(), 2.0)
+def test_wait_does_not_call_busy_what_nobody_told(server: ServerProcess) -> None:
+    words = TimeOver([], ["box"]).in_words(WantedGpus(), 2.0)
     assert words == "no GPU server answered within 2s, so it is not known what is free: box"
     with ForeignServer(statistics()) as foreign:
         untold = called("wait", "--memory", "1GB", "-e", foreign.url)
@@ -294,7 +295,7 @@ def test_release_fails_where_nothing_is_known_to_be_released(delete: object) -> 
     assert ([item["id"] for item in done.json["failed"]], done.json["released"]) == (["mine"], [])
 
 
-def test_an_empty_id_is_typed_wrong_and_nothing_is_released(server: RunningServer) -> None:
+def test_an_empty_id_is_typed_wrong_and_nothing_is_released(server: ServerProcess) -> None:
     held = take(server)
     done = called("release", held["id"], "", "--json", server=server)
 
@@ -306,7 +307,7 @@ def test_an_empty_id_is_typed_wrong_and_nothing_is_released(server: RunningServe
 # --- drain, undrain ------------------------------------------------------------------------------------------------
 
 
-def test_drain_takes_a_gpu_out_of_service_and_only_admin_may(server: RunningServer) -> None:
+def test_drain_takes_a_gpu_out_of_service_and_only_admin_may(server: ServerProcess) -> None:
     refused = called("drain", "1", server=server)
     assert (refused.code, refused.out) == (1, "")
     assert "GPU_POOL_TOKEN" in refused.err
@@ -328,7 +329,7 @@ def test_drain_takes_a_gpu_out_of_service_and_only_admin_may(server: RunningServ
 # --- in the shell --------------------------------------------------------------------------------------------------
 
 
-def test_the_shell_completes_ids_and_is_told_nothing_where_that_fails(server: RunningServer) -> None:
+def test_the_shell_completes_ids_and_is_told_nothing_where_that_fails(server: ServerProcess) -> None:
     lease_id = new_id("complete")
     take(server, lease_id, owner="$(touch /tmp/owned)`x`")
     asked = {"_GPU_POOL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "gpu-pool release compl"}

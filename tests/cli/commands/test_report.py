@@ -18,11 +18,12 @@ from gpu_worker_pool.cli.commands.report import report as report_command
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.pools.servers import Answer
 from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import Done, gpu_pool
 from tests.client.foreign_servers import Behaviour, ForeignServer, not_found, saying, statistics
 from tests.server.past_leases import past, server_with_past
-from tests.server.running import RunningServer, free_port
+from tests.server.running import free_port
 
 SPAN = ("--since", "2026-03-01T00:00Z", "--until", "2026-03-02T00:00Z")
 AWKWARD = 'eve, "the [red]second"'
@@ -36,12 +37,12 @@ PAST = (
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[ServerProcess]:
     with server_with_past(PAST, pruned_to=4) as running:
         yield running
 
 
-def report(server: RunningServer, *arguments: str, nobody: bool = False) -> Done:
+def report(server: ServerProcess, *arguments: str, nobody: bool = False) -> Done:
     """With `nobody` there is a second endpoint, at which nobody listens."""
     endpoints = server.url + (f",http://127.0.0.1:{free_port()}" if nobody else "")
     return gpu_pool("report", *arguments, "--endpoint", endpoints, env={"TZ": "UTC"})
@@ -50,7 +51,7 @@ def report(server: RunningServer, *arguments: str, nobody: bool = False) -> Done
 # As a user runs it
 
 
-def test_the_table_shows_who_used_how_much_and_says_what_it_does_not_know(server: RunningServer) -> None:
+def test_the_table_shows_who_used_how_much_and_says_what_it_does_not_know(server: ServerProcess) -> None:
     done = report(server, *SPAN)
 
     assert done.code == 0
@@ -68,7 +69,7 @@ def test_the_table_shows_who_used_how_much_and_says_what_it_does_not_know(server
     assert "simulated" in done.err
 
 
-def test_csv_has_a_header_and_one_line_an_owner_and_a_missing_server_is_named(server: RunningServer) -> None:
+def test_csv_has_a_header_and_one_line_an_owner_and_a_missing_server_is_named(server: ServerProcess) -> None:
     done = report(server, *SPAN, "--csv", nobody=True)
 
     assert done.code == 0
@@ -82,7 +83,7 @@ def test_csv_has_a_header_and_one_line_an_owner_and_a_missing_server_is_named(se
     assert rows[3]["unknown_leases"] == "1"
 
 
-def test_json_has_the_sums_and_every_endpoint(server: RunningServer) -> None:
+def test_json_has_the_sums_and_every_endpoint(server: ServerProcess) -> None:
     found = report(server, *SPAN, "--json", nobody=True).json
 
     assert found["schema"] == "gpu-pool/report/1"
@@ -129,7 +130,7 @@ def test_what_makes_no_sense_is_told_before_anybody_is_asked(options: dict[str, 
     assert caught.value.code == 2
 
 
-def test_a_span_that_ends_in_the_future_ends_now(server: RunningServer) -> None:
+def test_a_span_that_ends_in_the_future_ends_now(server: ServerProcess) -> None:
     done = called("report", "--since", "0001-01-01", "--until", "9999-12-31", "--json", server=server)
 
     assert done.code == 0, done.err
@@ -157,7 +158,7 @@ def test_a_server_that_reports_nothing_is_told_by_its_reason(behaviour: Behaviou
     assert "None" not in done.err
 
 
-def test_a_server_with_statistics_only_hinders_no_other(server: RunningServer) -> None:
+def test_a_server_with_statistics_only_hinders_no_other(server: ServerProcess) -> None:
     with ForeignServer(statistics()) as foreign:
         done = called("report", *SPAN, "-e", f"{server.url},{foreign.url}")
 

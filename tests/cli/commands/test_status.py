@@ -12,21 +12,22 @@ from gpu_worker_pool.cli.commands.status import show
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.cli.terminal import Terminal
 from tests.client.statistics_server import StatisticsServer
 from tests.server.leasing import queue, take
-from tests.server.running import RunningServer, free_port
+from tests.server.running import free_port
 from tests.server.shapes import misfits
 
 NOW = 1_800_000_000.0
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[ServerProcess]:
     """Two of three GPUs are taken, and somebody waits."""
-    with RunningServer({"SIMULATED_GPUS": "2xA100-80GB,1xT4"}) as running:
+    with ServerProcess({"SIMULATED_GPUS": "2xA100-80GB,1xT4"}) as running:
         take(
             running, "train", owner="[red]bob[/red]", ttl_s=600, model="A100", labels={"command": "python [b]train.py"}
         )
@@ -35,7 +36,7 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_too(server: RunningServer) -> None:
+def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_too(server: ServerProcess) -> None:
     port = free_port()
     done = gpu_pool("status", "--endpoint", f"{server.url},http://127.0.0.1:{port}")
     assert done.code == 0, done.err
@@ -58,7 +59,7 @@ def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_colours_are_for_terminals(server: RunningServer) -> None:
+def test_colours_are_for_terminals(server: ServerProcess) -> None:
     with Terminal([*GPU_POOL, "status"], environment(server), columns=140) as terminal:
         assert terminal.wait() == 0
     assert b"\x1b[32mfree" in terminal.all_output
@@ -66,7 +67,7 @@ def test_colours_are_for_terminals(server: RunningServer) -> None:
     assert "[red]bob[/red]" in terminal.text
 
 
-def test_json_has_every_key_whether_a_server_is_up_or_not(server: RunningServer) -> None:
+def test_json_has_every_key_whether_a_server_is_up_or_not(server: ServerProcess) -> None:
     done = called("status", "--json", "-e", server.url, "-e", f"http://127.0.0.1:{free_port()}")
     gpu: dict[str, Any] = {"id": "", "gpu_id": 0, "uuid": "", "name": "", "state": "", "reason": "", "leases": []}
     gpu |= {"memory_total_mb": 0.0, "memory_used_mb": 0.0, "memory_percent": 0.0, "utilization_percent": 0.0}
@@ -142,7 +143,7 @@ async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
     assert report.as_json()["has_leases"] is False
 
 
-async def test_one_server_under_two_names_is_counted_once(server: RunningServer) -> None:
+async def test_one_server_under_two_names_is_counted_once(server: ServerProcess) -> None:
     async with Servers([server.url, f"http://localhost:{server.port}"]) as servers:
         first, second = await ask_pools(servers)
     assert (first.same_as, second.same_as) == (None, first.endpoint)
@@ -175,7 +176,7 @@ def test_nothing_that_a_terminal_obeys_comes_through() -> None:
 @pytest.mark.parametrize(
     "wrong", [None, True, -1, 1e400, 10**400, "9999-12-31T23:59:59-23:00", "\ud800", [], [5], {}, {"a": []}], ids=repr
 )
-def test_what_is_of_another_kind_is_unknown_and_never_a_crash(server: RunningServer, wrong: Any) -> None:
+def test_what_is_of_another_kind_is_unknown_and_never_a_crash(server: ServerProcess, wrong: Any) -> None:
     whole = server.json("/pool")
     broken = [{**whole, **dict.fromkeys(whole, wrong), "gpus": whole["gpus"]}, {"gpus": wrong}, wrong]
     for part in ("gpus", "leases", "queue"):
@@ -188,7 +189,7 @@ def test_what_is_of_another_kind_is_unknown_and_never_a_crash(server: RunningSer
     assert _shown(*reports[:9])
 
 
-def test_unknown_is_not_zero(server: RunningServer) -> None:
+def test_unknown_is_not_zero(server: ServerProcess) -> None:
     whole = server.json("/pool")
     for gpu in whole["gpus"]:
         gpu["memory_used_mb"] = gpu["utilization_percent"] = None

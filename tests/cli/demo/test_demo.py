@@ -11,8 +11,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from math import inf
 from pathlib import Path
@@ -21,17 +20,16 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from gpu_worker_pool.cli.demo import check as demo_check
-from gpu_worker_pool.cli.demo import stage as demo_stage
-from gpu_worker_pool.cli.demo.check import Outage
 from gpu_worker_pool.cli.demo.director import is_any_visible
 from gpu_worker_pool.cli.demo.folder import clear_away_the_dead, demo_folder
 from gpu_worker_pool.cli.demo.scene import Scene, WorkerRow
-from gpu_worker_pool.cli.demo.summary import Record, render, summarize
+from gpu_worker_pool.cli.demo.summary import Record, handovers, ordered_pairs, render, summarize, survival
 from gpu_worker_pool.cli.demo.view import picture
 from gpu_worker_pool.cli.run.guard import descendants
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu
+from gpu_worker_pool.history_check import History, Line, check
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.testing import inherited_environment
 from tests.cli.own_process import GPU_POOL, MOST_S, environment, start_gpu_pool
 from tests.cli.terminal import Terminal
 
@@ -152,7 +150,7 @@ def test_no_setting_of_another_pool_reaches_its_processes() -> None:
     given = dict.fromkeys([*settings, *client], "0") | {"PATH": "/bin"}
 
     assert "CUDA_VISIBLE_DEVICES" in settings
-    assert demo_stage.environment(given).keys() == {"PATH", "PYTHONPATH"}
+    assert inherited_environment(given).keys() == {"PATH", "PYTHONPATH"}
 
 
 @pytest.mark.parametrize(
@@ -194,15 +192,20 @@ def turn(
     gpu: int = 0,
 ) -> list[dict[str, Any]]:
     """The lines of one turn; without an end it is never over."""
-    base = {"worker": worker, "turn": number}
-    lease = {"lease": f"{worker}-{number}"}
-    held = {"gpu": gpu, "uuid": f"GPU-{gpu}", "fence": fence, "for_s": 1.0}
+    lease = f"{worker}-{number}"
+    base = {"who": worker, "lease": lease}
+    told = {"id": f"id-of-{lease}", "call": "PUT", "status": 202, "state": "queued", "sent": asked, "uuids": []}
+    held = {"id": f"id-of-{lease}", "gpu_ids": [gpu], "uuids": [f"GPU-{gpu}"], "fence": fence, "for_s": 1.0}
     return [
-        {**base, "what": "asks", "at": asked},
-        *([] if queued is None else [{**base, **lease, "what": "queued", "at": queued}]),
-        *([] if began == inf else [{**base, **lease, **held, "what": "begins", "at": began}]),
-        *([] if ended is None else [{**base, "what": "ends", "at": ended, "gpu": gpu}]),
+        {**base, "what": "asks", "at": asked, "turn": number, "gpus": 1, "memory_mb": None, "priority": 0},
+        *([] if queued is None else [{**base, **told, "what": "answered", "at": queued}]),
+        *([] if began == inf else [{**base, **held, "what": "took", "at": began}]),
+        *([] if ended is None else [{**base, "what": "left", "at": ended, "left_at": ended}]),
     ]
+
+
+def by_demo(what: str, at: float, **facts: Any) -> dict[str, Any]:
+    return {"what": what, "who": "demo", "at": at, **facts}
 
 
 # b and c wait behind a, and are served in the order in which they came.
@@ -213,13 +216,14 @@ CLEAN = [
 ]
 
 
-def kinds(lines: list[dict[str, Any]], **more: Any) -> set[str]:
-    return {violation.kind for violation in demo_check.check(lines, **more)}
+def kinds(lines: Sequence[Line]) -> set[str]:
+    return {violation.kind for violation in check(History([*lines]))}
 
 
 def test_a_clean_record_passes() -> None:
-    assert demo_check.check(CLEAN) == []
-    assert len(list(demo_check.ordered_pairs(demo_check.turns_of(CLEAN)))) == 1
+    history = History([*CLEAN])
+    assert check(history) == []
+    assert len(list(ordered_pairs(history))) == 1
 
 
 def test_two_on_one_gpu_at_once_are_found() -> None:
@@ -234,7 +238,7 @@ def test_one_inside_a_long_holding_is_found_also_after_a_short_one() -> None:
     first = turn("e", 1, 5, asked=4.3, queued=None, began=4.4, ended=4.5)
     second = turn("f", 1, 6, asked=4.6, queued=None, began=4.7, ended=4.8)
 
-    found = demo_check.check([*CLEAN, *long, *first, *second])
+    found = check(History([*CLEAN, *long, *first, *second]))
 
     assert [violation.kind for violation in found] == ["held_twice", "held_twice"]
 
@@ -257,62 +261,72 @@ def test_one_who_was_served_out_of_turn_is_found() -> None:
 
 
 def test_a_lock_that_was_taken_and_a_lease_that_was_lost_are_found() -> None:
-    assert kinds([*CLEAN, {"what": "busy", "worker": "c", "turn": 1, "at": 3.01, "gpu": 0}]) == {"lock"}
-    assert kinds([*CLEAN, {"what": "lost", "worker": "c", "turn": 1, "at": 4.0, "gpu": 0, "reason": "x"}]) == {"lost"}
+    of_c = {"who": "c", "lease": "c-1"}
+    assert kinds([*CLEAN, {**of_c, "what": "witness_busy", "at": 3.01, "uuid": "GPU-0"}]) == {"lock"}
+    assert kinds([*CLEAN, {**of_c, "what": "lost", "at": 4.0, "reason": "x"}]) == {"lost"}
+    assert kinds([*CLEAN, {**of_c, "what": "could_not_go_on", "at": 4.0, "reason": "x"}]) == {"lost"}
 
 
 def test_one_who_waits_while_a_gpu_is_free_or_is_forgotten_is_found() -> None:
     lines = [*CLEAN, *turn("d", 1, 0, asked=3.1, queued=3.2, began=inf, ended=None)]
-    busy = {"leases": [], "queue": [{"id": "d-1"}], "gpus": [{"gpu_id": 0, "state": "busy"}]}
 
-    assert kinds(lines, pool=busy) == set()
-    assert kinds(lines, pool={**busy, "gpus": [{"gpu_id": 0, "state": "free"}]}) == {"unserved"}
-    assert kinds(lines, pool={**busy, "queue": []}) == {"unserved"}
+    assert kinds([*lines, by_demo("pool", 9.0, leases=["id-of-d-1"], free=[])]) == set()
+    assert kinds([*lines, by_demo("pool", 9.0, leases=["id-of-d-1"], free=[0])]) == {"unserved"}
+    assert kinds([*lines, by_demo("pool", 9.0, leases=[], free=[])]) == {"unserved"}
     assert kinds(lines) == {"unserved"}
 
 
 def test_the_gpu_of_the_dead_has_to_be_handed_on() -> None:
-    killed = [line for line in CLEAN if not (line["what"] == "ends" and line["worker"] == "a")]
-    killed.append({"what": "killed", "worker": "a", "at": 1.5})
-    turns = demo_check.turns_of(killed)
+    killed = [line for line in CLEAN if not (line["what"] == "left" and line["who"] == "a")]
+    killed.append(by_demo("killed", 1.5, worker="a"))
 
     assert kinds(killed) == set()
-    assert [round(handover.took_s, 2) for handover in demo_check.handovers(turns)] == [0.51, 0.02]
+    assert [round(took_s, 2) for _, _, took_s in handovers(History(killed))] == [0.51, 0.02]
 
     # Who came only after a GPU was free shows nothing of how fast it is handed on.
-    late = demo_check.turns_of([*CLEAN, *turn("d", 1, 4, asked=4.5, queued=None, began=4.6, ended=5.0)])
-    assert [handover.after.worker for handover in demo_check.handovers(late)] == ["b", "c"]
+    late = History([*CLEAN, *turn("d", 1, 4, asked=4.5, queued=None, began=4.6, ended=5.0)])
+    assert [after.who for _, after, _ in handovers(late)] == ["b", "c"]
 
     elsewhere = [
-        {**line, "uuid": "GPU-1", "gpu": 1} if line["what"] == "begins" and line["worker"] != "a" else line
+        {**line, "uuids": ["GPU-1"], "gpu_ids": [1]} if line["what"] == "took" and line["who"] != "a" else line
         for line in killed
     ]
     assert kinds(elsewhere) == {"dead_holder"}
+    # Where nobody waited, nobody may have needed it.
+    assert kinds([*elsewhere[:-1], {**elsewhere[-1], "has_waiters": False}]) == set()
 
 
 def test_what_a_restart_changed_is_found() -> None:
-    """Killed at 1.0: a holds GPU 0, b and c wait."""
-    active: dict[str, Any] = {"state": "active", "gpus": [{"uuid": "GPU-0"}], "fence": 1, "end_reason": None}
-    queued: dict[str, Any] = {"state": "queued", "gpus": [], "fence": None, "end_reason": None}
-    found = {"a-1": active, "b-1": queued, "c-1": queued}
-    outage = Outage(killed_at=1.0, back_at=1.8, found=found, found_at=1.9)
+    """Killed at 1.0: a holds GPU 0, b and c wait. The demo asks for each lease in its worker's place."""
+    active: dict[str, Any] = {"status": 200, "state": "active", "uuids": ["GPU-0"], "fence": 1, "end_reason": None}
+    queued: dict[str, Any] = {"status": 200, "state": "queued", "uuids": [], "fence": None, "end_reason": None}
+    unknown: dict[str, Any] = {"status": 404, "state": None, "uuids": [], "fence": None, "end_reason": None}
     released = {**active, "state": "ended", "end_reason": "released"}
 
-    assert kinds(CLEAN, outage=outage) == set()
-    assert demo_check.survival(demo_check.turns_of(CLEAN), outage) == (1, 1, 2, 2)
+    def found(a: dict[str, Any], b: dict[str, Any] = queued, c: dict[str, Any] = queued, at: float = 1.9) -> History:
+        base = {"what": "answered", "call": "GET", "sent": 1.85, "at": at}
+        answers = [
+            {**base, "who": who, "lease": f"{who}-1", **answer} for who, answer in zip("abc", (a, b, c), strict=True)
+        ]
+        return History([*CLEAN, by_demo("server_killed", 1.0), by_demo("server_back", 1.8), *answers])
+
+    assert check(found(active)) == []
+    assert survival(found(active), 1.0) == (1, 1, 2, 2)
     for wrong in (
         {**active, "fence": 2},
-        {**active, "gpus": [{"uuid": "GPU-1"}]},
+        {**active, "uuids": ["GPU-1"]},
+        queued,
+        unknown,
         released,
         {**released, "end_reason": "expired"},
     ):
-        assert kinds(CLEAN, outage=replace(outage, found={**found, "a-1": wrong})) == {"lost"}
-    assert kinds(CLEAN, outage=replace(outage, found={"a-1": active, "b-1": queued})) == {"lost"}
-    assert kinds(
-        CLEAN, outage=replace(outage, found={**found, "c-1": {**queued, "state": "ended", "end_reason": "expired"}})
-    ) == {"lost"}
+        assert kinds(found(wrong).lines) == {"lost"}
+        assert survival(found(wrong), 1.0) == (1, 0, 2, 2)
+    for wrong in (unknown, {**queued, "state": "ended", "end_reason": "expired"}):
+        assert kinds(found(active, c=wrong).lines) == {"lost"}
+        assert survival(found(active, c=wrong), 1.0) == (1, 1, 2, 1)
     # Given back by its holder, who says so too.
-    assert kinds(CLEAN, outage=replace(outage, found={**found, "a-1": released}, found_at=2.005)) == set()
+    assert check(found(released, at=2.005)) == []
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------
@@ -326,8 +340,8 @@ def printed(what: RenderableType, width: int) -> str:
 
 def test_the_summary_says_what_was_not_kept() -> None:
     lines = [*CLEAN, *turn("d", 1, 4, asked=3.1, queued=3.2, began=3.9, ended=5.0)]
-    empty: dict[str, Any] = {"leases": [], "queue": [], "gpus": []}
-    record = Record(lines, None, None, empty, source="simulated", gpus=1, workers=4, seed=0, took_s=5.0)
+    final = by_demo("final", 9.0, leases=[], gpus=[])
+    record = Record([*lines, final], source="simulated", gpus=1, workers=4, seed=0, took_s=5.0)
 
     summary = summarize(record)
 
@@ -340,10 +354,10 @@ def test_the_summary_says_what_was_not_kept() -> None:
 
 def test_the_picture_fits_into_a_small_terminal() -> None:
     scene = Scene(10.0, {f"w{number:02}": WorkerRow(f"w{number:02}") for number in range(1, 13)}, began_at=100.0)
-    scene.show_gpus([{"gpu_id": number} for number in range(4)])
+    scene.spans = {number: [] for number in range(4)}
     scene.is_up = True
     for at, line in enumerate(turn("w01", 1, 1, asked=100.1, queued=100.2, began=101.0, ended=None)):
-        scene.take_in({**line, "reason": "x", "at": line["at"] + at / 100})
+        scene.take_in({**line, "at": line["at"] + at / 100})
     for number in range(20):
         scene.announce(101.0, f"something {number}")
 

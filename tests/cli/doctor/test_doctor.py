@@ -14,11 +14,12 @@ import pytest
 
 from gpu_worker_pool.cli.doctor import client
 from gpu_worker_pool.cli.doctor.finding import Check, Finding
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.doctor.facts import FACTS, TOKEN, pool
 from tests.cli.own_process import Done, gpu_pool
 from tests.gpus.fake_nvidia_smi import install
 from tests.gpus.stub_nvml import StubConfig, StubGpu, build
-from tests.server.running import ROOT, RunningServer, free_port
+from tests.server.running import ROOT, free_port
 
 NOWHERE = {"PATH": "/nonexistent", "LD_LIBRARY_PATH": ""}
 
@@ -73,13 +74,13 @@ def found(done: Done) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RunningServer]:
-    with RunningServer({"GPU_POOL_TOKENS": f"ada:{TOKEN}"}) as running:
+def running() -> Iterator[ServerProcess]:
+    with ServerProcess({"GPU_POOL_TOKENS": f"ada:{TOKEN}"}) as running:
         yield running
 
 
 def test_it_is_calm_on_a_machine_without_a_gpu_and_without_the_servers_packages(tmp_path: Path) -> None:
-    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('not here', name='fastapi')")
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('not here', name='uvicorn')")
     endpoint = f"http://127.0.0.1:{free_port()}"
 
     done = gpu_pool(
@@ -97,7 +98,7 @@ def test_it_is_calm_on_a_machine_without_a_gpu_and_without_the_servers_packages(
     assert done.code == 1
 
 
-def test_all_is_well_with_a_driver_and_a_server(running: RunningServer, tmp_path: Path) -> None:
+def test_all_is_well_with_a_driver_and_a_server(running: ServerProcess, tmp_path: Path) -> None:
     library = build(tmp_path)
     if library is None:
         pytest.skip("there is no C compiler to build the stub of the driver's library with")
@@ -128,7 +129,7 @@ def test_all_is_well_with_a_driver_and_a_server(running: RunningServer, tmp_path
     assert TOKEN not in done.out + done.err
 
 
-def test_what_is_wrong_is_told_all_at_once(running: RunningServer, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_all_at_once(running: ServerProcess, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
 
         def accept_and_hang_up() -> None:

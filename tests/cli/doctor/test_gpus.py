@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.cli.doctor import gpus
-from gpu_worker_pool.cli.doctor.gpus import Driver, Probed
+from gpu_worker_pool.cli.doctor.gpus import NvidiaDriver, Probed
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 
 
@@ -16,8 +16,8 @@ def reading(index: int, name: str = "A100", fault: str | None = None) -> Reading
     return Reading(Gpu(GpuKey("box", f"GPU-{index}"), index, name), 0.0, fault=fault)
 
 
-LOADED = Driver("550.54.14", ("nvidia0", "nvidia1"))
-NO_DRIVER = Driver(None, ())
+LOADED = NvidiaDriver("550.54.14", ("nvidia0", "nvidia1"))
+NO_DRIVER = NvidiaDriver(None, ())
 WORKS = Probed((reading(0), reading(1)), took_s=0.1)
 MISSING = Probed(unavailable="it was not found: install it")
 HANGS = Probed(error="it has not answered for 20 s")
@@ -34,7 +34,7 @@ HANGS = Probed(error="it has not answered for 20 s")
         (LOADED, HANGS, HANGS, ("ok", "problem", "problem")),
         (LOADED, Probed(), Probed(), ("ok", "problem", "problem")),
         # A container that was not given the GPUs of its machine.
-        (Driver("550.54.14", ()), MISSING, MISSING, ("problem", "problem", "problem")),
+        (NvidiaDriver("550.54.14", ()), MISSING, MISSING, ("problem", "problem", "problem")),
         # WSL: the driver is Windows'.
         (NO_DRIVER, WORKS, WORKS, ("ok", "ok", "ok")),
         (LOADED, Probed((reading(0), reading(1, fault="it is lost"))), WORKS, ("ok", "problem", "ok")),
@@ -43,7 +43,7 @@ HANGS = Probed(error="it has not answered for 20 s")
     ],
 )
 def test_what_the_driver_nvml_and_nvidia_smi_come_to(
-    driver: Driver, nvml: Probed, smi: Probed, expected: tuple[str, str, str]
+    driver: NvidiaDriver, nvml: Probed, smi: Probed, expected: tuple[str, str, str]
 ) -> None:
     judges = (gpus.judge_driver, gpus.judge_nvml, gpus.judge_nvidia_smi)
     found = [judge(driver, nvml, smi) for judge in judges]
@@ -100,4 +100,4 @@ def test_the_driver_is_found_by_what_the_system_shows(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
 
-    assert Driver.here(tmp_path) == LOADED
+    assert NvidiaDriver.here(tmp_path) == LOADED

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server.leasing import OFTEN, eventually, put, queue, take, wait_until_free
-from tests.server.running import RunningServer
 
 # Says that it runs, on standard output; then stays, whatever it is told.
 STUBBORN = 'trap "" TERM INT HUP; echo $$; while :; do sleep 0.1; done'
 
 
 @pytest.fixture(scope="module")
-def two_gpus() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2", **OFTEN}) as server:
+def two_gpus() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as server:
         yield server
 
 
 @pytest.fixture
-def server(two_gpus: RunningServer) -> Iterator[RunningServer]:
+def server(two_gpus: ServerProcess) -> Iterator[ServerProcess]:
     yield two_gpus
     end_all()
     for lease in two_gpus.json("/leases")["leases"]:
@@ -48,7 +48,7 @@ def is_alive(pid: int) -> bool:
     return state_of(pid) not in {None, "Z"}
 
 
-def the_lease(server: RunningServer) -> dict[str, object]:
+def the_lease(server: ServerProcess) -> dict[str, object]:
     """The only active one there is, once there is one."""
 
     def active() -> dict[str, object] | None:
@@ -73,7 +73,7 @@ def end(process: subprocess.Popen[str]) -> int:
 # --- what the command is given, and what it gives back -------------------------------------------------------------
 
 
-def test_the_command_sees_its_gpu_and_no_other_and_ends_as_it_ends(server: RunningServer) -> None:
+def test_the_command_sees_its_gpu_and_no_other_and_ends_as_it_ends(server: ServerProcess) -> None:
     script = 'echo "$CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_GPUS $GPU_POOL_LEASE_ID"; exit 7'
     done = gpu_pool("run", "--", "sh", "-c", script, server=server)
     order, visible, gpus, lease_id = done.out.split()
@@ -85,20 +85,20 @@ def test_the_command_sees_its_gpu_and_no_other_and_ends_as_it_ends(server: Runni
     assert ended["labels"] == {"command": "sh"}  # never its options, which may have secrets in them
 
 
-def test_options_after_the_command_are_its_own_and_its_input_reaches_it(server: RunningServer) -> None:
+def test_options_after_the_command_are_its_own_and_its_input_reaches_it(server: ServerProcess) -> None:
     done = gpu_pool("run", "--gpus", "2", "cat", "-A", "--", "-", server=server, text="a word\n")
     assert (done.code, done.out) == (0, "a word$\n")
 
 
 @pytest.mark.parametrize(("command", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
-def test_what_cannot_be_run_says_so_as_timeout_does(server: RunningServer, command: str, code: int) -> None:
+def test_what_cannot_be_run_says_so_as_timeout_does(server: ServerProcess, command: str, code: int) -> None:
     done = gpu_pool("run", "--", command, server=server)
     assert done.code == code
     assert command in done.err
     assert not [lease for lease in server.json("/leases")["leases"] if lease["state"] == "active"]
 
 
-def test_only_gpus_that_the_caller_could_see_are_asked_for(server: RunningServer) -> None:
+def test_only_gpus_that_the_caller_could_see_are_asked_for(server: ServerProcess) -> None:
     other = take(server, among=["1"])
     seen = gpu_pool(
         "run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", server=server, env={"CUDA_VISIBLE_DEVICES": "0,7"}
@@ -125,7 +125,7 @@ def test_only_gpus_that_the_caller_could_see_are_asked_for(server: RunningServer
     ],
 )
 def test_bad_input_is_our_failure_and_not_the_commands(
-    server: RunningServer, arguments: tuple[str, ...], hint: str
+    server: ServerProcess, arguments: tuple[str, ...], hint: str
 ) -> None:
     done = gpu_pool("run", *arguments, server=server)
     assert done.code == 125
@@ -133,13 +133,13 @@ def test_bad_input_is_our_failure_and_not_the_commands(
     assert "Traceback" not in done.err
 
 
-def test_gpus_of_another_machine_are_not_taken_for_ours(server: RunningServer) -> None:
+def test_gpus_of_another_machine_are_not_taken_for_ours(server: ServerProcess) -> None:
     """A server that says that it runs elsewhere, as one behind a tunnel does; here by what it takes for its boot id."""
     pretend = (
         "import gpu_worker_pool.host.clock as c; c.boot_id.__wrapped__; c._named_by_linux = lambda: 'elsewhere';"
         "import runpy; runpy.run_module('gpu_worker_pool.gpu_server', run_name='__main__')"
     )
-    with RunningServer({"SIMULATED_GPUS": "1"}, command=(sys.executable, "-c", pretend)) as elsewhere:
+    with ServerProcess({"SIMULATED_GPUS": "1"}, command=(sys.executable, "-c", pretend)) as elsewhere:
         refused = gpu_pool("run", "--", "true", server=elsewhere)
         assert refused.code == 125
         assert "--remote" in refused.err
@@ -154,7 +154,7 @@ def test_gpus_of_another_machine_are_not_taken_for_ours(server: RunningServer) -
 # --- waiting -------------------------------------------------------------------------------------------------------
 
 
-def test_a_wait_is_explained_in_a_terminal_and_ctrl_c_leaves_the_queue_at_once(server: RunningServer) -> None:
+def test_a_wait_is_explained_in_a_terminal_and_ctrl_c_leaves_the_queue_at_once(server: ServerProcess) -> None:
     for owner in ("ada", "bob"):
         take(server, owner=owner)
     with Terminal([*GPU_POOL, "run", "--", "true"], environment(server)) as terminal:
@@ -168,7 +168,7 @@ def test_a_wait_is_explained_in_a_terminal_and_ctrl_c_leaves_the_queue_at_once(s
     assert server.json("/pool")["queue_length"] == 0
 
 
-def test_a_wait_ends_with_the_grant_and_with_the_timeout(server: RunningServer) -> None:
+def test_a_wait_ends_with_the_grant_and_with_the_timeout(server: ServerProcess) -> None:
     held = take(server, gpus=2)
     late = gpu_pool("run", "--timeout", "0.3", "--", "true", server=server)
     assert late.code == 124
@@ -183,7 +183,7 @@ def test_a_wait_ends_with_the_grant_and_with_the_timeout(server: RunningServer) 
 # --- signals, and deaths -------------------------------------------------------------------------------------------
 
 
-def test_a_signal_is_passed_on_to_all_of_the_command(server: RunningServer) -> None:
+def test_a_signal_is_passed_on_to_all_of_the_command(server: ServerProcess) -> None:
     script = 'trap "echo got usr1" USR1; sh -c \'trap "" USR1; echo $$; exec sleep 60\' & echo ready; wait; wait'
     process = start_gpu_pool("run", "--", "sh", "-c", script, server=server)
     said = {read_line(process), read_line(process)}
@@ -196,7 +196,7 @@ def test_a_signal_is_passed_on_to_all_of_the_command(server: RunningServer) -> N
     wait_until_free(server)
 
 
-def test_a_command_that_is_stopped_still_ends_on_a_signal(server: RunningServer) -> None:
+def test_a_command_that_is_stopped_still_ends_on_a_signal(server: ServerProcess) -> None:
     process = start_gpu_pool("run", "--", "sh", "-c", "echo $$; kill -STOP $$", server=server)
     command = int(read_line(process))
     eventually(lambda: state_of(command) == "T", "it is stopped")
@@ -205,7 +205,7 @@ def test_a_command_that_is_stopped_still_ends_on_a_signal(server: RunningServer)
 
 
 def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_the_lease_is_over(
-    server: RunningServer,
+    server: ServerProcess,
 ) -> None:
     env = {"GPU_POOL_TTL": "3"}
     process = start_gpu_pool("run", "--json", "--gpus", "2", "--", "sh", "-c", STUBBORN, server=server, env=env)
@@ -252,7 +252,7 @@ ctypes.CDLL(None).syscall(60, 0)
 
 
 @pytest.mark.parametrize("program", [HOPPER, ZOMBIE], ids=["hopper", "zombie"])
-def test_what_hides_is_found(server: RunningServer, program: str) -> None:
+def test_what_hides_is_found(server: ServerProcess, program: str) -> None:
     command = [sys.executable, "-c", program]
     process = start_gpu_pool("run", "--grace", "0.1s", "--", *command, server=server)
     assert process.wait(timeout=30) == 0
@@ -263,14 +263,14 @@ def test_what_hides_is_found(server: RunningServer, program: str) -> None:
     end(process)
 
 
-def test_what_the_command_leaves_running_is_ended_before_the_gpu_is_given_back(server: RunningServer) -> None:
+def test_what_the_command_leaves_running_is_ended_before_the_gpu_is_given_back(server: ServerProcess) -> None:
     script = "setsid sleep 300 & echo $!"
     done = gpu_pool("run", "--grace", "0.2s", "--", "sh", "-c", script, server=server)
     assert done.code == 0
     assert not is_alive(int(done.out))
 
 
-def test_killed_with_9_its_gpu_is_not_granted_before_the_command_is_gone(server: RunningServer) -> None:
+def test_killed_with_9_its_gpu_is_not_granted_before_the_command_is_gone(server: ServerProcess) -> None:
     process = start_gpu_pool("run", "--gpus", "2", "--grace", "1s", "--", "sh", "-c", STUBBORN, server=server)
     command = int(read_line(process))
     waiter = queue(server)
@@ -284,7 +284,7 @@ def test_killed_with_9_its_gpu_is_not_granted_before_the_command_is_gone(server:
     assert not is_alive(command)
 
 
-def test_with_its_guard_killed_the_command_dies_with_all_it_started(server: RunningServer) -> None:
+def test_with_its_guard_killed_the_command_dies_with_all_it_started(server: ServerProcess) -> None:
     script = "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & wait"
     process = start_gpu_pool("run", "--", "sh", "-c", script, server=server)
     grandchild = int(read_line(process))
@@ -297,7 +297,7 @@ def test_with_its_guard_killed_the_command_dies_with_all_it_started(server: Runn
     wait_until_free(server)
 
 
-def test_with_both_killed_at_once_the_kernel_ends_the_command(server: RunningServer) -> None:
+def test_with_both_killed_at_once_the_kernel_ends_the_command(server: ServerProcess) -> None:
     process = start_gpu_pool("run", "--", "sh", "-c", STUBBORN, server=server)
     command = int(read_line(process))
     guard = the_lease(server)["pid"]
@@ -309,7 +309,7 @@ def test_with_both_killed_at_once_the_kernel_ends_the_command(server: RunningSer
     wait_until_free(server)
 
 
-def test_when_the_lease_is_lost_the_command_is_stopped_with_all_it_started(server: RunningServer) -> None:
+def test_when_the_lease_is_lost_the_command_is_stopped_with_all_it_started(server: ServerProcess) -> None:
     script = "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & wait"
     env = {"GPU_POOL_TTL": "3"}
     process = start_gpu_pool("run", "--grace", "0.3s", "--", "sh", "-c", script, server=server, env=env)
@@ -322,7 +322,7 @@ def test_when_the_lease_is_lost_the_command_is_stopped_with_all_it_started(serve
     assert not is_alive(grandchild)
 
 
-def test_or_goes_on_where_the_user_says_so(server: RunningServer) -> None:
+def test_or_goes_on_where_the_user_says_so(server: ServerProcess) -> None:
     script = "echo $$; read line; echo done"
     env = {"GPU_POOL_TTL": "1.5"}
     command = [*GPU_POOL, "run", "--json", "--on-lost", "finish", "--", "sh", "-c", script]
@@ -346,7 +346,7 @@ def test_or_goes_on_where_the_user_says_so(server: RunningServer) -> None:
     assert process.returncode == 0
 
 
-def test_in_a_terminal_ctrl_c_reaches_the_command_once_and_its_code_is_ours(server: RunningServer) -> None:
+def test_in_a_terminal_ctrl_c_reaches_the_command_once_and_its_code_is_ours(server: ServerProcess) -> None:
     script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.05; done"
     with Terminal([*GPU_POOL, "run", "--", "sh", "-c", script], environment(server)) as terminal:
         terminal.wait_for("ready")
@@ -355,7 +355,7 @@ def test_in_a_terminal_ctrl_c_reaches_the_command_once_and_its_code_is_ours(serv
         assert terminal.all_output.count(b"caught") == 1
 
 
-def test_in_a_terminal_the_command_can_ask_its_user(server: RunningServer) -> None:
+def test_in_a_terminal_the_command_can_ask_its_user(server: ServerProcess) -> None:
     with Terminal(
         [*GPU_POOL, "run", "--", "sh", "-c", 'read -p "name? " n; echo "hello $n"'], environment(server)
     ) as t:
@@ -365,7 +365,7 @@ def test_in_a_terminal_the_command_can_ask_its_user(server: RunningServer) -> No
         assert t.wait() == 0
 
 
-def test_in_a_shell_with_job_control_it_is_one_job(server: RunningServer) -> None:
+def test_in_a_shell_with_job_control_it_is_one_job(server: ServerProcess) -> None:
     env = {**environment(server), "PS1": "$ ", "HISTFILE": os.devnull}
     with Terminal(["bash", "--norc", "--noprofile", "-i"], env) as shell:
         run = " ".join(GPU_POOL)
@@ -380,7 +380,7 @@ def test_in_a_shell_with_job_control_it_is_one_job(server: RunningServer) -> Non
         shell.wait()
 
 
-def test_closed_streams_are_nothing_and_not_sockets_of_ours(server: RunningServer) -> None:
+def test_closed_streams_are_nothing_and_not_sockets_of_ours(server: ServerProcess) -> None:
     # Through a shell, which closes them.
     script = f"{' '.join(GPU_POOL)} run -- sh -c 'readlink /proc/self/fd/0; readlink /proc/self/fd/2 >&1' <&- 2>&-"
     done = subprocess.run(
@@ -390,7 +390,7 @@ def test_closed_streams_are_nothing_and_not_sockets_of_ours(server: RunningServe
     assert done.returncode == 0
 
 
-def test_a_restart_of_the_server_is_survived(server: RunningServer, tmp_path: Path) -> None:
+def test_a_restart_of_the_server_is_survived(server: ServerProcess, tmp_path: Path) -> None:
     fifo = tmp_path / "go on"
     os.mkfifo(fifo)
     process = start_gpu_pool("run", "--", "sh", "-c", 'echo up; cat "$0"', str(fifo), server=server)

@@ -192,12 +192,12 @@ def test_a_state_directory_that_cannot_be_made_is_told_before_anything_is_starte
 
 
 def test_without_the_packages_of_the_server_it_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('not here', name='fastapi')")
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('not here', name='uvicorn')")
 
     done = gpu_pool("serve", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, cwd=tmp_path)
 
     assert done.code == 125
-    assert "fastapi is not installed" in done.err
+    assert "uvicorn is not installed" in done.err
     assert "pip install 'gpu-worker-pool[server]'" in done.err
     assert len(done.err.splitlines()) == 1
 

@@ -25,6 +25,7 @@ from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState, without_tw
 from gpu_worker_pool.cli.top.keys import DOWN, PAGE_UP, TAB, keys_in
 from gpu_worker_pool.cli.top.sparkline import bar, sparkline
 from gpu_worker_pool.cli.top.view import LEASES, QUEUE, Picture, Scroll, draw, draw_all
+from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.leases import GpuRef, LeaseView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView, ThresholdsView
 from tests.cli.in_process import called
@@ -32,7 +33,7 @@ from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.cli.terminal import Terminal
 from tests.client.foreign_servers import ForeignServer, Seen, answering
 from tests.server.leasing import OFTEN, queue, release_all, take
-from tests.server.running import ROOT, RunningServer, free_port
+from tests.server.running import ROOT, free_port
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SCREEN_ON, SCREEN_OFF, CURSOR_ON = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
@@ -284,8 +285,8 @@ def test_the_picture_in_the_documents_needs_nothing_from_elsewhere() -> None:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RunningServer]:
-    with RunningServer(OFTEN) as running:
+def pool() -> Iterator[ServerProcess]:
+    with ServerProcess(OFTEN) as running:
         yield running
 
 
@@ -319,7 +320,7 @@ def odd_server() -> Iterator[str]:
             thread.join()
 
 
-def test_without_a_terminal_it_is_printed_once_with_servers_that_are_down_or_talk_nonsense(pool: RunningServer) -> None:
+def test_without_a_terminal_it_is_printed_once_with_servers_that_are_down_or_talk_nonsense(pool: ServerProcess) -> None:
     gone = f"http://127.0.0.1:{free_port()}"
     with odd_server() as odd:
         done = gpu_pool("top", "-e", f"{pool.url},{odd}", "-e", gone)
@@ -331,7 +332,7 @@ def test_without_a_terminal_it_is_printed_once_with_servers_that_are_down_or_tal
     assert done.out.count("A100-SXM4-80GB free") == 4
 
 
-def test_json_is_one_object_a_line_and_a_pool_of_the_dead_is_a_failure(pool: RunningServer) -> None:
+def test_json_is_one_object_a_line_and_a_pool_of_the_dead_is_a_failure(pool: ServerProcess) -> None:
     done = gpu_pool("top", "--json", "--count", "2", "--interval", "0.1s", server=pool)
     assert done.code == 0
     assert [line["schema"] for line in done.json_lines] == ["gpu-pool/top/1"] * 2
@@ -377,7 +378,7 @@ def left_as_it_was(terminal: Terminal) -> bool:
     )
 
 
-def test_it_shows_grants_and_the_queue_live_pauses_and_quits(pool: RunningServer) -> None:
+def test_it_shows_grants_and_the_queue_live_pauses_and_quits(pool: ServerProcess) -> None:
     try:
         with Terminal([*GPU_POOL, "top", "--interval", "0.1s"], environment(pool)) as terminal:
             terminal.wait_for("4 GPUs: 4 free  0 leased")
@@ -398,7 +399,7 @@ def test_it_shows_grants_and_the_queue_live_pauses_and_quits(pool: RunningServer
         release_all(pool)
 
 
-def test_a_server_goes_and_comes_back_the_window_is_resized_and_ctrl_c_quits(pool: RunningServer) -> None:
+def test_a_server_goes_and_comes_back_the_window_is_resized_and_ctrl_c_quits(pool: ServerProcess) -> None:
     with Terminal([*GPU_POOL, "top", "--interval", "0.1s"], environment(pool)) as terminal:
         terminal.wait_for("4 GPUs: 4 free")
         pool.kill()

@@ -15,31 +15,32 @@ import pytest
 
 from gpu_worker_pool import GPUContextManager, StaleAssignmentError
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
 from tests.client.wire import Wire
 from tests.server.leasing import eventually, get
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import ROOT
 
 TTL_S = 3.0
 BEAT_S = TTL_S / 3
 
 
 @pytest.fixture(scope="module")
-def one() -> Iterator[list[RunningServer]]:
+def one() -> Iterator[list[ServerProcess]]:
     with running(1, SIMULATED_GPUS="50", GPU_POOL_DURABILITY="normal") as servers:
         yield servers
 
 
 @pytest.fixture
-def server(one: list[RunningServer], monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+def server(one: list[ServerProcess], monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
     monkeypatch.setenv("GPU_POOL_TTL", str(TTL_S))
     yield one[0]
     as_at_first(one)
 
 
 @pytest.fixture
-def wire(server: RunningServer) -> Iterator[Wire]:
+def wire(server: ServerProcess) -> Iterator[Wire]:
     with Wire(server.port) as line:
         yield line
 
@@ -62,7 +63,7 @@ async def renewed(wire: Wire, assignment: Any) -> float:
 
 @pytest.mark.parametrize("how", ["cut", "frozen"])
 async def test_it_is_lost_one_heartbeat_before_the_server_would_end_it(
-    server: RunningServer, wire: Wire, how: str
+    server: ServerProcess, wire: Wire, how: str
 ) -> None:
     told: list[Any] = []
     async with client_of(wire, on_lost=told.append) as client:
@@ -95,7 +96,7 @@ async def test_it_is_lost_one_heartbeat_before_the_server_would_end_it(
 
 
 async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_not_from_its_answer(
-    server: RunningServer, wire: Wire
+    server: ServerProcess, wire: Wire
 ) -> None:
     """An answer that takes as long as a heartbeat says that the lease was alive then, and not that it is now."""
     async with client_of(wire, endpoint_timeout=5) as client:
@@ -135,7 +136,7 @@ async def test_a_heartbeat_that_hangs_after_one_that_failed_does_not_delay_the_l
 
 
 async def test_a_heartbeat_survives_a_restart_within_the_ttl(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_POOL_TTL", "6")
     async with client_of(server) as client:
@@ -149,7 +150,7 @@ async def test_a_heartbeat_survives_a_restart_within_the_ttl(
     await nothing_left(server)
 
 
-async def test_a_server_that_is_stopped_for_a_moment_costs_nobody_his_gpu(server: RunningServer) -> None:
+async def test_a_server_that_is_stopped_for_a_moment_costs_nobody_his_gpu(server: ServerProcess) -> None:
     async with client_of(server) as client:
         assignment = await client.request_gpu(timeout=30)
         lost = asyncio.ensure_future(assignment.lost.wait())  # type: ignore[union-attr]
@@ -162,7 +163,7 @@ async def test_a_server_that_is_stopped_for_a_moment_costs_nobody_his_gpu(server
 
 
 async def test_one_call_renews_all_leases_of_an_endpoint(
-    server: RunningServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Fifty at once take their time on a busy machine, and the first of them must not be lost meanwhile.
     monkeypatch.setenv("GPU_POOL_TTL", str(2 * TTL_S))
@@ -179,7 +180,7 @@ async def test_one_call_renews_all_leases_of_an_endpoint(
 # --- what becomes of it ------------------------------------------------------------------------------------------------
 
 
-async def test_a_lease_that_an_operator_revokes_is_lost_with_that_reason(server: RunningServer) -> None:
+async def test_a_lease_that_an_operator_revokes_is_lost_with_that_reason(server: ServerProcess) -> None:
     told: list[Any] = []
     events: list[Any] = []
     async with client_of(server, on_lost=told.append, on_event=events.append) as client:
@@ -197,7 +198,7 @@ async def test_a_lease_that_an_operator_revokes_is_lost_with_that_reason(server:
     assert told == [assignment]
 
 
-async def test_a_context_says_at_its_end_that_its_gpu_was_lost(server: RunningServer) -> None:
+async def test_a_context_says_at_its_end_that_its_gpu_was_lost(server: ServerProcess) -> None:
     async with client_of(server) as client:
         with pytest.raises(StaleAssignmentError):
             async with GPUContextManager(client, timeout=30) as _:
@@ -211,14 +212,14 @@ async def test_a_context_says_at_its_end_that_its_gpu_was_lost(server: RunningSe
     await nothing_left(server)
 
 
-async def revoke_all(server: RunningServer, client: Any) -> None:
+async def revoke_all(server: ServerProcess, client: Any) -> None:
     ids = [lease["id"] for lease in server.json("/leases")["leases"] if lease["state"] == "active"]
     for lease_id in ids:
         assert server.ask(f"/admin/leases/{lease_id}/revoke", "POST").status == 200
     await soon(lambda: not client._kept, "the client has heard of it")
 
 
-async def test_a_callback_that_fails_harms_nobody(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_callback_that_fails_harms_nobody(server: ServerProcess, caplog: pytest.LogCaptureFixture) -> None:
     told: list[Any] = []
 
     def fail(assignment: Any) -> None:
@@ -236,7 +237,7 @@ async def test_a_callback_that_fails_harms_nobody(server: RunningServer, caplog:
     assert "on_lost failed" in caplog.text
 
 
-async def test_a_lost_gpu_is_given_back_when_the_server_can_be_reached_again(server: RunningServer, wire: Wire) -> None:
+async def test_a_lost_gpu_is_given_back_when_the_server_can_be_reached_again(server: ServerProcess, wire: Wire) -> None:
     """The TTL of the server would have ended it anyway; nobody else's lease is touched."""
     async with client_of(wire) as client:
         assignment = await client.request_gpu(timeout=30)
@@ -250,7 +251,7 @@ async def test_a_lost_gpu_is_given_back_when_the_server_can_be_reached_again(ser
 
 
 async def test_after_a_stop_whoever_still_waits_hears_of_it_and_the_callback_is_left_alone(
-    server: RunningServer,
+    server: ServerProcess,
 ) -> None:
     told: list[Any] = []
     client = client_of(server, on_lost=told.append)
@@ -293,7 +294,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("what", ["wait", "release"])
 def test_a_process_that_was_stopped_for_longer_than_the_ttl_sees_at_once_that_its_gpu_is_lost(
-    server: RunningServer, what: str
+    server: ServerProcess, what: str
 ) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GPU_POOL_TTL": "0.6"}
     command = [sys.executable, "-c", HOLDER, server.url, what]

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, WorkerTimeoutError
-from tests.server.running import RunningServer
+from gpu_worker_pool.testing import ServerProcess
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as running:
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "1"}) as running:
         yield running
 
 
-async def test_a_timeout_of_zero_takes_what_is_free_and_waits_for_nothing(server: RunningServer) -> None:
+async def test_a_timeout_of_zero_takes_what_is_free_and_waits_for_nothing(server: ServerProcess) -> None:
     async with GPUWorkerPoolClient(server.url) as client:
         held = await client.request_gpu(timeout=0)
         with pytest.raises(WorkerTimeoutError, match="leased by"):
@@ -25,7 +25,7 @@ async def test_a_timeout_of_zero_takes_what_is_free_and_waits_for_nothing(server
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
-async def test_a_timeout_that_makes_no_sense_is_refused(server: RunningServer, seconds: float) -> None:
+async def test_a_timeout_that_makes_no_sense_is_refused(server: ServerProcess, seconds: float) -> None:
     async with GPUWorkerPoolClient(server.url) as client:
         with pytest.raises(ValueError, match="timeout is"):
             await client.request_gpu(timeout=seconds)

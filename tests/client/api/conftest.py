@@ -8,37 +8,37 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.api.two_servers import ENV
 from tests.server.leasing import release_all
-from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[tuple[RunningServer, RunningServer]]:
+def running() -> Iterator[tuple[ServerProcess, ServerProcess]]:
     big, small = (
-        RunningServer({**ENV, "SIMULATED_GPUS": "2xA100-80GB,1xT4"}),
-        RunningServer({**ENV, "SIMULATED_GPUS": "2"}),
+        ServerProcess({**ENV, "SIMULATED_GPUS": "2xA100-80GB,1xT4"}),
+        ServerProcess({**ENV, "SIMULATED_GPUS": "2"}),
     )
     with big, small:
         yield big, small
 
 
 @pytest.fixture
-def big(running: tuple[RunningServer, RunningServer]) -> Iterator[RunningServer]:
+def big(running: tuple[ServerProcess, ServerProcess]) -> Iterator[ServerProcess]:
     """Two A100 and a T4."""
     yield running[0]
     release_all(running[0])
 
 
 @pytest.fixture
-def small(running: tuple[RunningServer, RunningServer]) -> Iterator[RunningServer]:
+def small(running: tuple[ServerProcess, ServerProcess]) -> Iterator[ServerProcess]:
     """Two GPUs."""
     yield running[1]
     release_all(running[1])
 
 
 @pytest.fixture
-def names(big: RunningServer, small: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def names(big: ServerProcess, small: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two servers go by names: big.localhost:8000, and small.localhost:8000."""
     real = socket.getaddrinfo
     ports = {"big.localhost": big.port, "small.localhost": small.port, "also-big.localhost": big.port}

@@ -21,15 +21,15 @@ from gpu_worker_pool import (
     ServiceUnavailableError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.api.two_servers import BOTH, ENV, NEVER_S, active
 from tests.client.statistics_server import StatisticsServer, until
 from tests.server.leasing import put, wait_until_free
-from tests.server.running import RunningServer
 
 # --- status ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_status_has_own_changes_at_once(big: RunningServer) -> None:
+async def test_the_status_has_own_changes_at_once(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url, polling_interval=NEVER_S) as client:
         status = client.get_pool_status()
         assert type(status) is PoolStatus
@@ -43,7 +43,7 @@ async def test_the_status_has_own_changes_at_once(big: RunningServer) -> None:
         assert client.get_pool_status() == PoolStatus(3, 3, 0, 0, {})
 
 
-async def test_the_status_has_own_changes_at_once_on_a_shared_gpu(big: RunningServer) -> None:
+async def test_the_status_has_own_changes_at_once_on_a_shared_gpu(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url, polling_interval=NEVER_S) as client:
         first, second = [await client.request_gpu(model="T4", memory_mb=2000) for _ in range(2)]
         status = client.get_pool_status()
@@ -55,7 +55,7 @@ async def test_the_status_has_own_changes_at_once_on_a_shared_gpu(big: RunningSe
         assert [worker.worker_id for worker in status.gpu_assignments.get(2, [])] == [second.worker_id]
 
 
-async def test_the_status_shows_the_whole_pool_with_what_others_have(big: RunningServer) -> None:
+async def test_the_status_shows_the_whole_pool_with_what_others_have(big: ServerProcess) -> None:
     async with (
         GPUWorkerPoolClient(big.url, polling_interval=0.05) as client,
         GPUWorkerPoolClient(big.url, polling_interval=0.05) as other,
@@ -73,7 +73,7 @@ async def test_the_status_shows_the_whole_pool_with_what_others_have(big: Runnin
         await until(lambda: client.get_pool_status().blocked_workers == 0, "nobody waits")
 
 
-async def test_workers_of_two_clients_are_two_workers(big: RunningServer) -> None:
+async def test_workers_of_two_clients_are_two_workers(big: ServerProcess) -> None:
     """As in two containers, where every program is process 7."""
     async with (
         GPUWorkerPoolClient(big.url, polling_interval=0.05) as client,
@@ -87,7 +87,7 @@ async def test_workers_of_two_clients_are_two_workers(big: RunningServer) -> Non
 
 
 @pytest.mark.usefixtures("names")
-async def test_the_status_of_several_endpoints(big: RunningServer, small: RunningServer) -> None:
+async def test_the_status_of_several_endpoints(big: ServerProcess, small: ServerProcess) -> None:
     put(big, "of-somebody-else", worker_id="somebody")
     async with GPUWorkerPoolClient(service_endpoints=BOTH, polling_interval=NEVER_S) as client:
         status = client.get_pool_status()
@@ -113,7 +113,7 @@ async def test_the_status_of_several_endpoints(big: RunningServer, small: Runnin
 # --- metrics and recovery --------------------------------------------------------------------------------------------
 
 
-async def test_one_endpoint_has_no_endpoints_to_show(big: RunningServer) -> None:
+async def test_one_endpoint_has_no_endpoints_to_show(big: ServerProcess) -> None:
     client = GPUWorkerPoolClient(big.url)
     assert client.get_endpoints_info() is None
     async with client:
@@ -127,7 +127,7 @@ async def test_one_endpoint_has_no_endpoints_to_show(big: RunningServer) -> None
             await client.queue_request_for_retry(client.request_gpu)
 
 
-async def test_the_metrics(big: RunningServer) -> None:
+async def test_the_metrics(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url, memory_threshold=70.0, polling_interval=NEVER_S) as client:
         assignment = await client.request_gpu()
         with pytest.raises(RequestRefusedError):
@@ -151,7 +151,7 @@ async def test_the_metrics(big: RunningServer) -> None:
         assert gpu["name"].endswith("A100-SXM4-80GB") or gpu["name"].endswith("T4")
 
 
-async def test_recovery_is_told_and_can_be_triggered(big: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_recovery_is_told_and_can_be_triggered(big: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     async with StatisticsServer(2) as late:
         await late.stop()
         urls = [big.url, late.url]
@@ -224,7 +224,7 @@ async def test_a_queued_request_that_failed_because_no_endpoint_was_up_is_made_a
 # --- wrong use -------------------------------------------------------------------------------------------------------
 
 
-async def test_before_the_start_and_after_the_end_it_says_so(big: RunningServer) -> None:
+async def test_before_the_start_and_after_the_end_it_says_so(big: ServerProcess) -> None:
     client = GPUWorkerPoolClient(service_endpoints=big.url)
     assignment = GPUAssignment(0, "worker", datetime.now())  # noqa: DTZ005
 
@@ -256,7 +256,7 @@ async def test_before_the_start_and_after_the_end_it_says_so(big: RunningServer)
     await all_refuse()
 
 
-async def test_a_foreign_assignment_and_one_given_back_are_refused(big: RunningServer) -> None:
+async def test_a_foreign_assignment_and_one_given_back_are_refused(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url) as client, GPUWorkerPoolClient(big.url) as other:
         mine, theirs = await client.request_gpu(), await other.request_gpu()
         invented = GPUAssignment(mine.local_gpu_id or 0, mine.worker_id, mine.assigned_at)
@@ -272,7 +272,7 @@ async def test_a_foreign_assignment_and_one_given_back_are_refused(big: RunningS
         assert [lease["id"] for lease in active(big)] == [theirs.lease_id]
 
 
-async def test_two_releases_at_once_are_one(big: RunningServer) -> None:
+async def test_two_releases_at_once_are_one(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url) as client:
         mine = await client.request_gpu()
         done = await asyncio.gather(client.release_gpu(mine), client.release_gpu(mine), return_exceptions=True)
@@ -291,7 +291,7 @@ async def test_no_server_at_all_is_told_with_the_reason_of_each() -> None:
 # --- events and logs -------------------------------------------------------------------------------------------------
 
 
-async def test_a_hook_hears_of_everything(big: RunningServer) -> None:
+async def test_a_hook_hears_of_everything(big: ServerProcess) -> None:
     heard: list[ClientEvent] = []
     async with GPUWorkerPoolClient(big.url, on_event=heard.append) as client:
         assignment = await client.request_gpu()
@@ -325,7 +325,7 @@ async def test_a_hook_hears_of_everything(big: RunningServer) -> None:
         assigned.kind = "lost"  # type: ignore[misc]
 
 
-async def test_a_hook_that_fails_does_no_harm(big: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_fails_does_no_harm(big: ServerProcess, caplog: pytest.LogCaptureFixture) -> None:
     def hook(event: ClientEvent) -> None:
         raise ZeroDivisionError(event.kind)
 
@@ -336,7 +336,7 @@ async def test_a_hook_that_fails_does_no_harm(big: RunningServer, caplog: pytest
 
 
 async def test_log_records_tell_worker_gpu_endpoint_and_lease(
-    big: RunningServer, caplog: pytest.LogCaptureFixture
+    big: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "gpu_worker_pool")
     token = "not-to-be-seen-in-any-log"  # noqa: S105
@@ -367,7 +367,7 @@ async def test_every_log_record_about_a_lease_or_an_endpoint_has_it_as_a_field(
 ) -> None:
     """Also what goes wrong: a server that dies with a lease of ours on it."""
     caplog.set_level(logging.DEBUG, "gpu_worker_pool")
-    with RunningServer({**ENV, "SIMULATED_GPUS": "1"}) as server:
+    with ServerProcess({**ENV, "SIMULATED_GPUS": "1"}) as server:
         async with GPUWorkerPoolClient(server.url, polling_interval=NEVER_S, endpoint_max_retries=0) as client:
             assignment = await client.request_gpu()
             server.kill()

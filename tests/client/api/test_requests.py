@@ -19,16 +19,16 @@ from gpu_worker_pool import (
     WorkerTimeoutError,
     gpu_worker_pool_client,
 )
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.api.two_servers import BOTH, NEVER_S, active
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases
 from tests.client.statistics_server import until
 from tests.server.leasing import held, queued, release, take
-from tests.server.running import RunningServer
 
 # --- one endpoint ----------------------------------------------------------------------------------------------------
 
 
-async def test_one_endpoint_has_numbers_as_ids(big: RunningServer) -> None:
+async def test_one_endpoint_has_numbers_as_ids(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url) as client:
         before = datetime.now()  # noqa: DTZ005 - as the client's
         assignment = await client.request_gpu()
@@ -53,7 +53,7 @@ async def test_one_endpoint_has_numbers_as_ids(big: RunningServer) -> None:
         assert active(big) == []
 
 
-async def test_the_fence_grows_with_each_grant(big: RunningServer) -> None:
+async def test_the_fence_grows_with_each_grant(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url) as client:
         fences = []
         for _ in range(5):
@@ -63,7 +63,7 @@ async def test_the_fence_grows_with_each_grant(big: RunningServer) -> None:
         assert fences == sorted(set(fences))
 
 
-async def test_stopping_gives_everything_back(big: RunningServer) -> None:
+async def test_stopping_gives_everything_back(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url) as client:
         for _ in range(3):
             await client.request_gpu()
@@ -76,7 +76,7 @@ async def test_stopping_gives_everything_back(big: RunningServer) -> None:
 
 
 @pytest.mark.usefixtures("names")
-async def test_several_endpoints_have_global_ids(big: RunningServer, small: RunningServer) -> None:
+async def test_several_endpoints_have_global_ids(big: ServerProcess, small: ServerProcess) -> None:
     async with GPUWorkerPoolClient(service_endpoints=BOTH) as client:
         assert client.is_multi_endpoint_mode()
         got = [await client.request_gpu(timeout=30) for _ in range(5)]
@@ -95,14 +95,14 @@ async def test_several_endpoints_have_global_ids(big: RunningServer, small: Runn
         assert active(big) + active(small) == []
 
 
-async def test_one_url_in_service_endpoints_is_several_of_one(big: RunningServer) -> None:
+async def test_one_url_in_service_endpoints_is_several_of_one(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(service_endpoint="http://127.0.0.1:1", service_endpoints=big.url) as client:
         assert (await client.request_gpu(timeout=30)).gpu_id in {f"127.0.0.1:{index}" for index in range(3)}
 
 
 @pytest.mark.usefixtures("names")
 async def test_who_waits_at_several_gets_the_first_and_leaves_the_others(
-    big: RunningServer, small: RunningServer
+    big: ServerProcess, small: ServerProcess
 ) -> None:
     others = {server: [take(server)["id"] for _ in range(number)] for server, number in ((big, 3), (small, 2))}
     async with GPUWorkerPoolClient(service_endpoints=BOTH, polling_interval=NEVER_S) as client:
@@ -120,7 +120,7 @@ async def test_who_waits_at_several_gets_the_first_and_leaves_the_others(
 
 
 @pytest.mark.usefixtures("names")
-async def test_one_server_under_two_names_is_not_given_back_behind_its_holder(big: RunningServer) -> None:
+async def test_one_server_under_two_names_is_not_given_back_behind_its_holder(big: ServerProcess) -> None:
     """He waits there twice, under one id. The grant is one, so there is no second one to give back."""
     others = [take(big)["id"] for _ in range(3)]
     urls = "http://big.localhost:8000,http://also-big.localhost:8000"
@@ -141,7 +141,7 @@ async def test_one_server_under_two_names_is_not_given_back_behind_its_holder(bi
 # --- wishes ----------------------------------------------------------------------------------------------------------
 
 
-async def test_wishes(big: RunningServer) -> None:
+async def test_wishes(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url) as client:
         two = await client.request_gpu(gpus=2, model="A100", priority=3)
         assert len(two.gpu_ids) == len(set(two.gpu_ids)) == len(two.uuids) == 2
@@ -161,7 +161,7 @@ async def test_wishes(big: RunningServer) -> None:
                 await client.request_gpu(timeout=30, **wish)
 
 
-async def test_only_the_gpus_asked_for_are_assigned_and_one_waits_for_those_only(big: RunningServer) -> None:
+async def test_only_the_gpus_asked_for_are_assigned_and_one_waits_for_those_only(big: ServerProcess) -> None:
     uuid = big.json("/gpu/stats")["gpus"][1]["uuid"]
     async with GPUWorkerPoolClient(big.url) as client:
         two = await client.request_gpu(gpus=2, among=(2, uuid[:-4].upper()))
@@ -187,7 +187,7 @@ async def test_a_server_that_knows_no_such_wish_is_asked_without_it_where_there_
     assert sent[1]["among"] == ["0"]
 
 
-async def test_a_higher_priority_is_served_first(big: RunningServer) -> None:
+async def test_a_higher_priority_is_served_first(big: ServerProcess) -> None:
     others = [take(big)["id"] for _ in range(3)]
     async with GPUWorkerPoolClient(big.url) as client:
         low = asyncio.create_task(client.request_gpu(timeout=30))
@@ -204,7 +204,7 @@ async def test_a_higher_priority_is_served_first(big: RunningServer) -> None:
 @pytest.mark.parametrize(
     "wish", [{"gpus": 0}, {"memory_mb": -1}, {"among": "0"}, {"timeout": -1}, {"timeout": float("nan")}]
 )
-async def test_a_wish_that_makes_no_sense_is_refused_by_name(big: RunningServer, wish: dict[str, Any]) -> None:
+async def test_a_wish_that_makes_no_sense_is_refused_by_name(big: ServerProcess, wish: dict[str, Any]) -> None:
     async with GPUWorkerPoolClient(big.url) as client:
         with pytest.raises(ValueError, match=next(iter(wish))):
             await client.request_gpu(**wish)
@@ -214,7 +214,7 @@ async def test_a_wish_that_makes_no_sense_is_refused_by_name(big: RunningServer,
 # --- contexts --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_gpu_for_a_block(big: RunningServer) -> None:
+async def test_a_gpu_for_a_block(big: ServerProcess) -> None:
     async with gpu_worker_pool_client(service_endpoint=big.url, memory_threshold=75.0) as client:
         async with GPUContextManager(client, timeout=30, memory_mb=1000) as gpu_id:
             (lease,) = active(big)
@@ -230,7 +230,7 @@ async def test_a_gpu_for_a_block(big: RunningServer) -> None:
 
 
 @pytest.mark.usefixtures("names")
-async def test_a_block_with_several_endpoints_has_the_global_id(big: RunningServer) -> None:
+async def test_a_block_with_several_endpoints_has_the_global_id(big: ServerProcess) -> None:
     async with (
         gpu_worker_pool_client(service_endpoints=BOTH) as client,
         GPUContextManager(client) as gpu_id,
@@ -238,7 +238,7 @@ async def test_a_block_with_several_endpoints_has_the_global_id(big: RunningServ
         assert re.fullmatch(r"(big|small)\.localhost:\d", str(gpu_id))
 
 
-async def test_an_exception_in_the_body_leaves_nothing_of_other_workers_either(big: RunningServer) -> None:
+async def test_an_exception_in_the_body_leaves_nothing_of_other_workers_either(big: ServerProcess) -> None:
     """One of several workers fails, and the block is left while another one still waits for a GPU."""
     for _ in range(3):
         take(big)

@@ -18,9 +18,9 @@ from gpu_worker_pool import (
     WorkerTimeoutError,
 )
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.statistics_server import StatisticsServer, idle, until
 from tests.server.leasing import held, queued, release_all
-from tests.server.running import RunningServer
 
 # No test here lasts that long, so what happens is not because of a poll.
 NEVER_S = 3600.0
@@ -61,7 +61,7 @@ async def test_of_32_workers_on_8_idle_gpus_8_run_and_24_wait_in_order() -> None
         await until(lambda: len(order) == 8 and client.get_pool_status().blocked_workers == 24, "8 run and 24 wait")
         first = [worker.assignment.gpu_id for worker in workers if worker.assignment is not None]
         status = client.get_pool_status()
-        looks = server.looks
+        before = server.polls
 
         for number, worker in enumerate(workers):
             await worker.finish()
@@ -74,7 +74,7 @@ async def test_of_32_workers_on_8_idle_gpus_8_run_and_24_wait_in_order() -> None
             range(8), 1
         )
         assert order == list(range(32)), "first come, first served"
-        assert server.looks == looks, "a release wakes the next one, not a poll"
+        assert server.polls == before, "a release wakes the next one, not a poll"
         assert client.get_pool_status().available_gpus == 8
 
 
@@ -105,7 +105,7 @@ async def test_it_is_said_once_that_only_this_process_is_coordinated(caplog: pyt
     ):
         for _ in range(2):
             await client.release_gpu(await client.request_gpu())
-            await server.wait_for_looks(2)
+            await server.wait_for_polls(2)
         await server.stop()
         await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is seen to be down")
         await server.start()
@@ -164,7 +164,7 @@ async def test_a_gpu_that_becomes_free_is_given_with_the_next_poll() -> None:
         GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S) as client,
     ):
         asking = asyncio.create_task(client.request_gpu(timeout=30))
-        await server.wait_for_looks(3)
+        await server.wait_for_polls(3)
         assert not asking.done()
 
         server.gpus = idle(1)
@@ -181,7 +181,7 @@ async def test_a_gpu_that_becomes_busy_is_not_given_after_the_next_poll() -> Non
 
         server.gpus = [gpu(0, 99, 99)]
 
-        await server.wait_for_looks(2)
+        await server.wait_for_polls(2)
         assert client.get_pool_status().available_gpus == 0
         with pytest.raises(WorkerTimeoutError):
             await client.request_gpu(timeout=0.05)
@@ -313,18 +313,18 @@ async def test_what_is_over_is_forgotten() -> None:
 
 
 @pytest.fixture(scope="module")
-def lease_server() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "1", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}) as server:
+def lease_server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "1", "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}) as server:
         yield server
 
 
 @pytest.fixture
-def leases(lease_server: RunningServer) -> Iterator[RunningServer]:
+def leases(lease_server: ServerProcess) -> Iterator[ServerProcess]:
     yield lease_server
     release_all(lease_server)
 
 
-async def test_a_mixed_fleet_gives_the_gpus_of_both(leases: RunningServer) -> None:
+async def test_a_mixed_fleet_gives_the_gpus_of_both(leases: ServerProcess) -> None:
     async with StatisticsServer(2) as statistics:
         urls = [leases.url, statistics.url]
         async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=NEVER_S) as client:
@@ -342,7 +342,7 @@ async def test_a_mixed_fleet_gives_the_gpus_of_both(leases: RunningServer) -> No
 
 
 @pytest.mark.parametrize("first_free", ["leases", "statistics"])
-async def test_in_a_mixed_fleet_the_first_grant_wins(leases: RunningServer, first_free: str) -> None:
+async def test_in_a_mixed_fleet_the_first_grant_wins(leases: ServerProcess, first_free: str) -> None:
     async with StatisticsServer(1) as statistics:
         urls = [leases.url, statistics.url]
         async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=NEVER_S) as client:

@@ -11,21 +11,21 @@ import pytest
 
 import gpu_worker_pool
 from gpu_worker_pool import GPUWorkerPoolClient, WorkerTimeoutError
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first
 from tests.client.statistics_server import StatisticsServer
-from tests.server.running import RunningServer
 
 SOON_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def one_gpu() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
+def one_gpu() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "1"}) as server:
         yield server
 
 
 @pytest.fixture
-def server(one_gpu: RunningServer) -> Iterator[RunningServer]:
+def server(one_gpu: ServerProcess) -> Iterator[ServerProcess]:
     yield one_gpu
     as_at_first([one_gpu])
 
@@ -84,7 +84,7 @@ async def test_threads_with_a_pool_each_do_not_share_a_gpu_either() -> None:
     assert collisions == []
 
 
-async def test_what_is_given_back_while_the_server_is_away_is_free_when_it_is_back(server: RunningServer) -> None:
+async def test_what_is_given_back_while_the_server_is_away_is_free_when_it_is_back(server: ServerProcess) -> None:
     async with GPUWorkerPoolClient(server.url, polling_interval=0.1) as client:
         assignment = await client.request_gpu()
         await asyncio.to_thread(server.kill)
@@ -95,7 +95,7 @@ async def test_what_is_given_back_while_the_server_is_away_is_free_when_it_is_ba
         assert again.lease_id != assignment.lease_id
 
 
-async def test_a_wait_that_ends_while_the_server_is_away_leaves_nothing_there(server: RunningServer) -> None:
+async def test_a_wait_that_ends_while_the_server_is_away_leaves_nothing_there(server: ServerProcess) -> None:
     async with GPUWorkerPoolClient(server.url, polling_interval=0.1) as client:
         held = await client.request_gpu()
         waiting = asyncio.create_task(client.request_gpu(timeout=SOON_S))
@@ -110,7 +110,7 @@ async def test_a_wait_that_ends_while_the_server_is_away_leaves_nothing_there(se
         assert (await client.request_gpu(timeout=SOON_S)).gpu_id == held.gpu_id
 
 
-async def test_whoever_works_with_a_gpu_when_the_client_is_stopped_hears_of_it(server: RunningServer) -> None:
+async def test_whoever_works_with_a_gpu_when_the_client_is_stopped_hears_of_it(server: ServerProcess) -> None:
     async with GPUWorkerPoolClient(server.url) as client:
         assignment = await client.request_gpu()
         lost = asyncio.ensure_future(assignment.lost.wait()) if assignment.lost else None

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import release_all
-from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RunningServer]:
-    with RunningServer({"REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}) as server:
+def running() -> Iterator[ServerProcess]:
+    with ServerProcess({"REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}) as server:
         yield server
 
 
 @pytest.fixture
-def server(running: RunningServer) -> Iterator[RunningServer]:
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
     """Four GPUs."""
     yield running
     release_all(running)

@@ -10,17 +10,18 @@ import textwrap
 from types import TracebackType
 from typing import Self
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import take
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import ROOT
 
 END_S = 20.0
 
 
-def active(server: RunningServer) -> set[str]:
+def active(server: ServerProcess) -> set[str]:
     return {lease["id"] for lease in server.json("/pool")["leases"] if lease["state"] == "active"}
 
 
-def fill(server: RunningServer) -> list[str]:
+def fill(server: ServerProcess) -> list[str]:
     """Somebody else has all GPUs; his leases."""
     return [take(server)["id"] for _ in range(4)]
 
@@ -38,7 +39,7 @@ sys.stdout.reconfigure(line_buffering=True)
 class Child:
     """A program in a process of its own, that says how far it is and is told to go on."""
 
-    def __init__(self, server: RunningServer, program: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, server: ServerProcess, program: str, env: dict[str, str] | None = None) -> None:
         text = PRELUDE + textwrap.dedent(program)
         self.process = subprocess.Popen(
             [sys.executable, "-c", text, server.url],

@@ -19,9 +19,9 @@ from gpu_worker_pool import (
     WorkerTimeoutError,
 )
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
 from tests.server.leasing import eventually, queued
-from tests.server.running import RunningServer
 
 # --- the same methods ------------------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_it_has_every_method_of_the_client() -> None:
         assert takes_all or list(theirs) == ours, name
 
 
-def test_a_gpu_is_requested_and_given_back(server: RunningServer) -> None:
+def test_a_gpu_is_requested_and_given_back(server: ServerProcess) -> None:
     with GPUWorkerPool(server.url) as pool:
         assignment = pool.request_gpu()
         assert isinstance(assignment.gpu_id, int)
@@ -54,7 +54,7 @@ def test_a_gpu_is_requested_and_given_back(server: RunningServer) -> None:
             pool.release_gpu(assignment)
 
 
-def test_several_endpoints(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_endpoints(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     with GPUWorkerPool(service_endpoints=[server.url, "http://127.0.0.1:1"]) as pool:
         endpoint_id = f"127.0.0.1-{server.port}"
         with pool.gpu(timeout=30) as assignment:
@@ -72,7 +72,7 @@ def test_several_endpoints(server: RunningServer, capsys: pytest.CaptureFixture[
         assert "Partial (1/2 endpoints healthy)" in capsys.readouterr().out
 
 
-def test_one_gpu_for_a_block(server: RunningServer) -> None:
+def test_one_gpu_for_a_block(server: ServerProcess) -> None:
     with gpu_worker_pool.gpu(memory_mb=1000, among=[3], service_endpoint=server.url) as assignment:
         assert active(server) == {assignment.lease_id}
         assert assignment.gpu_id == 3
@@ -82,7 +82,7 @@ def test_one_gpu_for_a_block(server: RunningServer) -> None:
     assert active(server) == set()
 
 
-def test_an_exception_in_the_body_gives_the_gpu_back(server: RunningServer) -> None:
+def test_an_exception_in_the_body_gives_the_gpu_back(server: ServerProcess) -> None:
     with pytest.raises(ZeroDivisionError), gpu_worker_pool.gpu(service_endpoint=server.url):
         raise ZeroDivisionError
     assert active(server) == set()
@@ -91,7 +91,7 @@ def test_an_exception_in_the_body_gives_the_gpu_back(server: RunningServer) -> N
     assert active(server) == set()
 
 
-def test_errors_are_those_of_the_client(server: RunningServer) -> None:
+def test_errors_are_those_of_the_client(server: ServerProcess) -> None:
     pool = GPUWorkerPool(server.url)
     with pytest.raises(RuntimeError, match="not started"):
         pool.request_gpu()
@@ -114,7 +114,7 @@ def test_errors_are_those_of_the_client(server: RunningServer) -> None:
         GPUWorkerPool(server.url, memory_threshold=101)
 
 
-def test_it_can_be_started_again(server: RunningServer) -> None:
+def test_it_can_be_started_again(server: ServerProcess) -> None:
     threads = threading.active_count()
     pool = GPUWorkerPool(server.url)
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_it_can_be_started_again(server: RunningServer) -> None:
 # --- threads ---------------------------------------------------------------------------------------------------------
 
 
-def test_eight_threads_at_once(server: RunningServer) -> None:
+def test_eight_threads_at_once(server: ServerProcess) -> None:
     held_now: set[Any] = set()
     lock = threading.Lock()
 
@@ -150,7 +150,7 @@ def test_eight_threads_at_once(server: RunningServer) -> None:
     assert queued(server) == []
 
 
-def test_a_stop_lets_those_go_who_wait_in_other_threads(server: RunningServer) -> None:
+def test_a_stop_lets_those_go_who_wait_in_other_threads(server: ServerProcess) -> None:
     """With an error that says so, and without leaving them in the server's line, where a GPU would be given to nobody."""
     fill(server)
     raised: list[BaseException] = []
@@ -175,7 +175,7 @@ def test_a_stop_lets_those_go_who_wait_in_other_threads(server: RunningServer) -
     assert isinstance(raised[0], RuntimeError), raised
 
 
-def test_a_hook_that_calls_the_pool_is_told_not_to(server: RunningServer) -> None:
+def test_a_hook_that_calls_the_pool_is_told_not_to(server: ServerProcess) -> None:
     raised: list[RuntimeError] = []
 
     def hook(_: object) -> None:
@@ -195,7 +195,7 @@ def test_a_hook_that_calls_the_pool_is_told_not_to(server: RunningServer) -> Non
 
 
 @pytest.mark.parametrize("way", ["pass", "sys.exit(0)", "threading.Thread(target=pool.get_pool_status).start()"])
-def test_a_program_that_forgets_to_stop_ends_and_holds_nothing(server: RunningServer, way: str) -> None:
+def test_a_program_that_forgets_to_stop_ends_and_holds_nothing(server: ServerProcess, way: str) -> None:
     program = f"""
         pool = GPUWorkerPool(url)
         pool.start()
@@ -207,7 +207,7 @@ def test_a_program_that_forgets_to_stop_ends_and_holds_nothing(server: RunningSe
     eventually(lambda: active(server) == set(), "the server sees that it is gone", within_s=15)
 
 
-def test_an_assignment_of_another_pool_is_refused(server: RunningServer) -> None:
+def test_an_assignment_of_another_pool_is_refused(server: ServerProcess) -> None:
     with GPUWorkerPool(server.url) as one, GPUWorkerPool(server.url) as other:
         assignment: Assignment = one.request_gpu()
         with pytest.raises(ValueError, match="not an assignment of this client"):

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
 from tests.server.leasing import eventually, queued
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import ROOT
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_while_waiting_leaves_nothing_behind(server: RunningServer) -> None:
+def test_ctrl_c_while_waiting_leaves_nothing_behind(server: ServerProcess) -> None:
     fill(server)
     program = """
         with GPUWorkerPool(url) as pool:
@@ -39,7 +40,7 @@ def test_ctrl_c_while_waiting_leaves_nothing_behind(server: RunningServer) -> No
         assert child.end() == (0, "", "")
 
 
-def test_ctrl_c_that_leaves_the_pool_too_leaves_nothing_behind(server: RunningServer) -> None:
+def test_ctrl_c_that_leaves_the_pool_too_leaves_nothing_behind(server: ServerProcess) -> None:
     """The program lives on, so the server cannot see it die: what it does not take back, it keeps."""
     fill(server)
     program = """
@@ -59,7 +60,7 @@ def test_ctrl_c_that_leaves_the_pool_too_leaves_nothing_behind(server: RunningSe
         assert child.end() == (0, "", "")
 
 
-def test_ctrl_c_while_waiting_in_gpu_leaves_nothing_behind(server: RunningServer) -> None:
+def test_ctrl_c_while_waiting_in_gpu_leaves_nothing_behind(server: ServerProcess) -> None:
     fill(server)
     program = """
         try:
@@ -77,7 +78,7 @@ def test_ctrl_c_while_waiting_in_gpu_leaves_nothing_behind(server: RunningServer
         assert child.end() == (0, "", "")
 
 
-def test_ctrl_c_in_the_body_gives_the_gpu_back(server: RunningServer) -> None:
+def test_ctrl_c_in_the_body_gives_the_gpu_back(server: ServerProcess) -> None:
     program = """
         try:
             with gpu(service_endpoint=url):
@@ -95,7 +96,7 @@ def test_ctrl_c_in_the_body_gives_the_gpu_back(server: RunningServer) -> None:
         assert child.end() == (0, "", "")
 
 
-def test_ctrl_c_at_any_moment_of_a_request_leaves_nothing_behind(server: RunningServer) -> None:
+def test_ctrl_c_at_any_moment_of_a_request_leaves_nothing_behind(server: ServerProcess) -> None:
     """Also in the moment in which it is granted."""
     program = """
         def interrupt(_, frame):
@@ -147,7 +148,7 @@ def program_of(text: str) -> str:
     return textwrap.dedent(FORKED) + textwrap.dedent(text)
 
 
-def renewals(server: RunningServer) -> Iterator[None]:
+def renewals(server: ServerProcess) -> Iterator[None]:
     """One each time that the only lease was renewed."""
     last = 0.0
     while True:
@@ -158,7 +159,7 @@ def renewals(server: RunningServer) -> Iterator[None]:
         last = lease["expires_in_s"]
 
 
-def test_a_forked_child_that_ends_does_not_release_what_its_parent_holds(server: RunningServer) -> None:
+def test_a_forked_child_that_ends_does_not_release_what_its_parent_holds(server: ServerProcess) -> None:
     program = """
         with GPUWorkerPool(url) as pool:
             assignment = pool.request_gpu()
@@ -178,7 +179,7 @@ def test_a_forked_child_that_ends_does_not_release_what_its_parent_holds(server:
     assert active(server) == set()
 
 
-def test_a_forked_child_that_leaves_the_blocks_does_not_release_what_its_parent_holds(server: RunningServer) -> None:
+def test_a_forked_child_that_leaves_the_blocks_does_not_release_what_its_parent_holds(server: ServerProcess) -> None:
     """It leaves them as if nothing was: what it leaves is not its own."""
     program = """
         pid = None
@@ -200,7 +201,7 @@ def test_a_forked_child_that_leaves_the_blocks_does_not_release_what_its_parent_
     assert active(server) == set()
 
 
-def test_a_forked_child_does_not_keep_its_parents_lease_alive(server: RunningServer) -> None:
+def test_a_forked_child_does_not_keep_its_parents_lease_alive(server: ServerProcess) -> None:
     program = """
         pool = GPUWorkerPool(url)
         pool.start()
@@ -223,7 +224,7 @@ def test_a_forked_child_does_not_keep_its_parents_lease_alive(server: RunningSer
             child.process.send_signal(signal.SIGCONT)
 
 
-def test_the_parents_pool_says_in_a_forked_child_that_it_is_not_the_childs(server: RunningServer) -> None:
+def test_the_parents_pool_says_in_a_forked_child_that_it_is_not_the_childs(server: ServerProcess) -> None:
     program = """
         def work():
             for use in (
@@ -252,7 +253,7 @@ def test_the_parents_pool_says_in_a_forked_child_that_it_is_not_the_childs(serve
         assert child.end() == (0, "", "")
 
 
-def test_a_pool_of_its_own_works_in_a_forked_child(server: RunningServer) -> None:
+def test_a_pool_of_its_own_works_in_a_forked_child(server: ServerProcess) -> None:
     program = """
         def work():
             with gpu(service_endpoint=url) as mine:
@@ -272,7 +273,7 @@ def test_a_pool_of_its_own_works_in_a_forked_child(server: RunningServer) -> Non
         assert child.end() == (0, "", "")
 
 
-def test_a_forked_child_that_stopped_its_parents_pool_may_start_it_as_its_own(server: RunningServer) -> None:
+def test_a_forked_child_that_stopped_its_parents_pool_may_start_it_as_its_own(server: ServerProcess) -> None:
     program = """
         def work():
             pool.stop()
@@ -293,7 +294,7 @@ def test_a_forked_child_that_stopped_its_parents_pool_may_start_it_as_its_own(se
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing(server: RunningServer, method: str, tmp_path: Any) -> None:
+def test_multiprocessing(server: ServerProcess, method: str, tmp_path: Any) -> None:
     """Each of its workers has a pool of its own, beside that of the parent, which may be sent the assignments."""
     program = tmp_path / "program.py"
     program.write_text(

@@ -11,9 +11,9 @@ import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.statistics_server import StatisticsServer
 from tests.server.leasing import wait_until_free
-from tests.server.running import RunningServer
 
 REQUESTS = 1000
 SIZES = (8, 4, 2, 1)
@@ -74,9 +74,9 @@ async def test_availability_takes_the_endpoint_with_the_highest_percentage_each_
         served: Counter[str] = Counter()
         for _ in range(REQUESTS):
             while held and (len(held) == sum(SIZES) or random.random() < 0.5):
-                given_back = held.pop(random.randrange(len(held)))
-                used[str(given_back.endpoint_id)] -= 1
-                await client.release_gpu(given_back)
+                released = held.pop(random.randrange(len(held)))
+                used[str(released.endpoint_id)] -= 1
+                await client.release_gpu(released)
             available = {id_: (size - used[id_]) / size for id_, size in sizes.items()}
 
             assignment = await client.request_gpu(timeout=30)
@@ -134,17 +134,17 @@ async def test_the_metrics_count_the_same() -> None:
 
 
 @pytest.fixture(scope="module")
-def lease_servers() -> Iterator[list[RunningServer]]:
+def lease_servers() -> Iterator[list[ServerProcess]]:
     env = {"REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}
     with ExitStack() as stack:
-        yield [stack.enter_context(RunningServer({**env, "SIMULATED_GPUS": size})) for size in map(str, SIZES)]
+        yield [stack.enter_context(ServerProcess({**env, "SIMULATED_GPUS": size})) for size in map(str, SIZES)]
 
 
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [("round_robin", (30, 30, 30, 30)), ("weighted", (64, 32, 16, 8)), ("availability", (120, 0, 0, 0))],
 )
-async def test_with_lease_servers(lease_servers: list[RunningServer], strategy: str, expected: tuple[int, ...]) -> None:
+async def test_with_lease_servers(lease_servers: list[ServerProcess], strategy: str, expected: tuple[int, ...]) -> None:
     """In round robin and by weight each server has its turn, also when its GPU was given back a moment ago."""
     client = GPUWorkerPoolClient(
         service_endpoints=[server.url for server in lease_servers],

@@ -15,22 +15,22 @@ from typing import Any, Self
 import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError, ServiceUnavailableError
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import QUICK, as_at_first, client_of, healthy, nothing_left, running, soon
 from tests.client.foreign_servers import Behaviour, ForeignServer, ScriptedLeases, redirecting
-from tests.server.running import RunningServer
 
 TOKEN = "alice-secret-0123456789"  # noqa: S105 - of a test
 OTHER_TOKEN = "bob-secret-9876543210"  # noqa: S105
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[list[RunningServer]]:
+def guarded() -> Iterator[list[ServerProcess]]:
     with running(1, GPU_POOL_TOKENS=f"alice:{TOKEN},bob:{OTHER_TOKEN},admin:admin-secret-00000000") as servers:
         yield servers
 
 
 @pytest.fixture
-def server(guarded: list[RunningServer]) -> RunningServer:
+def server(guarded: list[ServerProcess]) -> ServerProcess:
     return guarded[0]
 
 
@@ -182,7 +182,7 @@ async def test_a_token_in_the_environment_is_sent_to_nobody_where_the_constructo
 # --- a server that wants one -------------------------------------------------------------------------------------------
 
 
-async def test_with_the_right_token_a_gpu_is_granted_to_its_owner(server: RunningServer) -> None:
+async def test_with_the_right_token_a_gpu_is_granted_to_its_owner(server: ServerProcess) -> None:
     async with client_of(server, token=TOKEN) as client:
         assignment = await client.request_gpu(timeout=30)
         (lease,) = server.json("/leases")["leases"]
@@ -191,7 +191,7 @@ async def test_with_the_right_token_a_gpu_is_granted_to_its_owner(server: Runnin
     await nothing_left(server)
 
 
-async def test_with_a_wrong_token_the_request_is_refused_at_once_and_says_so(server: RunningServer) -> None:
+async def test_with_a_wrong_token_the_request_is_refused_at_once_and_says_so(server: ServerProcess) -> None:
     token = "wrong-secret-5555555555"  # noqa: S105 - of a test
     async with client_of(server, token=token) as client:
         with pytest.raises(RequestRefusedError, match="token") as raised:
@@ -200,7 +200,7 @@ async def test_with_a_wrong_token_the_request_is_refused_at_once_and_says_so(ser
     await nothing_left(server)
 
 
-async def test_with_a_wrong_token_at_one_the_other_serves(server: RunningServer) -> None:
+async def test_with_a_wrong_token_at_one_the_other_serves(server: ServerProcess) -> None:
     with running(1) as (open_server,):
         async with client_of(server, open_server, token={server.url: "wrong-secret-5555555555"}) as client:
             await healthy(client, server, open_server)
@@ -210,7 +210,7 @@ async def test_with_a_wrong_token_at_one_the_other_serves(server: RunningServer)
 
 
 async def test_no_token_is_in_logs_or_in_what_is_shown(
-    server: RunningServer, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    server: ServerProcess, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     events: list[Any] = []

@@ -6,7 +6,7 @@ from math import inf, nan
 
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, Reckoning
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 
 NOW = 1000.0
 
@@ -28,8 +28,8 @@ leases = st.builds(
 many = st.lists(leases, max_size=8)
 
 
-def reckon(found: list[LeaseTimes], since: float = 0.0, until: float | None = None) -> Reckoning:
-    reckoning = Reckoning(since, until, NOW)
+def count(found: list[LeaseTimes], since: float = 0.0, until: float | None = None) -> UsageAccount:
+    account = UsageAccount(since, until, NOW)
     for lease in found:
-        reckoning.count(lease)
-    return reckoning
+        account.count(lease)
+    return account

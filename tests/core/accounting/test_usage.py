@@ -1,4 +1,4 @@
-"""What leases come to within a span of time: the reckoning itself."""
+"""What leases come to within a span of time: the account itself."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, Reckoning, Usage
-from tests.core.accounting.lease_times import NOW, many, reckon, some_times
+from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, UsageAccount, UsageTotals
+from tests.core.accounting.lease_times import NOW, count, many, some_times
 
 
-def amounts(reckoning: Reckoning) -> dict[str | None, tuple[int, ...]]:
+def amounts(account: UsageAccount) -> dict[str | None, tuple[int, ...]]:
     """What adds up, by owner."""
     return {
         owner: (usage.gpu_us, usage.shared_gpu_us, usage.wait_us)
-        for owner, usage in reckoning.by_owner.items()
+        for owner, usage in account.by_owner.items()
         if usage.gpu_us or usage.shared_gpu_us or usage.wait_us
     }
 
 
-# The reckoning
+# The account
 
 
 def test_an_hour_on_two_gpus_is_two_gpu_hours_and_what_lies_outside_the_span_is_left_out() -> None:
@@ -32,8 +32,8 @@ def test_an_hour_on_two_gpus_is_two_gpu_hours_and_what_lies_outside_the_span_is_
     running = LeaseTimes("ada", 1, True, 800.0, 900.0, None, is_live=True)
     gone = LeaseTimes("bob", 0, False, 250.0, None, 350.0)
 
-    assert reckon([ended, running, gone]).by_owner == {
-        "ada": Usage(
+    assert count([ended, running, gone]).by_owner == {
+        "ada": UsageTotals(
             gpu_us=600 * US_PER_S,
             shared_gpu_us=100 * US_PER_S,
             leases=2,
@@ -41,13 +41,13 @@ def test_an_hour_on_two_gpus_is_two_gpu_hours_and_what_lies_outside_the_span_is_
             longest_us=300 * US_PER_S,
             wait_us=200 * US_PER_S,
         ),
-        "bob": Usage(wait_us=100 * US_PER_S),
+        "bob": UsageTotals(wait_us=100 * US_PER_S),
     }
-    assert reckon([ended, running, gone], 300, 400).by_owner == {
-        "ada": Usage(gpu_us=200 * US_PER_S, leases=1, longest_us=100 * US_PER_S),
-        "bob": Usage(wait_us=50 * US_PER_S),
+    assert count([ended, running, gone], 300, 400).by_owner == {
+        "ada": UsageTotals(gpu_us=200 * US_PER_S, leases=1, longest_us=100 * US_PER_S),
+        "bob": UsageTotals(wait_us=50 * US_PER_S),
     }
-    assert reckon([ended, running, gone], 600, 700).by_owner == {}
+    assert count([ended, running, gone], 600, 700).by_owner == {}
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_an_hour_on_two_gpus_is_two_gpu_hours_and_what_lies_outside_the_span_is_
     ],
 )
 def test_a_time_that_is_unknown_or_runs_backwards_is_counted_apart_where_it_ended(lease: LeaseTimes) -> None:
-    usage = reckon([lease], 150, 250).by_owner["ada"]
+    usage = count([lease], 150, 250).by_owner["ada"]
     assert (usage.unknown_leases, usage.leases, usage.gpu_us, usage.shared_gpu_us) == (1, 0, 0, 0)
-    elsewhere = reckon([lease], 250, 350)
+    elsewhere = count([lease], 250, 350)
     assert elsewhere.total().unknown_leases == elsewhere.total().leases == 0
 
 
 def test_a_running_lease_from_the_future_is_unknown_now_and_no_part_of_the_past() -> None:
     lease = LeaseTimes("ada", 1, False, NOW + 5, NOW + 5, None, is_live=True)
-    assert reckon([lease]).total() == Usage(unknown_leases=1, unknown_waits=1)
-    assert reckon([lease], 0, 900).total() == Usage()
+    assert count([lease]).total() == UsageTotals(unknown_leases=1, unknown_waits=1)
+    assert count([lease], 0, 900).total() == UsageTotals()
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,14 +77,14 @@ def test_the_parts_of_a_span_add_up_to_the_whole(found: list[LeaseTimes], cuts: 
     edges: list[float | None] = [0.0, *sorted(cut for cut in cuts if cut > 0), None]
     total: dict[str | None, list[int]] = {}
     unknown = 0
-    always_unknown = sum(reckon([lease], 1e6, 2e6).total().unknown_leases for lease in found)
+    always_unknown = sum(count([lease], 1e6, 2e6).total().unknown_leases for lease in found)
     for since, until in pairwise(edges):
         assert since is not None
-        part = reckon(found, since, until)
+        part = count(found, since, until)
         unknown += part.total().unknown_leases - always_unknown
         for owner, parts in amounts(part).items():
             total[owner] = [a + b for a, b in zip(total.get(owner, [0, 0, 0]), parts, strict=True)]
-    whole = reckon(found, 0.0)
+    whole = count(found, 0.0)
     assert {owner: tuple(parts) for owner, parts in total.items()} == amounts(whole)
     assert unknown == whole.total().unknown_leases - always_unknown
 
@@ -94,7 +94,7 @@ def test_the_parts_of_a_span_add_up_to_the_whole(found: list[LeaseTimes], cuts: 
 def test_the_order_of_the_leases_does_not_matter(found: list[LeaseTimes], random: Random, since: float) -> None:
     shuffled = list(found)
     random.shuffle(shuffled)
-    assert reckon(found, since).by_owner == reckon(shuffled, since).by_owner
+    assert count(found, since).by_owner == count(shuffled, since).by_owner
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,9 +102,9 @@ def test_the_order_of_the_leases_does_not_matter(found: list[LeaseTimes], random
 def test_nothing_is_negative_and_nobody_has_more_than_the_span(
     found: list[LeaseTimes], since: float, length: float | None
 ) -> None:
-    reckoning = reckon(found, since, None if length is None else since + length)
+    account = count(found, since, None if length is None else since + length)
     span_us = round((NOW if length is None else length) * US_PER_S) + 1
-    for usage in reckoning.by_owner.values():
+    for usage in account.by_owner.values():
         assert min(astuple(usage)) >= 0
         assert any(astuple(usage))
         assert usage.running <= usage.leases <= len(found)
@@ -114,4 +114,4 @@ def test_nothing_is_negative_and_nobody_has_more_than_the_span(
 
 def test_a_span_that_ends_before_it_begins_is_refused() -> None:
     with pytest.raises(ValueError, match="since must come first"):
-        Reckoning(5.0, 5.0, NOW)
+        UsageAccount(5.0, 5.0, NOW)

@@ -17,7 +17,7 @@ def held(*, pid: int | None = 7, **settings: float) -> Box:
     """One GPU, and a lease `a` on it whose process has been seen there."""
     box = Box(reading(), **settings)
     box.ask("a", pid=pid)
-    box.look(running())
+    box.observe_now(running())
     return box
 
 

@@ -46,7 +46,7 @@ def details(state: PoolState) -> dict[str, Any]:
         "members": {key: list(slot.members.items()) for key, slot in state.slots.items()},
         "queue": list(state.queue),
         "kinds of wishes": state.queue.by_wishes,
-        "due": {id_: state.agenda.due_at(id_) for id_ in state.leases},
+        "due": {id_: state.deadlines.due_at(id_) for id_ in state.leases},
         "since": {id_: lease.since for id_, lease in state.leases.items() if isinstance(lease, DrainingLease)},
         "fences": state.fences,
         "next_seq": state.next_seq,
@@ -95,7 +95,7 @@ TestCondensing.settings = settings(
 def test_an_hour_of_a_busy_box_adds_up_to_the_same_at_any_minute(seed: int) -> None:
     box = box_simulation.Box(seed)
     box.tell(cmd.Open("boot", 1.7e9))
-    box.at(0.0, box.look_now_and_then)
+    box.at(0.0, box.observe_regularly)
     for _ in range(4):
         box.at(0.1, box.arrive)  # each is followed by another, so this is four times the usual rush
     box_simulation.tick(box)
@@ -116,7 +116,7 @@ def box_with_everything() -> Box:
     box.ask("z", memory_mb=20_000, gpus=2, pid=11)
     box.ask("m", memory_mb=20_000, gpus=2, pid=12)
     box.ask("a", memory_mb=20_000, gpus=2, pid=13)
-    box.look(
+    box.observe_now(
         *(reading(index, processes=(process(111, 5_000, parents=(11,)), process(12, 5_000))) for index in range(4))
     )
     box.do(cmd.ExcludeGpu(key(3), "repair"))
@@ -128,7 +128,7 @@ def box_with_everything() -> Box:
     box.pass_time(3.0)
     first, _ = box.state.leases["z"].gpus  # type: ignore[union-attr]
     index = int(first.uuid[-1])
-    box.look(reading(index, processes=(process(12, 5_000),)))
+    box.observe_now(reading(index, processes=(process(12, 5_000),)))
     return box
 
 
@@ -176,7 +176,7 @@ def test_fences_and_places_go_on_growing_where_all_leases_are_gone() -> None:
     for lease_id in "abc":
         box.ask(lease_id)
         box.release(lease_id)
-        box.look(reading(0))
+        box.observe_now(reading(0))
     short = from_short(box.state)
     assert short.leases == {}
     assert short.fences == {"box": 3}

@@ -19,7 +19,7 @@ def test_a_released_gpu_is_granted_again_only_after_a_look() -> None:
 
     box.release("a")
     assert (box.stage("a"), box.stage("b")) == ("draining", "queued")
-    box.look(reading())
+    box.observe_now(reading())
 
     assert (box.stage("a"), box.stage("b")) == ("released", "active")
 
@@ -57,7 +57,7 @@ def test_a_look_from_before_the_end_that_comes_after_one_from_after_it_changes_n
     box = held()
     box.pass_time(5)
     box.release("a")
-    box.look(running())
+    box.observe_now(running())
 
     box.observe(reading(at=box.now - 1))
 
@@ -68,7 +68,7 @@ def test_a_process_that_is_still_there_keeps_the_gpu_draining() -> None:
     box = held()
     box.release("a")
 
-    box.look(running())
+    box.observe_now(running())
 
     assert box.stage("a") == "draining"
 
@@ -78,7 +78,7 @@ def test_a_process_that_appears_between_the_last_look_and_the_end_keeps_the_gpu_
     box.ask("a", pid=7)
     box.release("a")
 
-    box.look(running())
+    box.observe_now(running())
 
     assert box.stage("a") == "draining"
 
@@ -86,9 +86,9 @@ def test_a_process_that_appears_between_the_last_look_and_the_end_keeps_the_gpu_
 def test_the_gpu_is_free_when_the_process_is_gone() -> None:
     box = held()
     box.release("a")
-    box.look(running())
+    box.observe_now(running())
 
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.stage("a") == "released"
 
@@ -97,7 +97,7 @@ def test_the_process_of_somebody_else_does_not_keep_it_draining() -> None:
     box = held()
     box.release("a")
 
-    box.look(running(pid=66))
+    box.observe_now(running(pid=66))
 
     assert box.stage("a") == "released"
 
@@ -106,10 +106,10 @@ def test_a_child_keeps_the_gpu_draining() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
     child = reading(used_mb=9_000, processes=(process(8, 9_000, parents=(7,)),))
-    box.look(child)
+    box.observe_now(child)
     box.release("a")
 
-    box.look(child)
+    box.observe_now(child)
 
     assert box.stage("a") == "draining"
 
@@ -117,10 +117,10 @@ def test_a_child_keeps_the_gpu_draining() -> None:
 def test_a_child_whose_parent_died_keeps_the_gpu_draining() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
-    box.look(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(7, 1)),)))
+    box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(7, 1)),)))
     box.do(cmd.ReportDeath("a"))
 
-    box.look(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(1,)),)))
+    box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(1,)),)))
 
     assert box.stage("a") == "draining"
 
@@ -128,11 +128,11 @@ def test_a_child_whose_parent_died_keeps_the_gpu_draining() -> None:
 def test_a_child_whose_parent_died_keeps_the_gpu_through_a_restart() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
-    box.look(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(7, 1)),)))
+    box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(7, 1)),)))
     box.do(cmd.ReportDeath("a"))
     box.restart()
 
-    box.look(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(1,)),)))
+    box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(1,)),)))
 
     assert box.stage("a") == "draining"
 
@@ -140,11 +140,11 @@ def test_a_child_whose_parent_died_keeps_the_gpu_through_a_restart() -> None:
 def test_a_grandchild_of_a_child_whose_parent_died_keeps_the_gpu_draining() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
-    box.look(reading(processes=(process(8, 9_000, parents=(7,)),)))
+    box.observe_now(reading(processes=(process(8, 9_000, parents=(7,)),)))
     box.release("a")
-    box.look(reading(processes=(process(8, 100), process(9, 9_000, parents=(8,)))))
+    box.observe_now(reading(processes=(process(8, 100), process(9, 9_000, parents=(8,)))))
 
-    box.look(reading(processes=(process(9, 9_000, parents=(1,)),)))
+    box.observe_now(reading(processes=(process(9, 9_000, parents=(1,)),)))
 
     assert box.stage("a") == "draining"
 
@@ -153,7 +153,7 @@ def test_a_later_process_with_the_same_pid_is_somebody_else() -> None:
     box = held()
     box.release("a")
 
-    box.look(running(pid=7, started=2.0))
+    box.observe_now(running(pid=7, started=2.0))
 
     assert box.stage("a") == "released"
 
@@ -162,7 +162,7 @@ def test_a_process_of_unknown_start_time_is_taken_for_the_leases() -> None:
     box = held()
     box.release("a")
 
-    box.look(running(pid=7, started=None))
+    box.observe_now(running(pid=7, started=None))
 
     assert box.stage("a") == "draining"
 
@@ -171,7 +171,7 @@ def test_a_look_without_a_process_list_does_not_tell_that_a_process_is_gone() ->
     box = held()
     box.release("a")
 
-    box.look(reading(processes=None))
+    box.observe_now(reading(processes=None))
 
     assert box.stage("a") == "draining"
 
@@ -181,7 +181,7 @@ def test_a_look_without_a_process_list_is_enough_where_no_process_was_ever_seen(
     box.ask("a")
     box.release("a")
 
-    box.look(reading(processes=None))
+    box.observe_now(reading(processes=None))
 
     assert box.stage("a") == "released"
 
@@ -190,7 +190,7 @@ def test_a_pid_of_another_machine_does_not_keep_the_gpu() -> None:
     box = held(pid=None)
     box.release("a")
 
-    box.look(running(pid=7))
+    box.observe_now(running(pid=7))
 
     assert box.stage("a") == "released"
 
@@ -207,7 +207,7 @@ def test_the_drain_limit_ends_draining_with_the_process_still_there() -> None:
     box = held(drain_limit_s=60.0)
     box.release("a")
     box.pass_time(59)
-    box.look(running())
+    box.observe_now(running())
 
     box.pass_time(1)
 
@@ -220,7 +220,7 @@ def test_after_the_drain_limit_the_thresholds_decide() -> None:
     box.ask("strict", memory_threshold_percent=10)
     box.ask("usual")
     box.pass_time(59)
-    box.look(running())
+    box.observe_now(running())
 
     box.pass_time(1)
 
@@ -231,11 +231,11 @@ def test_each_gpu_of_a_lease_drains_by_itself() -> None:
     box = Box(reading(0), reading(1))
     box.ask("a", gpus=2, pid=7)
     busy = reading(1, used_mb=9_000, processes=(process(7, 9_000),))
-    box.look(reading(0), busy)
+    box.observe_now(reading(0), busy)
     box.ask("b")
     box.release("a")
 
-    box.look(reading(0), busy)
+    box.observe_now(reading(0), busy)
 
     assert box.gpus_of("b") == (key(0),)
     assert box.stage("a") == "draining"
@@ -245,8 +245,8 @@ def test_an_ended_lease_remembers_all_its_gpus_although_they_drained_one_by_one(
     box = Box(reading(0), reading(1))
     box.ask("a", gpus=2)
     box.release("a")
-    box.look(reading(0))
-    box.look(reading(1))
+    box.observe_now(reading(0))
+    box.observe_now(reading(1))
 
     ended = box.state.find("a")
 
@@ -272,7 +272,7 @@ def test_the_same_gpu_twice_in_one_look_is_drained_once() -> None:
     box.ask("a")
     box.release("a")
 
-    box.look(reading(), reading())
+    box.observe_now(reading(), reading())
 
     assert box.stage("a") == "released"
 
@@ -291,7 +291,7 @@ def test_a_sharer_that_drains_does_not_end_the_others() -> None:
     box.ask("a", memory_mb=1_000)
     box.ask("b", memory_mb=1_000)
     box.release("a")
-    box.look(reading())
+    box.observe_now(reading())
 
     assert (box.stage("a"), box.gpus_of("b")) == ("released", (key(),))
 
@@ -303,7 +303,7 @@ def test_a_leases_processes_are_written_down_when_they_are_first_seen() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
 
-    events = box.look(running())
+    events = box.observe_now(running())
 
     assert of_kind(events, ev.ProcessesAttributed) == [ev.ProcessesAttributed(START, "a", key(), (ProcessId(7, 1.0),))]
 
@@ -311,10 +311,12 @@ def test_a_leases_processes_are_written_down_when_they_are_first_seen() -> None:
 def test_they_are_not_written_down_again_while_they_stay_the_same() -> None:
     box = held()
 
-    assert of_kind(box.look(running()), ev.ProcessesAttributed) == []
+    assert of_kind(box.observe_now(running()), ev.ProcessesAttributed) == []
 
 
 def test_that_they_are_gone_is_written_down_too() -> None:
     box = held()
 
-    assert of_kind(box.look(reading()), ev.ProcessesAttributed) == [ev.ProcessesAttributed(START, "a", key(), ())]
+    assert of_kind(box.observe_now(reading()), ev.ProcessesAttributed) == [
+        ev.ProcessesAttributed(START, "a", key(), ())
+    ]

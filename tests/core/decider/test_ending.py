@@ -91,7 +91,7 @@ def test_an_expired_leases_gpu_goes_to_the_next_once_it_is_seen_to_be_free() -> 
     box.ask("b")
     box.pass_time(10)
 
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.gpus_of("b") == (key(),)
 
@@ -101,7 +101,7 @@ def test_a_clock_that_goes_back_ends_nothing_early_and_nothing_late() -> None:
     box.ask("a", ttl_s=30)
     box.now = 50.0
     box.renew("a")
-    assert box.state.agenda.due_at("a") == 130.0
+    assert box.state.deadlines.due_at("a") == 130.0
 
     box.now = 130.0
     box.do(cmd.Tick())
@@ -118,7 +118,7 @@ def test_a_lease_ends_with_the_reason_it_ended_for(command: type[cmd.Release], r
     box.ask("a")
 
     box.do(command("a"))
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.stage("a") == reason
 
@@ -134,7 +134,7 @@ def test_what_is_over_stays_as_it_ended(command: type[cmd.Release], reason: str)
     box.ask("a")
     box.release("a")
     while_draining = box.do(command("a"))
-    box.look(reading())
+    box.observe_now(reading())
 
     assert while_draining == box.do(command("a")) == []
     assert box.stage("a") == "released"
@@ -145,7 +145,7 @@ def test_an_ended_lease_remembers_what_it_had() -> None:
     box.ask("a")
     box.pass_time(5)
     box.release("a")
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.state.find("a") == EndedLease(
         "a",
@@ -173,15 +173,15 @@ def test_a_cancelled_waiter_leaves_no_trace() -> None:
     box = Box(reading(0), reading(1))
     box.ask("a")
     box.ask("c", gpus=2)
-    places, agenda, holds = list(box.state.queue), repr(box.state.agenda), dict(box.state.holds)
+    places, deadlines, holds = list(box.state.queue), repr(box.state.deadlines), dict(box.state.holds)
     slots = {slot.key: dict(slot.occupants) for slot in box.state.slots.values()}
 
     box.ask("b", gpus=2, priority=1)
     box.release("b")
 
     assert list(box.state.queue) == places
-    assert repr(box.state.queue) == "<WaitingLine: 1 waiting, 1 kinds of wishes>"
-    assert repr(box.state.agenda) == agenda
+    assert repr(box.state.queue) == "<LeaseQueue: 1 waiting, 1 kinds of wishes>"
+    assert repr(box.state.deadlines) == deadlines
     assert box.state.holds == holds
     assert {slot.key: dict(slot.occupants) for slot in box.state.slots.values()} == slots
 

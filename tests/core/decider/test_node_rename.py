@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
-from gpu_worker_pool.core.decider.node_rename import ended_at, event_at
+from gpu_worker_pool.core.decider.node_rename import ended_on_node, event_on_node
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
 from gpu_worker_pool.core.model.state import PoolState
@@ -15,7 +15,7 @@ def lived_in() -> Box:
     box = Box(*(reading(index) for index in range(4)))
     for name in ("held", "left", "gone"):
         box.ask(name, pid=len(name))
-    box.look(*(reading(index, used_mb=16_000, processes=(process(4, 16_000),)) for index in range(4)))
+    box.observe_now(*(reading(index, used_mb=16_000, processes=(process(4, 16_000),)) for index in range(4)))
     box.release("left")
     box.release("gone")
     box.ask("waits", gpus=4)
@@ -25,7 +25,7 @@ def lived_in() -> Box:
 def test_leases_and_fences_go_with_the_box() -> None:
     box = lived_in()
     for history in ([event for event in box.log if isinstance(event, ev.DurableEvent)], condense(box.state)):
-        moved = replay(PoolState(), [event_at("renamed", event) for event in history])
+        moved = replay(PoolState(), [event_on_node("renamed", event) for event in history])
         lease = moved.leases["held"]
         assert isinstance(lease, ActiveLease)
         assert [gpu.node for gpu in lease.gpus] == ["renamed"]
@@ -36,7 +36,7 @@ def test_leases_and_fences_go_with_the_box() -> None:
 
 
 def test_what_an_operator_took_out_of_service_stays_so() -> None:
-    moved = replay(PoolState(), [event_at("renamed", ev.GpuExcluded(1.0, key(2), "bad fan"))])
+    moved = replay(PoolState(), [event_on_node("renamed", ev.GpuExcluded(1.0, key(2), "bad fan"))])
     assert moved.excluded == {key(2)._replace(node="renamed"): "bad fan"}
 
 
@@ -44,9 +44,9 @@ def test_an_ended_lease_is_remembered_where_the_box_is_now() -> None:
     box = lived_in()
     draining = box.state.leases["gone"]
     assert isinstance(draining, DrainingLease)
-    assert {gpu.node for gpu in ended_at("renamed", draining.ended).gpus} == {"renamed"}
+    assert {gpu.node for gpu in ended_on_node("renamed", draining.ended).gpus} == {"renamed"}
 
 
 def test_under_the_same_name_nothing_changes() -> None:
     box = lived_in()
-    assert [event_at("box", event) for event in condense(box.state)] == condense(box.state)
+    assert [event_on_node("box", event) for event in condense(box.state)] == condense(box.state)

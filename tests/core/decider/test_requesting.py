@@ -85,7 +85,7 @@ def test_asking_again_after_the_end_does_not_bring_a_lease_back() -> None:
     box = Box(reading())
     box.ask("a")
     box.release("a")
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.ask("a") == []
     assert box.stage("a") == "released"
@@ -147,7 +147,7 @@ def test_renewing_an_ended_lease_is_refused_with_how_it_ended(command: type[cmd.
     box = Box(reading())
     box.ask("a")
     box.do(command("a"))
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.renew("a") == [ev.RenewalRefused(START, "a", EndReason(reason))]
     assert box.stage("a") == reason

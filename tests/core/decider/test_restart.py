@@ -29,7 +29,7 @@ def test_grants_of_one_step_have_different_fences() -> None:
     box.ask("a")
     box.ask("b")
 
-    box.look(reading(0), reading(1))
+    box.observe_now(reading(0), reading(1))
 
     assert (box.fence_of("a"), box.fence_of("b")) == (1, 2)
 
@@ -51,7 +51,7 @@ def test_fences_grow_through_restarts_and_reboots(is_reboot: bool) -> None:
     box.restart()
     if is_reboot:
         box.reboot()
-    box.look(reading())
+    box.observe_now(reading())
 
     box.ask("c")
 
@@ -113,7 +113,7 @@ def test_a_restart_grants_nothing_twice() -> None:
     box.ask("b")
 
     box.restart()
-    box.look(reading())
+    box.observe_now(reading())
 
     assert (box.stage("a"), box.stage("b")) == ("active", "queued")
 
@@ -145,7 +145,7 @@ def test_a_restart_does_not_set_a_draining_gpu_free() -> None:
     box.restart()
     box.ask("b")
 
-    box.look(running())
+    box.observe_now(running())
 
     assert (box.stage("a"), box.stage("b")) == ("draining", "queued")
 
@@ -164,7 +164,7 @@ def test_replaying_one_event_at_a_time_gives_the_same_state() -> None:
     box = held()
     box.ask("b")
     box.release("a")
-    box.look(reading())
+    box.observe_now(reading())
     one_by_one = PoolState(settings=box.settings)
     for event in box.log:
         evolve(one_by_one, event)
@@ -225,7 +225,7 @@ def test_after_a_reboot_the_first_look_serves_who_waits() -> None:
     box.ask("b")
     box.reboot()
 
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.gpus_of("b") == (key(),)
 
@@ -262,7 +262,7 @@ def test_after_a_reboot_nobody_is_refused_before_a_new_look() -> None:
 def test_after_a_reboot_time_counts_from_the_new_clock() -> None:
     box = Box(reading())
     box.reboot()
-    box.look(reading())
+    box.observe_now(reading())
     box.ask("a", ttl_s=30)
 
     box.pass_time(30)

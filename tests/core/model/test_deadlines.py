@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker_pool.core.model.deadlines import Agenda
+from gpu_worker_pool.core.model.deadlines import Deadlines
 
 
-def agenda(**due_at: float) -> Agenda:
-    noted = Agenda()
+def deadlines(**due_at: float) -> Deadlines:
+    noted = Deadlines()
     for id_, at in due_at.items():
         noted.set(id_, at)
     return noted
 
 
 def test_nothing_is_due_on_an_empty_agenda() -> None:
-    assert list(agenda().due(1e9)) == []
-    assert agenda().next_due_at() is None
+    assert list(deadlines().due(1e9)) == []
+    assert deadlines().next_due_at() is None
 
 
 def test_what_is_due_comes_longest_overdue_first() -> None:
-    assert list(agenda(a=30, b=10, c=20).due(30)) == ["b", "c", "a"]
+    assert list(deadlines(a=30, b=10, c=20).due(30)) == ["b", "c", "a"]
 
 
 def test_what_is_due_at_this_instant_is_due() -> None:
-    assert list(agenda(a=10).due(10)) == ["a"]
+    assert list(deadlines(a=10).due(10)) == ["a"]
 
 
 def test_what_is_not_due_yet_is_left_out() -> None:
-    assert list(agenda(a=10, b=10.1).due(10)) == ["a"]
+    assert list(deadlines(a=10, b=10.1).due(10)) == ["a"]
 
 
 def test_those_due_at_one_time_come_by_their_ids() -> None:
-    assert list(agenda(b=10, a=10).due(10)) == ["a", "b"]
+    assert list(deadlines(b=10, a=10).due(10)) == ["a", "b"]
 
 
 def test_the_next_time_to_look_is_the_earliest() -> None:
-    assert agenda(a=30, b=10).next_due_at() == 10
+    assert deadlines(a=30, b=10).next_due_at() == 10
 
 
 def test_a_new_time_replaces_the_old_one() -> None:
-    noted = agenda(a=10, b=20)
+    noted = deadlines(a=10, b=20)
 
     noted.set("a", 30)
 
@@ -48,7 +48,7 @@ def test_a_new_time_replaces_the_old_one() -> None:
 
 
 def test_what_was_dropped_is_never_due() -> None:
-    noted = agenda(a=10, b=10)
+    noted = deadlines(a=10, b=10)
 
     noted.drop("a")
 
@@ -56,7 +56,7 @@ def test_what_was_dropped_is_never_due() -> None:
 
 
 def test_something_due_at_zero_can_be_dropped() -> None:
-    noted = agenda(a=0.0)
+    noted = deadlines(a=0.0)
 
     noted.drop("a")
 
@@ -64,23 +64,23 @@ def test_something_due_at_zero_can_be_dropped() -> None:
 
 
 def test_dropping_what_was_never_noted_changes_nothing() -> None:
-    noted = agenda(a=10)
+    noted = deadlines(a=10)
 
     noted.drop("b")
 
-    assert noted == agenda(a=10)
+    assert noted == deadlines(a=10)
 
 
 def test_when_something_unknown_is_due_is_an_error() -> None:
     with pytest.raises(KeyError):
-        agenda().due_at("a")
+        deadlines().due_at("a")
 
 
 def test_agendas_are_equal_by_what_is_due_when() -> None:
-    assert agenda(a=10, b=20) == agenda(b=20, a=10)
-    assert agenda(a=10) != agenda(a=11)
-    assert agenda() != {}
+    assert deadlines(a=10, b=20) == deadlines(b=20, a=10)
+    assert deadlines(a=10) != deadlines(a=11)
+    assert deadlines() != {}
 
 
 def test_an_agenda_says_how_much_is_noted_and_what_comes_next() -> None:
-    assert repr(agenda(a=30, b=10)) == "<Agenda: 2 noted, next at 10>"
+    assert repr(deadlines(a=30, b=10)) == "<Deadlines: 2 noted, next at 10>"

@@ -31,14 +31,14 @@ def test_a_lease_that_uses_nothing_yet_counts_as_what_it_asked_for() -> None:
 
 def test_what_a_lease_asked_for_and_what_it_uses_are_not_added_together() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=6_000, processes=(process(7, 6_000),)))
+    box.observe_now(reading(used_mb=6_000, processes=(process(7, 6_000),)))
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
 
 
 def test_a_lease_that_uses_more_than_it_asked_for_counts_as_what_it_uses() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=16_000, processes=(process(7, 16_000),)))
+    box.observe_now(reading(used_mb=16_000, processes=(process(7, 16_000),)))
 
     assert use_of(box) == MemoryUse({"a": 16_000}, outside_mb=0.0)
 
@@ -46,14 +46,14 @@ def test_a_lease_that_uses_more_than_it_asked_for_counts_as_what_it_uses() -> No
 def test_the_processes_of_a_lease_are_added_up() -> None:
     box = sharing(10_000)
     crowd = (process(7, 6_000), process(8, 6_000, parents=(7,)), process(9, 6_000, parents=(8, 7)))
-    box.look(reading(used_mb=18_000, processes=crowd))
+    box.observe_now(reading(used_mb=18_000, processes=crowd))
 
     assert use_of(box).by_lease == {"a": 18_000}
 
 
 def test_memory_that_belongs_to_no_lease_is_added() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=9_000, processes=(process(7, 6_000), process(66, 3_000))))
+    box.observe_now(reading(used_mb=9_000, processes=(process(7, 6_000), process(66, 3_000))))
 
     use = use_of(box)
 
@@ -62,14 +62,14 @@ def test_memory_that_belongs_to_no_lease_is_added() -> None:
 
 def test_memory_that_no_process_accounts_for_is_outside() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=6_700, processes=(process(7, 6_000),)))
+    box.observe_now(reading(used_mb=6_700, processes=(process(7, 6_000),)))
 
     assert use_of(box).outside_mb == 700
 
 
 def test_processes_that_account_for_more_than_is_used_do_not_make_room() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=5_000, processes=(process(7, 6_000),)))
+    box.observe_now(reading(used_mb=5_000, processes=(process(7, 6_000),)))
 
     assert use_of(box).outside_mb == 0.0
 
@@ -77,7 +77,7 @@ def test_processes_that_account_for_more_than_is_used_do_not_make_room() -> None
 def test_leases_on_one_gpu_are_added_up_each_by_itself() -> None:
     box = sharing(10_000)
     box.ask("b", memory_mb=10_000, pid=8)
-    box.look(reading(used_mb=19_000, processes=(process(7, 4_000), process(8, 15_000))))
+    box.observe_now(reading(used_mb=19_000, processes=(process(7, 4_000), process(8, 15_000))))
 
     assert use_of(box) == MemoryUse({"a": 10_000, "b": 15_000}, outside_mb=0.0)
 
@@ -85,7 +85,7 @@ def test_leases_on_one_gpu_are_added_up_each_by_itself() -> None:
 def test_two_leases_of_one_process_are_not_counted_twice() -> None:
     box = sharing(10_000, pid=7)
     box.ask("b", memory_mb=10_000, pid=7)
-    box.look(reading(used_mb=20_000, processes=(process(7, 20_000),)))
+    box.observe_now(reading(used_mb=20_000, processes=(process(7, 20_000),)))
 
     assert use_of(box).committed_mb == 20_000
 
@@ -94,7 +94,7 @@ def test_a_process_belongs_to_its_own_lease_before_that_of_its_parent() -> None:
     box = sharing(10_000, pid=7)
     box.ask("b", memory_mb=10_000, pid=8)
     crowd = (process(7, 5_000), process(8, 10_000, parents=(7,)))
-    box.look(reading(used_mb=15_000, processes=crowd))
+    box.observe_now(reading(used_mb=15_000, processes=crowd))
 
     assert use_of(box) == MemoryUse({"a": 10_000, "b": 10_000}, outside_mb=0.0)
 
@@ -133,7 +133,7 @@ def test_a_request_with_a_threshold_of_its_own_has_its_own_room() -> None:
 
 def test_a_lease_that_grows_beyond_what_it_asked_for_keeps_others_out() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=60_000, processes=(process(7, 60_000),)))
+    box.observe_now(reading(used_mb=60_000, processes=(process(7, 60_000),)))
 
     box.ask("b", memory_mb=8_000)
 
@@ -145,7 +145,7 @@ def test_room_that_a_lease_gives_back_goes_to_who_waits_for_it() -> None:
     box.ask("b", memory_mb=8_000)
 
     box.release("a")
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.gpus_of("b") == (key(),)
 
@@ -155,14 +155,14 @@ def test_room_that_a_lease_gives_back_goes_to_who_waits_for_it() -> None:
 
 def test_without_a_process_list_memory_is_the_leases_up_to_what_they_asked_for() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=9_000, processes=None))
+    box.observe_now(reading(used_mb=9_000, processes=None))
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
 
 
 def test_without_a_process_list_what_is_more_than_was_asked_for_is_outside() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=15_000, processes=None))
+    box.observe_now(reading(used_mb=15_000, processes=None))
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=5_000)
 
@@ -170,14 +170,14 @@ def test_without_a_process_list_what_is_more_than_was_asked_for_is_outside() -> 
 def test_without_a_process_list_several_leases_explain_what_all_asked_for() -> None:
     box = sharing(10_000)
     box.ask("b", memory_mb=10_000)
-    box.look(reading(used_mb=25_000, processes=None))
+    box.observe_now(reading(used_mb=25_000, processes=None))
 
     assert use_of(box) == MemoryUse({"a": 10_000, "b": 10_000}, outside_mb=5_000)
 
 
 def test_a_process_of_unknown_memory_explains_what_its_lease_asked_for() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=9_000, processes=(process(7, None),)))
+    box.observe_now(reading(used_mb=9_000, processes=(process(7, None),)))
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
 
@@ -185,21 +185,21 @@ def test_a_process_of_unknown_memory_explains_what_its_lease_asked_for() -> None
 def test_a_process_of_unknown_memory_explains_only_what_its_others_do_not_hold_already() -> None:
     box = sharing(10_000)
     crowd = (process(7, 8_000), process(8, None, parents=(7,)))
-    box.look(reading(used_mb=13_000, processes=crowd))
+    box.observe_now(reading(used_mb=13_000, processes=crowd))
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=3_000)
 
 
 def test_an_outsider_of_unknown_memory_explains_nothing_of_a_lease() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=9_000, processes=(process(66, None),)))
+    box.observe_now(reading(used_mb=9_000, processes=(process(66, None),)))
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=9_000)
 
 
 def test_a_lease_from_another_machine_may_own_what_nobody_accounts_for() -> None:
     box = sharing(10_000, pid=None)
-    box.look(reading(used_mb=9_000, processes=(process(66, 9_000),)))
+    box.observe_now(reading(used_mb=9_000, processes=(process(66, 9_000),)))
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
 
@@ -207,7 +207,7 @@ def test_a_lease_from_another_machine_may_own_what_nobody_accounts_for() -> None
 def test_an_undeclared_lease_is_put_down_what_nobody_else_accounts_for() -> None:
     box = Box(reading(), workers_per_gpu=2)
     box.ask("a")
-    box.look(reading(used_mb=9_000, processes=None))
+    box.observe_now(reading(used_mb=9_000, processes=None))
 
     assert use_of(box) == MemoryUse({"a": 9_000}, outside_mb=0)
 
@@ -225,7 +225,7 @@ def test_the_memory_of_a_gpu_that_was_not_read_is_unknown() -> None:
 
 def test_an_ignored_process_leaves_its_memory_to_others() -> None:
     box = sharing(10_000)
-    box.look(reading(used_mb=12_000, processes=(process(66, 12_000, name="Xorg"),)))
+    box.observe_now(reading(used_mb=12_000, processes=(process(66, 12_000, name="Xorg"),)))
 
     box.do(cmd.IgnoreProcess("Xorg"))
 
@@ -255,7 +255,7 @@ def test_an_ignored_process_does_not_make_a_busy_shared_gpu_somebody_elses() -> 
     box = sharing(10_000)
     box.do(cmd.IgnoreProcess("Xorg"))
     crowd = (process(7, 9_000), process(66, 200, name="Xorg"))
-    box.look(reading(used_mb=9_200, utilization=100, processes=crowd))
+    box.observe_now(reading(used_mb=9_200, utilization=100, processes=crowd))
 
     assert isinstance(box.verdict(memory_mb=1_000), Eligible)
 

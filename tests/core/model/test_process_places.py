@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.slot import ProcessPlace, memory_use, place_processes
+from gpu_worker_pool.core.model.slot import ProcessOwnership, attribute_processes, memory_use
 from tests.core.build import Box, key, process, reading
 
 
-def places(box: Box) -> dict[int, ProcessPlace]:
-    found = place_processes(box.state.slots[key()], box.state.ignored_processes)
+def places(box: Box) -> dict[int, ProcessOwnership]:
+    found = attribute_processes(box.state.slots[key()], box.state.ignored_processes)
     return {process.id.pid: place for process, place in found}
 
 
@@ -22,17 +22,17 @@ def test_a_process_is_the_leases_whose_holder_it_is_or_descends_from_and_all_oth
     box = Box(reading())
     box.ask("a", memory_mb=10_000, pid=7)
     box.ask("b", memory_mb=10_000, pid=8)
-    box.look(
+    box.observe_now(
         reading(
             used_mb=400, processes=(process(7, 100), process(71, 100, parents=(7,)), process(8, 100), process(9, 100))
         )
     )
 
     assert places(box) == {
-        7: ProcessPlace(("a",), is_outside=False, is_ignored=False),
-        71: ProcessPlace(("a",), is_outside=False, is_ignored=False),
-        8: ProcessPlace(("b",), is_outside=False, is_ignored=False),
-        9: ProcessPlace((), is_outside=True, is_ignored=False),
+        7: ProcessOwnership(("a",), is_outside=False, is_ignored=False),
+        71: ProcessOwnership(("a",), is_outside=False, is_ignored=False),
+        8: ProcessOwnership(("b",), is_outside=False, is_ignored=False),
+        9: ProcessOwnership((), is_outside=True, is_ignored=False),
     }
     assert outside_mb(box) == 100
 
@@ -41,7 +41,7 @@ def test_two_leases_of_one_process_both_own_it() -> None:
     box = Box(reading())
     box.ask("a", memory_mb=10_000, pid=7)
     box.ask("b", memory_mb=10_000, pid=7)
-    box.look(reading(used_mb=100, processes=(process(7, 100),)))
+    box.observe_now(reading(used_mb=100, processes=(process(7, 100),)))
 
     assert places(box)[7].lease_ids == ("a", "b")
 
@@ -50,10 +50,10 @@ def test_where_the_processes_of_a_lease_are_not_known_it_cannot_be_told_whose_th
     box = Box(reading())
     box.ask("local", memory_mb=10_000, pid=7)
     box.ask("remote", memory_mb=10_000)
-    box.look(reading(used_mb=200, processes=(process(7, 100), process(9, 100))))
+    box.observe_now(reading(used_mb=200, processes=(process(7, 100), process(9, 100))))
 
     assert places(box)[7].is_outside is False
-    assert places(box)[9] == ProcessPlace((), is_outside=None, is_ignored=False)
+    assert places(box)[9] == ProcessOwnership((), is_outside=None, is_ignored=False)
     assert outside_mb(box) == 0, "it is put down to the one who may own it"
 
 
@@ -61,9 +61,9 @@ def test_a_process_that_does_not_count_says_so_and_is_nobodys() -> None:
     box = Box(reading())
     box.ask("remote", memory_mb=10_000)
     box.do(cmd.IgnoreProcess("Xorg"))
-    box.look(reading(used_mb=100, processes=(process(9, 100, name="Xorg"),)))
+    box.observe_now(reading(used_mb=100, processes=(process(9, 100, name="Xorg"),)))
 
-    assert places(box)[9] == ProcessPlace((), is_outside=True, is_ignored=True)
+    assert places(box)[9] == ProcessOwnership((), is_outside=True, is_ignored=True)
 
 
 def test_a_gpu_that_does_not_tell_its_processes_has_none_to_place() -> None:

@@ -214,7 +214,7 @@ def test_wishes_read_as_people_say_them(wishes: Wishes, words: str) -> None:
         (Holder(worker_id="w1"), "w1"),
         (Holder(owner="ann"), "ann"),
         (Holder(pid=7), "pid 7"),
-        (Holder(), "somebody"),
+        (Holder(), "an unnamed holder"),
     ],
 )
 def test_a_holder_is_named_by_the_best_that_is_known(holder: Holder, words: str) -> None:

@@ -54,7 +54,7 @@ def test_the_same_gpus_are_the_same_wish(given: Any, taken: tuple[str, ...]) -> 
     ("given", "complaint"),
     [
         ([], "among is empty; leave it out to take any GPU"),
-        (range(129), "among has more than 128 GPUs; 1 to 128 are possible"),
+        (range(129), "among has more than 128 GPUs; it must be 1 to 128"),
         ("0,1", "among is '0,1'; it must be a list"),
         (5, "among is 5; it must be a list"),
         (["-1"], "among has '-1'; each must be a GPU's index, its UUID"),
@@ -191,10 +191,10 @@ def test_what_ones_own_process_has_left_is_had_again_only_if_it_was_asked_for() 
     box.ask("mine", pid=7, among=("0",))
     box.ask("other", among=("1",))
     left = reading(0, used_mb=9_000, processes=(process(7, 9_000),))
-    box.look(left, reading(1))
+    box.observe_now(left, reading(1))
     box.release("mine")
     box.now += 1
-    box.look(left, reading(1))
+    box.observe_now(left, reading(1))
 
     box.ask("elsewhere", pid=7, among=("1",))
     assert (box.stage("mine"), box.stage("elsewhere")) == ("draining", "queued")
@@ -231,7 +231,7 @@ def test_an_index_follows_the_gpu_that_has_it() -> None:
     box.ask("holder", among=("0",))
     box.ask("waiter", among=("0",))
 
-    box.look(named("GPU-box-0", 1), named("GPU-box-1", 0))
+    box.observe_now(named("GPU-box-0", 1), named("GPU-box-1", 0))
 
     assert box.gpus_of("waiter") == (key(1),)
 
@@ -241,6 +241,6 @@ def test_before_anybody_has_looked_it_waits_and_after_a_restart_it_is_as_before(
     box.ask("a", among=("1",))
     assert box.stage("a") == "queued"
     box.restart()
-    box.look(reading(0), reading(1))
+    box.observe_now(reading(0), reading(1))
 
     assert box.gpus_of("a") == (key(1),)

@@ -11,7 +11,7 @@ from gpu_worker_pool.core.queue.eligibility import (
     Draining,
     Eligible,
     Excluded,
-    Held,
+    HeldForAnother,
     Leased,
     NoRoom,
     OverMemory,
@@ -114,8 +114,8 @@ def test_a_utilization_that_is_not_a_number_is_never_granted(gpus: int) -> None:
 def test_readings_that_are_not_numbers_do_not_break_the_pool() -> None:
     box = Box(reading(0), reading(1), reading(2))
     for looks in product((float("nan"), 91.0, 95.0, 99.0), repeat=3):
-        box.look(*(reading(index, utilization=utilization) for index, utilization in enumerate(looks)))
-    box.look(reading(0), reading(1), reading(2))
+        box.observe_now(*(reading(index, utilization=utilization) for index, utilization in enumerate(looks)))
+    box.observe_now(reading(0), reading(1), reading(2))
 
     for lease_id in ("a", "b", "c"):
         box.ask(lease_id)
@@ -141,7 +141,7 @@ def test_a_gpu_that_recovers_is_granted_at_once() -> None:
     box = Box(reading(fault="fell off the bus"))
     box.ask("a")
 
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.gpus_of("a") == (key(),)
 
@@ -174,7 +174,7 @@ def test_a_new_look_at_a_stale_gpu_serves_who_waited_for_it() -> None:
     box.pass_time(16)
     box.ask("a")
 
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.stage("a") == "active"
 
@@ -263,7 +263,7 @@ def test_a_gpu_with_a_leases_processes_left_names_the_heaviest() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
     crowd = (process(7, 512), process(8, 9_420.8, parents=(7,)), process(9, None, parents=(7,)))
-    box.look(reading(used_mb=10_000, processes=crowd))
+    box.observe_now(reading(used_mb=10_000, processes=crowd))
     box.release("a")
 
     assert box.verdict() == Draining("a", 8, 9_420.8)
@@ -272,7 +272,7 @@ def test_a_gpu_with_a_leases_processes_left_names_the_heaviest() -> None:
 def test_a_process_left_is_named_even_where_its_memory_is_unknown() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
-    box.look(reading(processes=(process(7, None),)))
+    box.observe_now(reading(processes=(process(7, None),)))
     box.release("a")
 
     assert box.verdict() == Draining("a", 7, None)
@@ -281,9 +281,9 @@ def test_a_process_left_is_named_even_where_its_memory_is_unknown() -> None:
 def test_a_process_left_is_named_even_after_a_look_without_a_process_list() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
-    box.look(reading(processes=(process(7, 512),)))
+    box.observe_now(reading(processes=(process(7, 512),)))
     box.release("a")
-    box.look(reading(processes=None))
+    box.observe_now(reading(processes=None))
 
     assert box.verdict() == Draining("a", 7, None)
 
@@ -303,7 +303,7 @@ def test_a_draining_gpu_is_closed_to_sharers_too() -> None:
 def test_a_gpu_kept_busy_by_those_who_share_it_is_open_to_more_sharers() -> None:
     box = Box(reading())
     box.ask("a", memory_mb=8_000, pid=7)
-    box.look(reading(used_mb=8_000, utilization=100, processes=(process(7, 8_000),)))
+    box.observe_now(reading(used_mb=8_000, utilization=100, processes=(process(7, 8_000),)))
 
     box.ask("b", memory_mb=8_000)
 
@@ -314,7 +314,7 @@ def test_several_gpus_kept_busy_by_those_who_share_them_are_open_to_more_sharers
     box = Box(reading(0), reading(1))
     box.ask("a", memory_mb=8_000, gpus=2, pid=7)
     busy = process(7, 8_000)
-    box.look(*(reading(index, used_mb=8_000, utilization=100, processes=(busy,)) for index in range(2)))
+    box.observe_now(*(reading(index, used_mb=8_000, utilization=100, processes=(busy,)) for index in range(2)))
 
     box.ask("b", memory_mb=8_000, gpus=2)
 
@@ -324,7 +324,7 @@ def test_several_gpus_kept_busy_by_those_who_share_them_are_open_to_more_sharers
 def test_a_shared_gpu_kept_busy_by_somebody_outside_is_not() -> None:
     box = Box(reading())
     box.ask("a", memory_mb=8_000, pid=7)
-    box.look(reading(used_mb=9_000, utilization=100, processes=(process(7, 8_000), process(66, 1_000))))
+    box.observe_now(reading(used_mb=9_000, utilization=100, processes=(process(7, 8_000), process(66, 1_000))))
 
     assert box.verdict(memory_mb=8_000) == OverUtilization(100, 90.0)
 
@@ -332,7 +332,7 @@ def test_a_shared_gpu_kept_busy_by_somebody_outside_is_not() -> None:
 def test_a_busy_shared_gpu_without_a_process_list_is_not_trusted() -> None:
     box = Box(reading())
     box.ask("a", memory_mb=8_000)
-    box.look(reading(used_mb=8_000, utilization=100, processes=None))
+    box.observe_now(reading(used_mb=8_000, utilization=100, processes=None))
 
     assert isinstance(box.verdict(memory_mb=8_000), OverUtilization)
 
@@ -345,11 +345,11 @@ def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves
     box = Box(reading())
     box.ask("a", memory_mb=8_000, pid=7)
     crowd = (process(7, 8_000), process(66, 0))
-    box.look(reading(used_mb=8_000, utilization=60, processes=crowd))
+    box.observe_now(reading(used_mb=8_000, utilization=60, processes=crowd))
     box.ask("b", memory_mb=8_000, utilization_threshold_percent=50)
     assert box.verdict(memory_mb=8_000, utilization_threshold_percent=50) == OverUtilization(60, 50)
 
-    box.look(reading(used_mb=8_000, utilization=60, processes=crowd[:1]))
+    box.observe_now(reading(used_mb=8_000, utilization=60, processes=crowd[:1]))
 
     assert isinstance(box.verdict(memory_mb=8_000, utilization_threshold_percent=50), Eligible)
     assert box.stage("b") == "active"
@@ -373,7 +373,7 @@ def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves
         (
             Draining("a", None, None),
             "draining",
-            "just given back; a new reading will tell whether it is free",
+            "just released; the next reading will tell whether it is free",
         ),
         (Draining("a", 123, 9420.8), "draining", "draining: pid 123 still holds 9.2 GiB"),
         (Draining("a", 123, None), "draining", "draining: pid 123 still holds memory"),
@@ -388,7 +388,7 @@ def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves
             "no room: 8000 MB asked, 4000 MB of 64000 MB left",
         ),
         (NoRoom(70_000, 8_000, 64_000), "no_room", "no room: 8000 MB asked, 0 MB of 64000 MB left"),
-        (Held("a", "ann"), "held", "kept for ann, who is ahead in the line"),
+        (HeldForAnother("a", "ann"), "held", "kept for ann, ahead in the queue"),
     ],
 )
 def test_a_verdict_reads_as_a_sentence(verdict: Verdict, code: str, words: str) -> None:

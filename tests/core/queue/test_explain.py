@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.queue.eligibility import Eligible, Held, Leased, OverUtilization
+from gpu_worker_pool.core.queue.eligibility import Eligible, HeldForAnother, Leased, OverUtilization
 from gpu_worker_pool.core.queue.explain import explain
 from tests.core.build import START, T4, WALL_OFFSET_S, Box, key, process, reading
 
@@ -88,8 +88,8 @@ def test_a_free_gpu_kept_for_somebody_ahead_says_for_whom() -> None:
 
     explanation = box.explain("b")
 
-    assert explanation.verdicts[1].verdict == Held("wide", "wilma")
-    assert "1 kept for wilma, who is ahead in the line" in str(explanation)
+    assert explanation.verdicts[1].verdict == HeldForAnother("wide", "wilma")
+    assert "1 kept for wilma, ahead in the queue" in str(explanation)
 
 
 def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:
@@ -98,7 +98,7 @@ def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:
     box.ask("alone")
     box.ask("b", memory_mb=8_000)
 
-    assert box.explain("b").verdicts[0].verdict == Held("alone", "alone")
+    assert box.explain("b").verdicts[0].verdict == HeldForAnother("alone", "alone")
 
 
 def test_what_a_waiter_holds_itself_is_available_to_it() -> None:
@@ -127,7 +127,7 @@ def test_what_is_held_by_somebody_behind_is_not_told_as_held() -> None:
 def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:
     box = Box(reading())
     box.ask("a", pid=123)
-    box.look(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
+    box.observe_now(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
     box.release("a")
     box.ask("b")
 
@@ -137,7 +137,7 @@ def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:
 def test_a_gpu_that_a_process_took_back_is_told_by_who_has_it_and_not_by_what_drained() -> None:
     box = Box(reading())
     box.ask("a", pid=123)
-    box.look(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
+    box.observe_now(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
     box.release("a")
     box.ask("again", pid=123)
     assert box.gpus_of("again") == (key(),)
@@ -150,7 +150,7 @@ def test_who_would_share_beside_those_who_do_is_told_of_what_drains() -> None:
     box = Box(reading())
     box.ask("a", pid=123, memory_mb=8_000)
     box.ask("stays", memory_mb=8_000)
-    box.look(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
+    box.observe_now(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
     box.release("a")
     box.ask("b", memory_mb=8_000)
     box.ask("alone")
@@ -171,7 +171,7 @@ def test_a_gpu_that_was_not_looked_at_since_a_restart_has_a_verdict_but_no_name(
     box.ask("a")
     box.ask("b", gpus=2)
     box.restart()
-    box.look(reading(1))
+    box.observe_now(reading(1))
 
     verdicts = box.explain("b").verdicts
 

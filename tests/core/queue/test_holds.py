@@ -166,7 +166,7 @@ def test_a_wide_request_does_not_starve_because_a_smaller_node_has_more_free() -
 def test_a_request_that_no_node_could_ever_serve_holds_nothing() -> None:
     box = free_at_once()
     box.ask("impossible", gpus=100)  # before the first look nobody can tell
-    box.look(reading(0), reading(1))
+    box.observe_now(reading(0), reading(1))
 
     box.ask("narrow")
 
@@ -235,7 +235,7 @@ def test_what_a_wide_waiter_holds_is_let_go_when_it_can_no_longer_be_used() -> N
     box.ask("holder")
     box.ask("wide", gpus=2)
 
-    box.look(reading(1, utilization=95))
+    box.observe_now(reading(1, utilization=95))
 
     assert held_for(box, "wide") == set()
 
@@ -359,7 +359,7 @@ def test_only_the_first_in_the_line_holds_what_others_share_when_the_whole_line_
     box.ask("alone")
     box.ask("alone too")
 
-    events = box.look(reading(1, utilization=1))
+    events = box.observe_now(reading(1, utilization=1))
 
     assert of_kind(events, ev.QueueSettled) == [ev.QueueSettled(box.now, float("inf"), ((key(0), "alone"),), "alone")]
 

@@ -91,7 +91,7 @@ def test_one_look_serves_everybody_who_can_be() -> None:
     for lease_id in ("a", "b", "c"):
         box.ask(lease_id)
 
-    box.look(reading(0), reading(1))
+    box.observe_now(reading(0), reading(1))
 
     assert [box.stage(lease_id) for lease_id in ("a", "b", "c")] == ["active", "active", "queued"]
 
@@ -165,7 +165,7 @@ def test_a_newcomer_in_the_middle_of_the_line_is_served_if_nobody_ahead_can_use_
     box.ask("on the A100", model="A100")
     box.ask("front", model="A100", priority=9)
     box.ask("back", model="A100")
-    box.look(reading(2, name=T4))
+    box.observe_now(reading(2, name=T4))
 
     box.ask("middle", model="T4", priority=5)
 
@@ -192,7 +192,7 @@ def test_workers_on_one_gpu_are_granted_in_one_look_up_to_their_number() -> None
     for lease_id in ("a", "b", "c"):
         box.ask(lease_id)
 
-    box.look(reading())
+    box.observe_now(reading())
 
     assert [box.stage(lease_id) for lease_id in ("a", "b", "c")] == ["active", "active", "queued"]
 
@@ -201,7 +201,7 @@ def test_a_busy_gpu_that_falls_idle_serves_who_waits() -> None:
     box = Box(reading(utilization=95))
     box.ask("a")
 
-    box.look(reading(utilization=5))
+    box.observe_now(reading(utilization=5))
 
     assert box.stage("a") == "active"
 
@@ -210,7 +210,7 @@ def test_a_process_that_ends_outside_makes_room_for_who_waits() -> None:
     box = Box(reading(used_mb=60_000, processes=(process(66, 60_000),)))
     box.ask("a", memory_mb=8_000)
 
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.stage("a") == "active"
 

@@ -88,7 +88,7 @@ def test_out_of_service_outlives_a_restart() -> None:
     box.do(cmd.ExcludeGpu(key(), "new fan"))
 
     box.restart()
-    box.look(reading())
+    box.observe_now(reading())
 
     assert box.verdict() == Excluded("new fan")
 

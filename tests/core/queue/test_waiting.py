@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_worker_pool.core.model.lease import QueuedLease
-from gpu_worker_pool.core.queue.waiting import WaitingLine
+from gpu_worker_pool.core.queue.waiting import LeaseQueue
 from tests.core.build import request
 
 
@@ -13,8 +13,8 @@ def waiter(id_: str, seq: int, **wants: Any) -> QueuedLease:
     return QueuedLease(id_, request(**wants), seq, requested_at=0.0)
 
 
-def line(*waiters: QueuedLease) -> WaitingLine:
-    waiting = WaitingLine()
+def line(*waiters: QueuedLease) -> LeaseQueue:
+    waiting = LeaseQueue()
     for lease in waiters:
         waiting.join(lease)
     return waiting
@@ -69,7 +69,7 @@ def test_who_leaves_leaves_nothing_behind() -> None:
 
     waiting.leave(only)
 
-    assert (waiting == WaitingLine(), waiting.by_wishes, len(waiting)) == (True, {}, 0)
+    assert (waiting == LeaseQueue(), waiting.by_wishes, len(waiting)) == (True, {}, 0)
 
 
 def test_who_leaves_takes_nobody_alike_along() -> None:
@@ -90,4 +90,4 @@ def test_lines_are_equal_by_who_stands_where() -> None:
 def test_a_line_says_how_many_wait_for_how_many_kinds_of_things() -> None:
     waiting = line(waiter("a", 1), waiter("b", 2), waiter("c", 3, gpus=2))
 
-    assert repr(waiting) == "<WaitingLine: 3 waiting, 2 kinds of wishes>"
+    assert repr(waiting) == "<LeaseQueue: 3 waiting, 2 kinds of wishes>"

@@ -21,7 +21,7 @@ GOOD = ("10240", "2048", "15", "45", "120.50", "320.00")
 
 class TestNvidiaSmiProbeContract(ProbeContract):
     # What this one says does not change by itself, and each look is two processes.
-    looks = 2
+    reads = 2
 
     @pytest.fixture
     def probe(self, smi: FakeNvidiaSmi) -> NvidiaSmiProbe:
@@ -33,10 +33,10 @@ class TestNvidiaSmiProbeContract(ProbeContract):
 def only(smi: FakeNvidiaSmi, gpus: str, processes: str = "") -> Reading:
     """The reading of the one GPU that is said to be there."""
     smi.say(gpus, processes)
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert look.error is None
-    assert len(look.readings) == 1
-    return look.readings[0]
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert result.error is None
+    assert len(result.readings) == 1
+    return result.readings[0]
 
 
 def row(*numbers: str, name: str = "Tesla K80", uuid: str = A, index: str = "0") -> str:
@@ -48,9 +48,9 @@ def row(*numbers: str, name: str = "Tesla K80", uuid: str = A, index: str = "0")
 
 def test_it_reads_all_values(smi: FakeNvidiaSmi) -> None:
     smi.say(ROW_A + ROW_B)
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(7.0)
-    assert look.error is None
-    first, second = look.readings
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(7.0)
+    assert result.error is None
+    first, second = result.readings
     assert first.gpu.key == GpuKey("box", A)
     assert (first.gpu.index, first.gpu.name) == (0, "NVIDIA GeForce RTX 3080")
     assert [getattr(first, name) for name in NAMES] == [10240, 2048, 15, 45, 120.5, 320]
@@ -61,15 +61,15 @@ def test_it_reads_all_values(smi: FakeNvidiaSmi) -> None:
 def test_what_it_shows_may_change_between_looks(smi: FakeNvidiaSmi) -> None:
     smi.say(ROW_A)
     probe = NvidiaSmiProbe("box", PATIENCE_S)
-    assert [reading.memory_used_mb for reading in probe.look(1.0).readings] == [2048]
+    assert [reading.memory_used_mb for reading in probe.read(1.0).readings] == [2048]
     smi.say(ROW_A.replace("2048", "9000"))
-    assert [reading.memory_used_mb for reading in probe.look(2.0).readings] == [9000]
+    assert [reading.memory_used_mb for reading in probe.read(2.0).readings] == [9000]
 
 
 def test_it_is_run_as_documented_and_in_plain_english(smi: FakeNvidiaSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     smi.say(ROW_A)
-    NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
+    NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
     assert [run["arguments"] for run in smi.runs()] == [
         [
             "--query-gpu=index,uuid,name,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,power.limit",
@@ -129,13 +129,13 @@ def test_an_odd_value_is_unknown_and_it_alone(smi: FakeNvidiaSmi, odd: str) -> N
         for position in range(len(NAMES))
     ]
     smi.say("".join(rows))
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert look.error is None
-    for position, reading in enumerate(look.readings):
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert result.error is None
+    for position, reading in enumerate(result.readings):
         unknown = [name for name in NAMES if getattr(reading, name) is None]
         assert unknown == [NAMES[position]]
         assert reading.fault is None
-    assert len(look.readings) == len(NAMES)
+    assert len(result.readings) == len(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_value_that_cannot_be_is_unknown(smi: FakeNvidiaSmi, numbers: tuple[st
 )
 def test_a_lost_gpu_is_a_reading_with_a_fault(smi: FakeNvidiaSmi, numbers: tuple[str, ...], says: str) -> None:
     smi.say(row(*numbers) + ROW_B)
-    lost, fine = NvidiaSmiProbe("box", PATIENCE_S).look(1.0).readings
+    lost, fine = NvidiaSmiProbe("box", PATIENCE_S).read(1.0).readings
     assert lost.gpu.key.uuid == A
     assert lost.fault == f"nvidia-smi says: {says}"
     assert (lost.memory_used_mb, lost.utilization_percent, lost.processes) == (None, None, None)
@@ -188,45 +188,45 @@ def test_a_gpu_that_supports_nothing_is_not_faulty(smi: FakeNvidiaSmi) -> None:
 def test_a_gpu_that_does_not_tell_its_uuid_any_more_is_known_by_its_index(smi: FakeNvidiaSmi) -> None:
     probe = NvidiaSmiProbe("box", PATIENCE_S)
     smi.say(ROW_A + ROW_B)
-    before = probe.look(1.0).readings
+    before = probe.read(1.0).readings
     smi.say(ROW_A + row(*["[GPU is lost]"] * 6, index="1", uuid="[GPU is lost]", name="[GPU is lost]"))
-    look = probe.look(2.0)
-    assert [reading.gpu for reading in look.readings] == [reading.gpu for reading in before]
-    assert [reading.fault for reading in look.readings] == [None, "nvidia-smi says: GPU is lost"]
+    result = probe.read(2.0)
+    assert [reading.gpu for reading in result.readings] == [reading.gpu for reading in before]
+    assert [reading.fault for reading in result.readings] == [None, "nvidia-smi says: GPU is lost"]
 
 
 def test_a_row_without_uuid_is_not_taken_for_a_gpu_that_is_elsewhere_now(smi: FakeNvidiaSmi) -> None:
     probe = NvidiaSmiProbe("box", PATIENCE_S)
     smi.say(ROW_A + ROW_B)
-    probe.look(1.0)
+    probe.read(1.0)
     smi.say(row(*["[N/A]"] * 6, uuid="[N/A]") + row(*GOOD, index="1", uuid=A))
-    look = probe.look(2.0)
-    assert [(reading.gpu.index, reading.gpu.key.uuid) for reading in look.readings] == [(1, A)]
-    assert "belongs to no GPU: 0, [N/A]" in (look.error or "")
+    result = probe.read(2.0)
+    assert [(reading.gpu.index, reading.gpu.key.uuid) for reading in result.readings] == [(1, A)]
+    assert "belongs to no GPU: 0, [N/A]" in (result.error or "")
 
 
 def test_a_gpu_that_vanishes_with_an_error_is_faulty_and_not_taken_out(smi: FakeNvidiaSmi) -> None:
     probe = NvidiaSmiProbe("box", PATIENCE_S)
     smi.say(ROW_A + ROW_B)
-    probe.look(1.0)
+    probe.read(1.0)
     words = "Unable to determine the device handle for GPU 0000:0A:00.0: GPU is lost.  Reboot the system"
     smi.say({"print": f"{words}\n{ROW_B}", "exit_code": 15})
-    look = probe.look(2.0)
-    assert look.error == f"nvidia-smi: {words}"
-    assert [(reading.gpu.key.uuid, reading.at) for reading in look.readings] == [(A, 2.0), (B, 2.0)]
-    assert words in (look.readings[0].fault or "")
-    assert look.readings[1].fault is None
+    result = probe.read(2.0)
+    assert result.error == f"nvidia-smi: {words}"
+    assert [(reading.gpu.key.uuid, reading.at) for reading in result.readings] == [(A, 2.0), (B, 2.0)]
+    assert words in (result.readings[0].fault or "")
+    assert result.readings[1].fault is None
 
 
 def test_a_gpu_that_was_taken_out_is_gone(smi: FakeNvidiaSmi) -> None:
     probe = NvidiaSmiProbe("box", PATIENCE_S)
     smi.say(ROW_A + ROW_B)
-    probe.look(1.0)
+    probe.read(1.0)
     smi.say(ROW_B)
-    look = probe.look(2.0)
-    assert ([reading.gpu.index for reading in look.readings], look.error) == ([1], None)
+    result = probe.read(2.0)
+    assert ([reading.gpu.index for reading in result.readings], result.error) == ([1], None)
     smi.say(f"{ROW_B}WARNING: something else\n")
-    assert [reading.gpu.index for reading in probe.look(3.0).readings] == [1]
+    assert [reading.gpu.index for reading in probe.read(3.0).readings] == [1]
 
 
 @pytest.mark.parametrize(
@@ -246,17 +246,17 @@ def test_a_gpu_that_was_taken_out_is_gone(smi: FakeNvidiaSmi) -> None:
 )
 def test_a_row_of_no_gpu_is_skipped_and_said(smi: FakeNvidiaSmi, line: str) -> None:
     smi.say(f"{ROW_A}{line}\n{row(*GOOD, index='9', uuid=C)}")
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert [reading.gpu.key.uuid for reading in look.readings] == [A, C]
-    assert look.error == f"nvidia-smi printed a line that belongs to no GPU: {line.strip('[]')}"
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert [reading.gpu.key.uuid for reading in result.readings] == [A, C]
+    assert result.error == f"nvidia-smi printed a line that belongs to no GPU: {line.strip('[]')}"
 
 
 def test_bytes_that_are_no_text_are_no_exception(smi: FakeNvidiaSmi) -> None:
     smi.command.write_bytes(b"#!/bin/sh\nprintf '\\377\\000\\033[31m\\n'\n")
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert look.readings == ()
-    assert look.error is not None
-    assert look.error.isprintable()
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert result.readings == ()
+    assert result.error is not None
+    assert result.error.isprintable()
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_bytes_that_are_no_text_are_no_exception(smi: FakeNvidiaSmi) -> None:
 def test_processes_are_those_of_the_gpu_with_what_the_system_knows_of_them(smi: FakeNvidiaSmi) -> None:
     me, table = os.getpid(), ProcessTable()
     smi.say(ROW_A + ROW_B, f"{B}, {me}, 1024, /usr/bin/python, really\n{B}, {os.getppid()}, [N/A], sh\n")
-    first, second = NvidiaSmiProbe("box", PATIENCE_S).look(1.0).readings
+    first, second = NvidiaSmiProbe("box", PATIENCE_S).read(1.0).readings
     assert first.processes == ()
     assert second.processes is not None
     mine, parents = second.processes
@@ -296,29 +296,29 @@ def test_a_process_named_often_is_one_with_all_its_memory(
 @pytest.mark.parametrize("pid", ["[N/A]", "", "0", "-1", "x", "9" * 12])
 def test_a_process_without_a_pid_makes_those_of_its_gpu_unknown(smi: FakeNvidiaSmi, pid: str) -> None:
     smi.say(ROW_A + ROW_B, f"{A}, 999999999, 7, python\n{A}, {pid}, 7, python\n{B}, 999999998, 7, python\n")
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert look.readings[0].processes is None
-    assert [process.id.pid for process in look.readings[1].processes or ()] == [999999998]
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert result.readings[0].processes is None
+    assert [process.id.pid for process in result.readings[1].processes or ()] == [999999998]
 
 
 @pytest.mark.parametrize("line", ["GPU-other, 1, 2, python", "hello", "[N/A], 1, 2, python", f"{A}, 1"])
 def test_a_process_of_no_gpu_is_skipped_and_said(smi: FakeNvidiaSmi, line: str) -> None:
     smi.say(ROW_A, f"{line}\n{A}, 999999999, 7, python\n")
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert [process.id.pid for process in look.readings[0].processes or ()] == [999999999]
-    assert look.error == f"nvidia-smi printed a line that belongs to no process: {line.strip('[]')}"
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert [process.id.pid for process in result.readings[0].processes or ()] == [999999999]
+    assert result.error == f"nvidia-smi printed a line that belongs to no process: {line.strip('[]')}"
 
 
 def test_without_the_list_of_processes_they_are_unknown_and_all_else_is_read(smi: FakeNvidiaSmi) -> None:
     smi.say(ROW_A, {"print": f"{A}, 4711, 7, python\n", "exit_code": 1})
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert look.error is None
-    assert [(reading.memory_used_mb, reading.processes) for reading in look.readings] == [(2048, None)]
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert result.error is None
+    assert [(reading.memory_used_mb, reading.processes) for reading in result.readings] == [(2048, None)]
 
 
 def test_a_list_of_processes_that_hangs_is_stopped_and_all_else_is_read(smi: FakeNvidiaSmi) -> None:
     smi.say(ROW_A, {"hang": True})
-    look = NvidiaSmiProbe("box", timeout_s=2.0).look(1.0)
-    assert look.error is None
-    assert [(reading.memory_used_mb, reading.processes) for reading in look.readings] == [(2048, None)]
+    result = NvidiaSmiProbe("box", timeout_s=2.0).read(1.0)
+    assert result.error is None
+    assert [(reading.memory_used_mb, reading.processes) for reading in result.readings] == [(2048, None)]
     assert has_ended(smi.runs()[-1]["pid"])

@@ -28,48 +28,48 @@ DRIVER_GONE = "NVIDIA-SMI has failed because it couldn't communicate with the NV
         ({"print": "No devices were found\n", "exit_code": 6}, "nvidia-smi: No devices were found"),
         ({"print": "No devices were found\n", "exit_code": 0}, "nvidia-smi: No devices were found"),
         ({"print_error": "\nFailed to initialize NVML\n", "exit_code": 255}, "nvidia-smi: Failed to initialize NVML"),
-        ({"exit_code": 3}, "nvidia-smi failed with exit code 3 and without a word"),
+        ({"exit_code": 3}, "nvidia-smi failed with exit code 3 and printed nothing"),
         ({"print": "\n \n"}, "nvidia-smi shows no GPU"),
         ({"print": "x" * 5000, "exit_code": 1}, f"nvidia-smi: {'x' * 200}…"),
     ],
 )
 def test_a_failure_is_an_error_in_its_own_words(smi: FakeNvidiaSmi, answer: dict[str, object], error: str) -> None:
     smi.say(answer)
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert (look.readings, look.error) == ((), error)
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert (result.readings, result.error) == ((), error)
     assert len(smi.runs()) == 1  # without a GPU there is nothing to ask about processes
 
 
 def test_what_was_read_before_a_failure_is_kept(smi: FakeNvidiaSmi) -> None:
     smi.say({"print": ROW_A, "exit_code": 14})
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert [reading.memory_used_mb for reading in look.readings] == [2048]
-    assert look.error == "nvidia-smi failed with exit code 14 and without a word"
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert [reading.memory_used_mb for reading in result.readings] == [2048]
+    assert result.error == "nvidia-smi failed with exit code 14 and printed nothing"
 
 
 def test_warnings_on_the_error_output_do_not_disturb(smi: FakeNvidiaSmi) -> None:
     smi.say({"print": ROW_A, "print_error": "a warning\n"})
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert (len(look.readings), look.error) == (1, None)
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert (len(result.readings), result.error) == (1, None)
 
 
 def test_it_works_again_when_the_driver_does(smi: FakeNvidiaSmi) -> None:
     probe = NvidiaSmiProbe("box", timeout_s=2.0)
     for trouble in ({"exit_code": 9}, {"hang": True}):
         smi.say(trouble)
-        assert probe.look(1.0).error
+        assert probe.read(1.0).error
     smi.say(ROW_A)
-    look = probe.look(2.0)
-    assert (len(look.readings), look.error) == (1, None)
+    result = probe.read(2.0)
+    assert (len(result.readings), result.error) == (1, None)
 
 
 @pytest.mark.parametrize(("hangs", "child"), [(True, None), (True, "holds the pipe"), (False, "holds the pipe")])
 def test_one_that_hangs_is_killed_with_all_it_started(smi: FakeNvidiaSmi, hangs: bool, child: str | None) -> None:
     smi.say({"print": ROW_A, "hang": hangs} | ({"child": child} if child else {}))
     started = monotonic()
-    look = NvidiaSmiProbe("box", timeout_s=2.0).look(1.0)
+    result = NvidiaSmiProbe("box", timeout_s=2.0).read(1.0)
     assert monotonic() - started < 20.0
-    assert (look.readings, look.error) == ((), "nvidia-smi did not answer within 2 s and was stopped")
+    assert (result.readings, result.error) == ((), "nvidia-smi did not answer within 2 s and was stopped")
     (run,) = smi.runs()
     with pytest.raises(ProcessLookupError):  # not even a zombie: it was waited for
         os.kill(run["pid"], 0)
@@ -79,37 +79,37 @@ def test_one_that_hangs_is_killed_with_all_it_started(smi: FakeNvidiaSmi, hangs:
 def test_a_child_that_escapes_with_the_pipe_does_not_hold_up_the_look(smi: FakeNvidiaSmi) -> None:
     smi.say({"hang": True, "child": "escapes"})
     started = monotonic()
-    look = NvidiaSmiProbe("box", timeout_s=2.0).look(1.0)
+    result = NvidiaSmiProbe("box", timeout_s=2.0).read(1.0)
     (run,) = smi.runs()
     os.kill(run["child_pid"], signal.SIGKILL)
     assert monotonic() - started < 20.0
-    assert look.error == "nvidia-smi did not answer within 2 s and was stopped"
+    assert result.error == "nvidia-smi did not answer within 2 s and was stopped"
 
 
 def test_one_that_cannot_be_killed_is_not_run_again_until_it_is_gone(smi: FakeNvidiaSmi) -> None:
     smi.say({"hang": True, "child": "clings"})
     probe = NvidiaSmiProbe("box", timeout_s=2.0)
-    first = probe.look(1.0)
+    first = probe.read(1.0)
     if "cannot trace" in (first.error or ""):
         pytest.skip(f"this machine does not allow it: {first.error}")
     (run,) = smi.runs()
     try:
         assert f"(pid {run['pid']}) did not answer and cannot be killed" in (first.error or "")
         smi.say(ROW_A)
-        assert probe.look(2.0) == first
+        assert probe.read(2.0) == first
         assert len(smi.runs()) == 1
     finally:
         os.kill(run["child_pid"], signal.SIGKILL)
     assert has_ended(run["child_pid"])
     os.waitid(os.P_PID, run["pid"], os.WEXITED | os.WNOWAIT)
-    assert [reading.memory_used_mb for reading in probe.look(3.0).readings] == [2048]
+    assert [reading.memory_used_mb for reading in probe.read(3.0).readings] == [2048]
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_one_that_prints_without_end_is_stopped(smi: FakeNvidiaSmi, exit_code: int) -> None:
     smi.say({"print_endlessly": True, "exit_code": exit_code})
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert (look.readings, look.error) == ((), "nvidia-smi printed more than 1024 KiB and was stopped")
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert (result.readings, result.error) == ((), "nvidia-smi printed more than 1024 KiB and was stopped")
     assert has_ended(smi.runs()[0]["pid"])
 
 
@@ -118,7 +118,7 @@ def test_no_descriptor_is_left_open(smi: FakeNvidiaSmi) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for answer in (ROW_A, {"hang": True}, {"print_endlessly": True}, {"exit_code": 1}):
         smi.say(answer)
-        probe.look(1.0)
+        probe.read(1.0)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -149,7 +149,7 @@ def test_one_that_may_not_be_executed_is_said_so(
 def test_one_by_its_path_needs_no_path_variable(smi: FakeNvidiaSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     smi.say(ROW_A)
-    assert len(NvidiaSmiProbe("box", PATIENCE_S, str(smi.command)).look(1.0).readings) == 1
+    assert len(NvidiaSmiProbe("box", PATIENCE_S, str(smi.command)).read(1.0).readings) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ def test_one_by_its_path_needs_no_path_variable(smi: FakeNvidiaSmi, monkeypatch:
 )
 def test_one_that_cannot_be_run_is_an_error_and_no_exception(smi: FakeNvidiaSmi, content: str, why: str) -> None:
     smi.command.write_text(content)
-    look = NvidiaSmiProbe("box", PATIENCE_S).look(1.0)
-    assert look.readings == ()
-    assert (look.error or "").startswith(f"nvidia-smi could not be run: {why}")
+    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
+    assert result.readings == ()
+    assert (result.error or "").startswith(f"nvidia-smi could not be run: {why}")
 
 
 def test_one_that_was_removed_since_is_an_error_and_no_exception(smi: FakeNvidiaSmi) -> None:
     probe = NvidiaSmiProbe("box", PATIENCE_S)
     smi.command.unlink()
-    assert probe.look(1.0).error == f"nvidia-smi could not be run: No such file or directory ({smi.command})"
+    assert probe.read(1.0).error == f"nvidia-smi could not be run: No such file or directory ({smi.command})"
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])

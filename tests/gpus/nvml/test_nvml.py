@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.gpus.probe import Look
+from gpu_worker_pool.gpus.probe import ProbeResult
 from tests.gpus.nvml.looks import UUIDS, VALUES, Start, three_idle_gpus, unknown_of
 from tests.gpus.nvml_driver import NvmlProbeInChild
 from tests.gpus.probe_contract import ProbeContract
@@ -70,7 +70,7 @@ def test_everything_that_is_measured_is_read(config: StubConfig, start: Start) -
     probe = start()
 
     assert probe.source == "nvml"
-    assert probe.look(12.5) == Look(
+    assert probe.read(12.5) == ProbeResult(
         (
             Reading(
                 gpu=Gpu(GpuKey("box", "GPU-abc"), 0, "Tesla T4"),
@@ -89,11 +89,11 @@ def test_everything_that_is_measured_is_read(config: StubConfig, start: Start) -
 
 def test_all_gpus_are_read_in_their_order_and_each_look_anew(config: StubConfig, start: Start) -> None:
     probe = start()
-    first = probe.look(1.0)
+    first = probe.read(1.0)
     config.gpus[1].utilization_percent = 90
     config.gpus[2].memory_used_mb = 512
     config.write()
-    second = probe.look(2.0)
+    second = probe.read(2.0)
 
     assert [(r.gpu.index, r.gpu.key.uuid) for r in first.readings] == list(enumerate(UUIDS[:3]))
     assert [r.utilization_percent for r in first.readings] == [0, 0, 0]
@@ -104,19 +104,19 @@ def test_all_gpus_are_read_in_their_order_and_each_look_anew(config: StubConfig,
 def test_what_does_not_change_is_read_once(config: StubConfig, start: Start) -> None:
     probe = start()
     at_start = config.calls()
-    probe.look(1.0)
-    at_look = config.calls()
+    probe.read(1.0)
+    at_read = config.calls()
 
     constant = {"InitWithFlags", "GetHandleByIndex_v2", "GetName", "GetUUID"}
     assert constant < set(at_start)
-    assert at_look
-    assert not constant & set(at_look)
+    assert at_read
+    assert not constant & set(at_read)
 
 
 def test_a_machine_without_gpus_is_no_error(config: StubConfig, start: Start) -> None:
     config.gpus = []
 
-    assert start().look(1.0) == Look(())
+    assert start().read(1.0) == ProbeResult(())
 
 
 # What is unknown
@@ -133,11 +133,11 @@ def test_a_value_that_cannot_be_read_is_unknown_alone(
         "GetComputeRunningProcesses_v3": ["GetComputeRunningProcesses_v2"],
     }
     config.gpus[1].errors = dict.fromkeys([call, *newer.get(call, [])], code)
-    look = start().look(1.0)
+    result = start().read(1.0)
 
-    assert look.error is None
-    assert [reading.fault for reading in look.readings] == [None] * 3
-    assert [unknown_of(reading) for reading in look.readings] == [set(), VALUES[call], set()]
+    assert result.error is None
+    assert [reading.fault for reading in result.readings] == [None] * 3
+    assert [unknown_of(reading) for reading in result.readings] == [set(), VALUES[call], set()]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_gpu_that_cannot_draw_has_its_computing_processes_but_who_may_be_missi
 ) -> None:
     config.gpus[0].compute = {4_000_000: 10}
     config.gpus[0].errors = {"GetGraphicsRunningProcesses_v3": code, "GetGraphicsRunningProcesses_v2": code}
-    reading = start().look(1.0).readings[0]
+    reading = start().read(1.0).readings[0]
 
     assert (reading.processes and [process.id.pid for process in reading.processes]) == processes
 
@@ -167,14 +167,14 @@ def test_a_function_that_is_missing_does_not_hide_what_the_gpu_itself_answered(
     config.gpus[0].compute = {4_000_000: 10}
     config.gpus[0].errors = {"GetGraphicsRunningProcesses_v3": newer, "GetGraphicsRunningProcesses_v2": older}
 
-    assert start().look(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_000), 10.0),)
+    assert start().read(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_000), 10.0),)
 
 
 def test_a_value_that_cannot_be_true_is_unknown(config: StubConfig, start: Start) -> None:
     config.gpus[0].utilization_percent = 4_000_000_000
     config.gpus[1].memory_used_mb = config.gpus[1].memory_total_mb = 0
     config.gpus[2].memory_used_mb = 1e6
-    readings = start().look(1.0).readings
+    readings = start().read(1.0).readings
 
     assert unknown_of(readings[0]) == {"utilization_percent"}
     assert unknown_of(readings[1]) == {"memory_total_mb", "memory_used_mb"}
@@ -184,13 +184,13 @@ def test_a_value_that_cannot_be_true_is_unknown(config: StubConfig, start: Start
 def test_a_gpu_without_a_name_gets_one(config: StubConfig, start: Start) -> None:
     config.gpus[0].name = None
 
-    assert start().look(1.0).readings[0].gpu.name == "NVIDIA GPU"
+    assert start().read(1.0).readings[0].gpu.name == "NVIDIA GPU"
 
 
 def test_memory_that_the_driver_reserves_is_used_by_nobody(config: StubConfig, start: Start) -> None:
     config.gpus[0].memory_reserved_mb, config.gpus[0].memory_used_mb = 600, 100
 
-    assert start().look(1.0).readings[0].memory_used_mb == 100
+    assert start().read(1.0).readings[0].memory_used_mb == 100
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_older_drivers_are_asked_in_the_older_way(config: StubConfig, start: Sta
     gpu = config.gpus[0]
     gpu.memory_reserved_mb, gpu.memory_used_mb, gpu.temperature_c = 600, 100, 44
     gpu.compute, gpu.graphics = {4_000_000: 1}, {4_000_001: 2}
-    reading = start().look(1.0).readings[0]
+    reading = start().read(1.0).readings[0]
 
     assert reading.memory_used_mb == 700  # the older way counts what is reserved
     assert reading.temperature_c == 44
@@ -217,7 +217,7 @@ def test_a_process_is_known_by_its_start_time_its_name_and_its_ancestors(
 ) -> None:
     me = ProcessId(os.getpid(), started(os.getpid()))
     config.gpus[0].compute = {child.pid: 300, me.pid: 200.5}
-    by_pid = {process.id.pid: process for process in start().look(1.0).readings[0].processes or ()}
+    by_pid = {process.id.pid: process for process in start().read(1.0).readings[0].processes or ()}
 
     assert by_pid.keys() == {child.pid, me.pid}
     assert by_pid[child.pid].id == ProcessId(child.pid, started(child.pid))
@@ -234,16 +234,16 @@ def test_a_process_that_ended_meanwhile_is_gone_with_the_next_look(
 ) -> None:
     config.gpus[0].compute = {child.pid: 300}
     probe = start()
-    before = probe.look(1.0).readings[0].processes
+    before = probe.read(1.0).readings[0].processes
     child.communicate()
-    still_listed = probe.look(2.0).readings[0].processes
+    still_listed = probe.read(2.0).readings[0].processes
     config.gpus[0].compute = {}
     config.write()
 
     assert before is not None
     assert before[0].id.started is not None
     assert still_listed == (GpuProcess(ProcessId(child.pid), 300.0),)
-    assert probe.look(3.0).readings[0].processes == ()
+    assert probe.read(3.0).readings[0].processes == ()
 
 
 @pytest.mark.parametrize(
@@ -270,13 +270,13 @@ def test_a_process_that_computes_and_draws_is_one(
     config.gpus[0].compute = {pids[pid]: mb for pid, mb in compute.items()}
     config.gpus[0].graphics = {pids[pid]: mb for pid, mb in graphics.items()}
 
-    assert start().look(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_007), merged),)
+    assert start().read(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_007), merged),)
 
 
 def test_many_processes_are_all_listed(config: StubConfig, start: Start) -> None:
     config.gpus[0].compute = dict.fromkeys(range(4_000_000, 4_000_100), 1.0)
     config.gpus[0].graphics = dict.fromkeys(range(4_000_050, 4_000_150), 1.0)
-    processes = start().look(1.0).readings[0].processes or ()
+    processes = start().read(1.0).readings[0].processes or ()
 
     assert [process.id.pid for process in processes] == list(range(4_000_000, 4_000_150))
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId
 from gpu_worker_pool.gpus.nvml import RETRY, NvmlProbe
-from gpu_worker_pool.gpus.probe import Look, ProbeUnavailable
+from gpu_worker_pool.gpus.probe import ProbeResult, ProbeUnavailable
 from tests.gpus.nvml.looks import UUIDS, VALUES, Start, unknown_of
 from tests.gpus.nvml_driver import ROOT, NvmlProbeInChild
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu
@@ -30,21 +30,21 @@ def test_a_lost_gpu_says_so_keeps_its_name_and_comes_back(
 ) -> None:
     config.gpus[1] = StubGpu("Tesla T4", "GPU-one")
     probe = start()
-    before = probe.look(1.0)
+    before = probe.read(1.0)
     config.gpus[1].error = code
     config.write()
-    lost, still_lost = probe.look(2.0), probe.look(3.0)
+    lost, still_lost = probe.read(2.0), probe.read(3.0)
     config.gpus[1].error = None
     config.write()
-    back = probe.look(4.0)
+    back = probe.read(4.0)
 
-    for look in (lost, still_lost):
-        assert look.error is None
-        assert [reading.fault is None for reading in look.readings] == [True, False, True]
-        assert look.readings[1].gpu == before.readings[1].gpu
-        assert words in str(look.readings[1].fault)
-        assert unknown_of(look.readings[1]) == set().union(*VALUES.values())
-        assert unknown_of(look.readings[0]) == set()
+    for result in (lost, still_lost):
+        assert result.error is None
+        assert [reading.fault is None for reading in result.readings] == [True, False, True]
+        assert result.readings[1].gpu == before.readings[1].gpu
+        assert words in str(result.readings[1].fault)
+        assert unknown_of(result.readings[1]) == set().union(*VALUES.values())
+        assert unknown_of(result.readings[0]) == set()
     assert [reading.gpu for reading in back.readings] == [reading.gpu for reading in before.readings]
     assert [unknown_of(reading) for reading in back.readings] == [set()] * 3
     assert [reading.fault for reading in back.readings] == [None] * 3
@@ -53,10 +53,10 @@ def test_a_lost_gpu_says_so_keeps_its_name_and_comes_back(
 @pytest.mark.parametrize("call", ["GetMigMode", "GetMemoryInfo_v2", "GetPowerUsage", "GetGraphicsRunningProcesses_v3"])
 def test_a_gpu_may_be_lost_at_any_call(config: StubConfig, start: Start, call: str) -> None:
     config.gpus[1].errors = {call: NvmlCode.GPU_IS_LOST}
-    look = start().look(1.0)
+    result = start().read(1.0)
 
-    assert [reading.fault is None for reading in look.readings] == [True, False, True]
-    assert look.readings[1].gpu == Gpu(GpuKey("box", str(UUIDS[1])), 1, A100)
+    assert [reading.fault is None for reading in result.readings] == [True, False, True]
+    assert result.readings[1].gpu == Gpu(GpuKey("box", str(UUIDS[1])), 1, A100)
 
 
 @pytest.mark.parametrize("call", ["GetName", "GetUUID", "GetHandleByIndex_v2"])
@@ -64,11 +64,11 @@ def test_a_lost_gpu_that_does_not_even_tell_its_name_keeps_it(config: StubConfig
     probe = start()
     config.gpus[1].errors = {"GetMemoryInfo_v2": NvmlCode.GPU_IS_LOST, call: NvmlCode.GPU_IS_LOST}
     config.write()
-    looks = [probe.look(1.0), probe.look(2.0)]
+    results = [probe.read(1.0), probe.read(2.0)]
 
-    for look in looks:
-        assert look.readings[1].gpu == Gpu(GpuKey("box", str(UUIDS[1])), 1, A100)
-        assert look.readings[1].fault
+    for result in results:
+        assert result.readings[1].gpu == Gpu(GpuKey("box", str(UUIDS[1])), 1, A100)
+        assert result.readings[1].fault
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_a_gpu_that_could_never_be_opened_is_shown_all_the_same(
 ) -> None:
     config.gpus[1].errors = {"GetHandleByIndex_v2": code}
     probe = start()
-    look = probe.look(1.0)
+    result = probe.read(1.0)
     config.gpus[1].errors = {}
     config.write()
 
-    assert look.error is None
-    assert look.readings[1].gpu == Gpu(GpuKey("box", "unknown-1"), 1, "NVIDIA GPU")
-    assert words in str(look.readings[1].fault)
-    assert probe.look(2.0).readings[1].gpu.key.uuid == UUIDS[1]
+    assert result.error is None
+    assert result.readings[1].gpu == Gpu(GpuKey("box", "unknown-1"), 1, "NVIDIA GPU")
+    assert words in str(result.readings[1].fault)
+    assert probe.read(2.0).readings[1].gpu.key.uuid == UUIDS[1]
 
 
 def test_where_all_gpus_are_lost_nvml_is_started_anew(config: StubConfig, start: Start) -> None:
@@ -101,19 +101,19 @@ def test_where_all_gpus_are_lost_nvml_is_started_anew(config: StubConfig, start:
     config.errors = {"GetMigMode": NvmlCode.GPU_IS_LOST}
     config.write()
     config.calls()
-    lost = probe.look(1.0)
-    early = probe.look(1.0 + FIRST_PAUSE_S - 0.01)
+    lost = probe.read(1.0)
+    early = probe.read(1.0 + FIRST_PAUSE_S - 0.01)
     before_the_pause_is_over = config.calls()
-    due = probe.look(1.0 + FIRST_PAUSE_S)
+    due = probe.read(1.0 + FIRST_PAUSE_S)
     when_it_is_over = config.calls()
     config.errors = {}
     config.write()
-    back = probe.look(2.0)
+    back = probe.read(2.0)
 
-    for look in (lost, early, due):
-        assert "no GPU answers" in str(look.error)
-        assert [reading.gpu.key.uuid for reading in look.readings] == UUIDS[:3]
-        assert all(reading.fault for reading in look.readings)
+    for result in (lost, early, due):
+        assert "no GPU answers" in str(result.error)
+        assert [reading.gpu.key.uuid for reading in result.readings] == UUIDS[:3]
+        assert all(reading.fault for reading in result.readings)
     assert "InitWithFlags" not in before_the_pause_is_over
     assert [call for call in when_it_is_over if call in ("Shutdown", "InitWithFlags")] == ["Shutdown", "InitWithFlags"]
     assert back.error is None
@@ -136,19 +136,19 @@ def test_a_driver_that_goes_away_is_an_error_and_comes_back(
     config: StubConfig, start: Start, call: str, code: NvmlCode, words: str
 ) -> None:
     probe = start()
-    before = probe.look(1.0)
+    before = probe.read(1.0)
     config.errors = {call: code}
     config.write()
-    gone = probe.look(2.0)
+    gone = probe.read(2.0)
     config.errors = {}
     config.generation += 1
     config.write()
-    early = probe.look(2.0 + FIRST_PAUSE_S - 0.01)
-    back = probe.look(2.0 + FIRST_PAUSE_S)
+    early = probe.read(2.0 + FIRST_PAUSE_S - 0.01)
+    back = probe.read(2.0 + FIRST_PAUSE_S)
 
-    for look in (gone, early):
-        assert look.readings == ()
-        assert words in str(look.error)
+    for result in (gone, early):
+        assert result.readings == ()
+        assert words in str(result.error)
     assert back.error is None
     assert [reading.gpu for reading in back.readings] == [reading.gpu for reading in before.readings]
     assert [unknown_of(reading) for reading in back.readings] == [set()] * 3
@@ -160,10 +160,10 @@ def test_any_error_of_the_count_is_one_of_the_driver(config: StubConfig, start: 
     config.errors = {"GetCount_v2": code}
     config.write()
 
-    assert probe.look(1.0).readings == ()
+    assert probe.read(1.0).readings == ()
     config.errors = {}
     config.write()
-    assert len(probe.look(10.0).readings) == 3
+    assert len(probe.read(10.0).readings) == 3
 
 
 def test_a_driver_that_stays_away_is_asked_for_less_and_less_often(config: StubConfig, start: Start) -> None:
@@ -173,7 +173,7 @@ def test_a_driver_that_stays_away_is_asked_for_less_and_less_often(config: StubC
     config.calls()
     tries = []
     for tenth in range(2000):
-        probe.look(tenth / 10)
+        probe.read(tenth / 10)
         if "InitWithFlags" in config.calls():
             tries.append(tenth / 10)
 
@@ -188,29 +188,29 @@ def test_the_pauses_are_short_again_after_the_driver_was_back(config: StubConfig
     config.error = NvmlCode.DRIVER_NOT_LOADED
     config.write()
     for at in (0.0, 10.0, 20.0, 30.0):
-        probe.look(at)
+        probe.read(at)
     config.error = None
     config.write()
-    assert probe.look(60.0).error is None
+    assert probe.read(60.0).error is None
     config.error = NvmlCode.DRIVER_NOT_LOADED
     config.write()
-    probe.look(61.0)
+    probe.read(61.0)
     config.error = None
     config.write()
 
-    assert probe.look(61.0 + FIRST_PAUSE_S).error is None
+    assert probe.read(61.0 + FIRST_PAUSE_S).error is None
 
 
 def test_a_driver_that_was_restarted_between_two_looks_is_found_with_other_gpus(
     config: StubConfig, start: Start
 ) -> None:
     probe = start()
-    probe.look(1.0)
+    probe.read(1.0)
     config.generation += 1
     config.gpus = [StubGpu.numbered(7), StubGpu.numbered(8)]
     config.write()
-    gone = probe.look(2.0)
-    back = probe.look(3.0)
+    gone = probe.read(2.0)
+    back = probe.read(3.0)
 
     assert gone.readings == ()
     assert gone.error
@@ -219,12 +219,12 @@ def test_a_driver_that_was_restarted_between_two_looks_is_found_with_other_gpus(
 
 def test_a_gpu_that_is_lost_by_a_restart_of_the_driver_keeps_its_name(config: StubConfig, start: Start) -> None:
     probe = start()
-    before = probe.look(1.0)
+    before = probe.read(1.0)
     config.generation += 1
     config.gpus[1].error = NvmlCode.GPU_IS_LOST
     config.write()
-    probe.look(2.0)
-    after = probe.look(3.0)
+    probe.read(2.0)
+    after = probe.read(3.0)
 
     assert [reading.gpu for reading in after.readings] == [reading.gpu for reading in before.readings]
     assert [reading.fault is None for reading in after.readings] == [True, False, True]
@@ -238,19 +238,19 @@ def test_a_lost_gpu_is_not_taken_for_one_that_moved(config: StubConfig, start: S
     moved[1].error = NvmlCode.GPU_IS_LOST
     config.gpus = moved
     config.write()
-    probe.look(1.0)
+    probe.read(1.0)
 
-    assert [reading.gpu.key.uuid for reading in probe.look(2.0).readings] == [UUIDS[1], "unknown-1"]
+    assert [reading.gpu.key.uuid for reading in probe.read(2.0).readings] == [UUIDS[1], "unknown-1"]
 
 
 def test_a_changed_number_of_gpus_is_noticed_at_once(config: StubConfig, start: Start) -> None:
     probe = start()
     del config.gpus[1]
     config.write()
-    fewer = probe.look(1.0)
+    fewer = probe.read(1.0)
     config.gpus = [StubGpu.numbered(index) for index in range(4)]
     config.write()
-    more = probe.look(2.0)
+    more = probe.read(2.0)
 
     assert [(r.gpu.index, r.gpu.key.uuid) for r in fewer.readings] == [(0, UUIDS[0]), (1, UUIDS[2])]
     assert [(r.gpu.index, r.gpu.key.uuid) for r in more.readings] == list(enumerate(UUIDS[:4]))
@@ -265,16 +265,16 @@ def test_mig_devices_stand_in_place_of_their_gpu(config: StubConfig, start: Star
     gpu.temperature_c, gpu.compute = 52, {4_000_000: 100, 4_000_001: 200}
     gpu.mig = {0: StubGpu.mig_device(1, 0), 2: StubGpu.mig_device(1, 2, name=None)}
     gpu.mig[2].memory_used_mb, gpu.mig[2].compute, gpu.mig[2].graphics = 200, {4_000_001: 200}, None
-    look = start().look(1.0)
+    result = start().read(1.0)
 
-    assert look.error is None
-    assert [reading.gpu for reading in look.readings] == [
+    assert result.error is None
+    assert [reading.gpu for reading in result.readings] == [
         Gpu(GpuKey("box", str(UUIDS[0])), 0, A100),
         Gpu(GpuKey("box", "MIG-00000001-0000-0000-0000-000000000000"), 200, f"{A100} MIG 1g.10gb"),
         Gpu(GpuKey("box", "MIG-00000001-0000-0000-0000-000000000002"), 202, f"{A100} MIG"),
         Gpu(GpuKey("box", str(UUIDS[2])), 2, A100),
     ]
-    empty, used = look.readings[1:3]
+    empty, used = result.readings[1:3]
     assert (empty.memory_total_mb, empty.memory_used_mb, empty.processes) == (9728, 0, ())
     assert (used.memory_total_mb, used.memory_used_mb) == (9728, 200)
     assert used.processes == (GpuProcess(ProcessId(4_000_001), 200.0),)
@@ -287,11 +287,11 @@ def test_mig_devices_stand_in_place_of_their_gpu(config: StubConfig, start: Star
 def test_mig_devices_that_are_made_and_unmade_are_noticed(config: StubConfig, start: Start) -> None:
     config.gpus = [StubGpu.numbered(0)]
     probe = start()
-    seen = [uuids(probe.look(1.0))]
+    seen = [uuids(probe.read(1.0))]
     for devices in ({0: StubGpu.mig_device(0, 0)}, {0: StubGpu.mig_device(0, 5), 1: StubGpu.mig_device(0, 6)}, None):
         config.gpus[0].mig = devices
         config.write()
-        seen.append(uuids(probe.look(2.0)))
+        seen.append(uuids(probe.read(2.0)))
 
     mig = {position: str(StubGpu.mig_device(0, position).uuid) for position in (0, 5, 6)}
     assert seen == [[UUIDS[0]], [mig[0]], [mig[5], mig[6]], [UUIDS[0]]]
@@ -300,28 +300,28 @@ def test_mig_devices_that_are_made_and_unmade_are_noticed(config: StubConfig, st
 def test_a_gpu_with_mig_on_and_no_mig_device_cannot_be_used_and_says_why(config: StubConfig, start: Start) -> None:
     for gpu in config.gpus:
         gpu.mig = {}
-    look = start().look(1.0)
+    result = start().read(1.0)
 
-    assert uuids(look) == UUIDS[:3]
-    assert all("MIG is on" in str(reading.fault) for reading in look.readings)
-    assert look.error is None
+    assert uuids(result) == UUIDS[:3]
+    assert all("MIG is on" in str(reading.fault) for reading in result.readings)
+    assert result.error is None
 
 
 def test_the_mig_devices_of_a_lost_gpu_keep_their_names(config: StubConfig, start: Start) -> None:
     config.gpus[1].mig = {0: StubGpu.mig_device(1, 0), 1: StubGpu.mig_device(1, 1)}
     probe = start()
-    before = probe.look(1.0)
+    before = probe.read(1.0)
     for call in ("GetHandleByIndex_v2", "GetMigMode", "GetMemoryInfo_v2"):
         config.gpus[1].errors = {call: NvmlCode.GPU_IS_LOST}
         config.gpus[1].error = None if call == "GetMemoryInfo_v2" else NvmlCode.GPU_IS_LOST
         config.write()
-        lost = probe.look(2.0)
+        lost = probe.read(2.0)
 
         assert [reading.gpu for reading in lost.readings] == [reading.gpu for reading in before.readings]
         assert [reading.fault is None for reading in lost.readings] == [True, False, False, True]
     config.gpus[1].error, config.gpus[1].errors = None, {}
     config.write()
-    assert [reading.fault for reading in probe.look(3.0).readings] == [None] * 4
+    assert [reading.fault for reading in probe.read(3.0).readings] == [None] * 4
 
 
 # Beginning and end
@@ -372,21 +372,21 @@ def test_the_module_is_imported_without_the_bindings() -> None:
 
 def test_closing_shuts_nvml_down_once(config: StubConfig, start: Start) -> None:
     probe = start()
-    probe.look(1.0)
+    probe.read(1.0)
     config.calls()
     probe.close()
     probe.close()
 
     assert config.calls() == ["Shutdown"]
     with pytest.raises(RuntimeError, match="closed"):
-        probe.look(2.0)
+        probe.read(2.0)
 
 
 def test_closing_while_the_driver_is_away_is_no_error(config: StubConfig, start: Start) -> None:
     probe = start()
     config.error = NvmlCode.DRIVER_NOT_LOADED
     config.write()
-    probe.look(1.0)
+    probe.read(1.0)
     config.calls()
     probe.close()
 
@@ -406,7 +406,7 @@ def test_repr_tells_how_it_stands(config: StubConfig, start: Start) -> None:
     healthy = probe.ask("repr")["repr"]
     config.error = NvmlCode.DRIVER_NOT_LOADED
     config.write()
-    probe.look(1.0)
+    probe.read(1.0)
     away = probe.ask("repr")["repr"]
     probe.close()
 
@@ -415,5 +415,5 @@ def test_repr_tells_how_it_stands(config: StubConfig, start: Start) -> None:
     assert probe.ask("repr")["repr"] == "<NvmlProbe of 'box': 3 GPUs, closed>"
 
 
-def uuids(look: Look) -> list[str]:
-    return [reading.gpu.key.uuid for reading in look.readings]
+def uuids(result: ProbeResult) -> list[str]:
+    return [reading.gpu.key.uuid for reading in result.readings]

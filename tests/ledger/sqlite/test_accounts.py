@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, Reckoning, Usage
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount, UsageTotals
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.sqlite.queries import load_queries
-from tests.core.accounting.lease_times import ENDS, NOW, many, reckon, some_times
+from tests.core.accounting.lease_times import ENDS, NOW, count, many, some_times
 from tests.ledger.examples import GPU, OTHER, note
 
 H = 3600.0
@@ -58,12 +58,12 @@ def a_lease(lease_id: str, *, ended_at: float = 300.0) -> EndedLease:
     return ended_lease(lease_id, LeaseTimes("ada", 1, False, 100.0, 200.0, ended_at))
 
 
-def total(path: Path, since: float = 0.0) -> Usage:
-    return Accounts(path).reckon(lambda: Reckoning(since, None, NOW))[0].total()
+def total(path: Path, since: float = 0.0) -> UsageTotals:
+    return Accounts(path).count(lambda: UsageAccount(since, None, NOW))[0].total()
 
 
 def complete_since(path: Path) -> float | None:
-    return Accounts(path).reckon(lambda: Reckoning(0.0, None, NOW))[1]
+    return Accounts(path).count(lambda: UsageAccount(0.0, None, NOW))[1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,9 +80,9 @@ def test_the_journal_tells_all_that_belongs_to_a_span(
     with closing(sqlite3.connect(shared_path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM ended_lease")
     shared_journal.append((), [ended_lease(str(number), lease) for number, lease in enumerate(over)])
-    reckoning, lost_before = Accounts(shared_path).reckon(lambda: Reckoning(since, until, NOW))
+    account, lost_before = Accounts(shared_path).count(lambda: UsageAccount(since, until, NOW))
     assert lost_before is None
-    assert reckoning.by_owner == reckon(over, since, until).by_owner
+    assert account.by_owner == count(over, since, until).by_owner
 
 
 def test_reading_a_span_goes_by_the_index(path: Path) -> None:
@@ -113,13 +113,13 @@ def test_the_writer_does_not_wait_for_the_reader_and_the_reader_sees_one_moment(
         journal.append((), [a_lease("a"), a_lease("b"), a_lease("c")])
         meanwhile = WritingMeanwhile(journal)
 
-        def begin() -> Reckoning:
+        def begin() -> UsageAccount:
             journal.append((), [a_lease("too late")])
-            return Reckoning(0.0, None, NOW)
+            return UsageAccount(0.0, None, NOW)
 
-        reckoning, lost_before = Accounts(path).reckon(begin, but_for=meanwhile)
+        account, lost_before = Accounts(path).count(begin, but_for=meanwhile)
         assert (meanwhile.written, lost_before) == (3, None)
-        assert reckoning.total().leases == 2  # b and c; a was left out, the others came later
+        assert account.total().leases == 2  # b and c; a was left out, the others came later
         assert journal.load(10).events == (note(3),)
         assert [lease.id for lease in journal.load(10).ended] == ["new-2", "new-3"]
     with closing(SqliteJournal(path)) as journal:  # and nothing of it harms the next start
@@ -144,7 +144,7 @@ def test_what_was_lost_with_a_damaged_file_is_told(path: Path) -> None:
     with closing(SqliteJournal(path)) as journal:
         journal.append((), [a_lease("a")])
         journal.replace_damaged([note(1)])
-        assert total(path) == Usage()
+        assert total(path) == UsageTotals()
         lost_at = complete_since(path)
         assert lost_at is not None
         assert abs(lost_at - path.stat().st_mtime) < H

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalInUse
-from gpu_worker_pool.ledger.sqlite.high_water_mark import Mark
+from gpu_worker_pool.ledger.sqlite.high_water_mark import HighWaterMark
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger import children
 from tests.ledger.examples import note
@@ -44,7 +44,7 @@ def test_a_log_whose_end_is_missing_is_damage_and_not_a_short_history(path: Path
     DAMAGES[damage](Path(f"{path}-wal"))
     with pytest.raises(JournalDamaged, match="events, which were written, are missing"):
         SqliteJournal(path)
-    with pytest.raises(JournalDamaged, match="make sure that nobody still uses the GPUs"):
+    with pytest.raises(JournalDamaged, match="make sure that no process still uses the GPUs"):
         SqliteJournal(path)
 
 
@@ -69,17 +69,17 @@ def test_a_log_that_is_lost_while_in_use_is_noticed_before_anything_more_is_prom
 
 def test_a_mark_from_before_a_power_cut_counts_only_where_everything_was_synced(path: Path) -> None:
     for is_durable, missing in ((True, 5), (False, 0)):
-        mark = Mark(path, is_durable=is_durable)
+        mark = HighWaterMark(path, is_durable=is_durable)
         mark._boot = b"another boot".ljust(40, b"\0")
         mark.write(15)
         mark.close()
-        assert Mark(path, is_durable=True).missing_after(10) == missing
+        assert HighWaterMark(path, is_durable=True).missing_after(10) == missing
 
 
 def test_a_mark_that_cannot_be_read_tells_nothing(path: Path) -> None:
-    assert Mark(path, is_durable=True).missing_after(3) == 0
+    assert HighWaterMark(path, is_durable=True).missing_after(3) == 0
     Path(f"{path}.mark").write_bytes(b"nonsense" * 20)
-    assert Mark(path, is_durable=True).missing_after(3) == 0
+    assert HighWaterMark(path, is_durable=True).missing_after(3) == 0
 
 
 def test_compaction_moves_the_mark_on(path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
-from gpu_worker_pool.ledger.sqlite import quarantine as aside
+from gpu_worker_pool.ledger.sqlite import quarantine
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger.examples import EVENTS, ended, note
 
@@ -144,8 +144,8 @@ def test_damage_is_noticed_set_aside_and_kept_in_sight_until_somebody_acts(path:
             SqliteJournal(path)
         for message in (str(first.value), str(again.value)):
             assert str(file) in message
-            assert "not known any more" in message
-            assert f"make sure that nobody still uses the GPUs, then move that file out of {path.parent}" in message
+            assert "no longer known" in message
+            assert f"make sure that no process still uses the GPUs, then move that file out of {path.parent}" in message
     assert damaged(path) == [file]
     # Done as advised, it begins anew.
     file.rename(path.parent.parent / file.name)
@@ -154,17 +154,17 @@ def test_damage_is_noticed_set_aside_and_kept_in_sight_until_somebody_acts(path:
 
 def test_nothing_that_was_set_aside_is_overwritten(path: Path) -> None:
     path.write_bytes(b"one" * 1000)
-    first, second = aside.set_aside(path), None
+    first, second = quarantine.isolate(path), None
     path.write_bytes(b"two" * 1000)
     Path(f"{path}-wal").write_bytes(b"log")
-    second = aside.set_aside(path)
+    second = quarantine.isolate(path)
 
     assert first is not None
     assert second is not None
     assert first.read_bytes() == b"one" * 1000
     assert second.read_bytes() == b"two" * 1000
     assert Path(f"{second}-wal").read_bytes() == b"log"
-    assert aside.set_aside(path) is None
+    assert quarantine.isolate(path) is None
 
 
 def test_the_log_goes_with_its_file(path: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.event_stream import Stream
 from tests.server.leasing import (
     LongPoll,
@@ -32,24 +33,24 @@ from tests.server.leasing import (
     renew,
     take,
 )
-from tests.server.running import RunningServer, free_port
+from tests.server.running import free_port
 
 
-def content(server: RunningServer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def content(server: ServerProcess) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     pool = server.json("/pool")
     leases, queue = ([{**lease, "expires_in_s": None} for lease in pool[key]] for key in ("leases", "queue"))
     return leases, queue
 
 
 @pytest.fixture(scope="module")
-def with_one_gpu() -> Iterator[RunningServer]:
+def with_one_gpu() -> Iterator[ServerProcess]:
     """It writes no log while its disk is full."""
-    with RunningServer({"SIMULATED_GPUS": "1", "LOG_LEVEL": "error"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "1", "LOG_LEVEL": "error"}) as server:
         yield server
 
 
 @pytest.fixture
-def server(with_one_gpu: RunningServer) -> Iterator[RunningServer]:
+def server(with_one_gpu: ServerProcess) -> Iterator[ServerProcess]:
     """For tests that restart it or fill its disk, and leave it as it was."""
     yield with_one_gpu
     if with_one_gpu.process is None or with_one_gpu.process.poll() is not None:
@@ -62,7 +63,7 @@ def server(with_one_gpu: RunningServer) -> Iterator[RunningServer]:
 
 
 def test_after_kill_9_everything_is_as_before() -> None:
-    with RunningServer({"SIMULATED_GPUS": "2"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "2"}) as server:
         ended = take(server)["id"]
         farewell = server.ask(f"/leases/{ended}", "DELETE")
         holder = put(server, new_id(), gpus=2, owner="ann", labels={"job": "x"}, ttl_s=60, wait_s=10).json
@@ -90,7 +91,7 @@ def test_after_kill_9_everything_is_as_before() -> None:
         assert queued(server) == [first, second]
 
 
-def test_after_a_restart_everybody_has_the_full_ttl(server: RunningServer) -> None:
+def test_after_a_restart_everybody_has_the_full_ttl(server: ServerProcess) -> None:
     take(server, "holder", ttl_s=4)
     queue(server, "waiter", ttl_s=4)
 
@@ -109,7 +110,7 @@ def test_after_a_restart_everybody_has_the_full_ttl(server: RunningServer) -> No
 def test_who_died_while_the_server_was_down_has_nothing_after_it() -> None:
     here = socket.gethostname()
     with (
-        RunningServer({"SIMULATED_GPUS": "2", "GPU_POOL_DURABILITY": "normal"}) as server,
+        ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_DURABILITY": "normal"}) as server,
         a_process() as dying,
         a_process() as living,
     ):
@@ -132,11 +133,11 @@ def test_who_died_while_the_server_was_down_has_nothing_after_it() -> None:
             assert poll.answer().json["state"] == "active", "who lived on is still watched"
 
 
-def test_two_servers_on_one_state_are_one_too_many(server: RunningServer) -> None:
+def test_two_servers_on_one_state_are_one_too_many(server: ServerProcess) -> None:
     lease = take(server)["id"]
     env = {**server.env, "PORT": str(free_port())}
     second = subprocess.run(
-        server.command, env=env, cwd=server.cwd, capture_output=True, text=True, timeout=30, check=False
+        server.command, env=env, cwd=server.folder, capture_output=True, text=True, timeout=30, check=False
     )
 
     said = second.stderr + second.stdout
@@ -151,35 +152,35 @@ def test_two_servers_on_one_state_are_one_too_many(server: RunningServer) -> Non
 # --- journals that cannot be used ------------------------------------------------------------------------------------
 
 
-def server_on_a_damaged_journal() -> RunningServer:
-    server = RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box1"})
+def server_on_a_damaged_journal() -> ServerProcess:
+    server = ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box1"})
     server.state_dir.mkdir()
     (server.state_dir / "simulated-box1.sqlite3").write_bytes(b"this is no database at all" * 1000)
     return server
 
 
 @pytest.fixture(scope="module")
-def damaged() -> Iterator[RunningServer]:
+def damaged() -> Iterator[ServerProcess]:
     with server_on_a_damaged_journal() as server:
         yield server
 
 
 def test_a_damaged_journal_is_set_aside_and_nothing_is_granted_until_somebody_has_looked() -> None:
     with server_on_a_damaged_journal() as server:
-        (aside,) = server.state_dir.glob("*.damaged-*")
-        assert aside.read_bytes().startswith(b"this is no database")
-        detail = assert_problem(put(server, "a"), 503, "damaged", str(aside))
+        (quarantined,) = server.state_dir.glob("*.damaged-*")
+        assert quarantined.read_bytes().startswith(b"this is no database")
+        detail = assert_problem(put(server, "a"), 503, "damaged", str(quarantined))
         assert "move" in detail, "it says what to do"
         server.restart()
-        assert_problem(put(server, "a"), 503, "damaged", str(aside))
-        assert list(server.state_dir.glob("*.damaged-*")) == [aside]
+        assert_problem(put(server, "a"), 503, "damaged", str(quarantined))
+        assert list(server.state_dir.glob("*.damaged-*")) == [quarantined]
 
-        aside.rename(server.state_dir.parent / "looked-at")
+        quarantined.rename(server.state_dir.parent / "looked-at")
         eventually(lambda: put(server, "b").status in {200, 201}, "it goes on by itself")
         assert server.json("/health")["status"] == "healthy"
 
 
-def test_a_damaged_journal_keeps_nobody_from_the_statistics(damaged: RunningServer) -> None:
+def test_a_damaged_journal_keeps_nobody_from_the_statistics(damaged: ServerProcess) -> None:
     assert damaged.json("/gpu/stats")["gpu_count"] == 1
     health = damaged.json("/health")
     assert (health["status"], health["can_grant"]) == ("degraded", False)
@@ -189,7 +190,7 @@ def test_a_damaged_journal_keeps_nobody_from_the_statistics(damaged: RunningServ
     assert "damaged" in pool["trouble"]
 
 
-def test_with_a_damaged_journal_the_pool_still_shows_its_gpus(damaged: RunningServer) -> None:
+def test_with_a_damaged_journal_the_pool_still_shows_its_gpus(damaged: ServerProcess) -> None:
     assert [gpu["gpu_id"] for gpu in damaged.json("/pool")["gpus"]] == [0]
 
 
@@ -207,7 +208,7 @@ def test_with_a_damaged_journal_the_pool_still_shows_its_gpus(damaged: RunningSe
     ],
 )
 def test_with_a_damaged_journal_nobody_is_told_anything_about_a_lease(
-    damaged: RunningServer, method: str, path: str, body: Any
+    damaged: ServerProcess, method: str, path: str, body: Any
 ) -> None:
     """It may well be there: whoever is told 404 takes it for lost, or leaves a GPU leased that he meant to give back."""
     answer = damaged.ask(path, method, body=body)
@@ -217,7 +218,7 @@ def test_with_a_damaged_journal_nobody_is_told_anything_about_a_lease(
 
 
 def test_gpu_seconds_count_from_the_start_of_the_server_so_that_a_restart_is_an_ordinary_reset(
-    server: RunningServer,
+    server: ServerProcess,
 ) -> None:
     def held_s() -> float:
         text = server.ask("/metrics").body.decode()
@@ -232,7 +233,7 @@ def test_gpu_seconds_count_from_the_start_of_the_server_so_that_a_restart_is_an_
 
 
 def test_a_state_folder_that_cannot_be_made() -> None:
-    server = RunningServer({"SIMULATED_GPUS": "1"})
+    server = ServerProcess({"SIMULATED_GPUS": "1"})
     server.state_dir.write_text("in the way", encoding="utf-8")
     with server:
         assert_problem(put(server, "a"), 503, str(server.state_dir))
@@ -244,7 +245,7 @@ def test_a_state_folder_that_cannot_be_made() -> None:
 
 
 def test_a_journal_that_is_deleted_while_it_is_in_use_is_written_anew() -> None:
-    with RunningServer({"SIMULATED_GPUS": "2"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "2"}) as server:
         holder = take(server, gpus=2, owner="ann")["id"]
         waiter = queue(server)["id"]
         for path in server.state_dir.glob("*.sqlite3*"):
@@ -264,7 +265,7 @@ def test_a_journal_that_is_deleted_while_it_is_in_use_is_written_anew() -> None:
 
 
 @contextmanager
-def full_disk(server: RunningServer) -> Iterator[None]:
+def full_disk(server: ServerProcess) -> Iterator[None]:
     """No file of the server's grows any more, which is what it sees of a disk that is full."""
     eventually(lambda: server.json("/pool")["gpus"], "the GPUs are known, so that one could be granted")
     _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -276,7 +277,7 @@ def full_disk(server: RunningServer) -> Iterator[None]:
 
 
 def test_on_a_full_disk_nothing_is_granted_and_nobody_loses_anything() -> None:
-    with RunningServer({"SIMULATED_GPUS": "2", "LOG_LEVEL": "error"}) as server, a_process() as process:
+    with ServerProcess({"SIMULATED_GPUS": "2", "LOG_LEVEL": "error"}) as server, a_process() as process:
         holder = take(server, ttl_s=60)["id"]
         dying = take(server, ttl_s=60, pid=process.pid, host=socket.gethostname())["id"]
         waiter = queue(server, ttl_s=60)["id"]
@@ -314,7 +315,7 @@ def test_on_a_full_disk_nothing_is_granted_and_nobody_loses_anything() -> None:
         assert content(server) == before
 
 
-def test_a_release_that_could_not_be_written_has_not_happened(server: RunningServer) -> None:
+def test_a_release_that_could_not_be_written_has_not_happened(server: ServerProcess) -> None:
     holder = take(server, ttl_s=60)
     waiter = queue(server, ttl_s=60)["id"]
     with full_disk(server):
@@ -331,7 +332,7 @@ def test_a_release_that_could_not_be_written_has_not_happened(server: RunningSer
     assert get(server, waiter, wait_s=10)["fence"] > holder["fence"]
 
 
-def test_a_lease_that_could_not_be_written_is_not_renewed(server: RunningServer) -> None:
+def test_a_lease_that_could_not_be_written_is_not_renewed(server: ServerProcess) -> None:
     """Whoever was told 503 has nothing, so nobody may be told that he has it still."""
     new = new_id()
     with full_disk(server):
@@ -340,7 +341,7 @@ def test_a_lease_that_could_not_be_written_is_not_renewed(server: RunningServer)
         assert answer.status == 503 or answer.json["renewed"] == [], answer
 
 
-def test_a_lease_that_could_not_be_written_is_shown_nowhere(server: RunningServer) -> None:
+def test_a_lease_that_could_not_be_written_is_shown_nowhere(server: ServerProcess) -> None:
     new = new_id()
     with full_disk(server):
         assert_problem(put(server, new, ttl_s=60), 503)
@@ -353,7 +354,7 @@ def test_a_lease_that_could_not_be_written_is_shown_nowhere(server: RunningServe
 
 
 def test_whoever_waits_is_answered_before_the_server_stops() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_MAX_WAITING": "20"}) as server, ExitStack() as stack:
+    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_MAX_WAITING": "20"}) as server, ExitStack() as stack:
         take(server, "holder")
         waiter = queue(server)["id"]
         path = f"/leases/{waiter}?wait_s=120"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import (
     OFTEN,
     LongPoll,
@@ -24,17 +25,16 @@ from tests.server.leasing import (
     take,
     wait_until_free,
 )
-from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2", "GPU_POOL_NODE": "box1", **OFTEN}) as server:
+def running() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_NODE": "box1", **OFTEN}) as server:
         yield server
 
 
 @pytest.fixture
-def server(running: RunningServer) -> Iterator[RunningServer]:
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
     yield running
     for index in (0, 1):
         running.ask(f"/admin/gpus/{index}/undrain", "POST")
@@ -43,14 +43,14 @@ def server(running: RunningServer) -> Iterator[RunningServer]:
     release_all(running)
 
 
-def act(server: RunningServer, path: str, method: str = "POST", body: Any = None) -> dict[str, Any]:
+def act(server: ServerProcess, path: str, method: str = "POST", body: Any = None) -> dict[str, Any]:
     answer = server.ask(f"/admin/{path}", method, body=body)
     assert answer.status == 200, answer
     found: dict[str, Any] = answer.json
     return found
 
 
-def uuid_of(server: RunningServer, index: int) -> str:
+def uuid_of(server: ServerProcess, index: int) -> str:
     uuid: str = server.json("/pool")["gpus"][index]["uuid"]
     return uuid
 
@@ -58,7 +58,7 @@ def uuid_of(server: RunningServer, index: int) -> str:
 # --- revoking --------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_taken_away_and_its_holder_hears_of_it(server: RunningServer) -> None:
+def test_a_lease_is_taken_away_and_its_holder_hears_of_it(server: ServerProcess) -> None:
     lease = take(server, gpus=2)
     waiter = queue(server)["id"]
     with LongPoll(server, f"/leases/{waiter}?wait_s=25") as poll:
@@ -73,7 +73,7 @@ def test_a_lease_is_taken_away_and_its_holder_hears_of_it(server: RunningServer)
     assert act(server, f"leases/{lease['id']}/revoke") == revoked
 
 
-def test_who_waits_can_be_sent_away(server: RunningServer) -> None:
+def test_who_waits_can_be_sent_away(server: ServerProcess) -> None:
     take(server, gpus=2)
     waiter = queue(server)["id"]
 
@@ -81,7 +81,7 @@ def test_who_waits_can_be_sent_away(server: RunningServer) -> None:
     assert queued(server) == []
 
 
-def test_what_is_not_there_cannot_be_revoked(server: RunningServer) -> None:
+def test_what_is_not_there_cannot_be_revoked(server: ServerProcess) -> None:
     assert_problem(server.ask("/admin/leases/never-heard-of/revoke", "POST"), 404, "never-heard-of")
     assert_problem(server.ask("/admin/leases/a%20b/revoke", "POST"), 422, "lease id")
 
@@ -90,7 +90,7 @@ def test_what_is_not_there_cannot_be_revoked(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("by", ["index", "uuid"])
-def test_a_gpu_is_taken_out_of_service_and_put_back(server: RunningServer, by: str) -> None:
+def test_a_gpu_is_taken_out_of_service_and_put_back(server: ServerProcess, by: str) -> None:
     name = "0" if by == "index" else uuid_of(server, 0)
     gpu = act(server, f"gpus/{name}/drain", body={"reason": "fan is broken"})
 
@@ -109,7 +109,7 @@ def test_a_gpu_is_taken_out_of_service_and_put_back(server: RunningServer, by: s
     assert act(server, f"gpus/{name}/undrain")["is_out_of_service"] is False, "again is harmless"
 
 
-def test_those_who_are_on_it_run_on_and_nobody_comes_after_them(server: RunningServer) -> None:
+def test_those_who_are_on_it_run_on_and_nobody_comes_after_them(server: ServerProcess) -> None:
     both = [take(server), take(server)]
     on_it = next(lease for lease in both if lease["gpus"][0]["gpu_id"] == 0)
     beside = next(lease for lease in both if lease is not on_it)
@@ -125,7 +125,7 @@ def test_those_who_are_on_it_run_on_and_nobody_comes_after_them(server: RunningS
     assert get(server, waiter, wait_s=10)["gpus"][0]["gpu_id"] == 1
 
 
-def test_who_wants_more_than_is_in_service_waits_for_it(server: RunningServer) -> None:
+def test_who_wants_more_than_is_in_service_waits_for_it(server: ServerProcess) -> None:
     act(server, "gpus/1/drain", body={"reason": "memory test"})
     wide = queue(server, gpus=2)
     assert "memory test" in wide["reason"]
@@ -134,7 +134,7 @@ def test_who_wants_more_than_is_in_service_waits_for_it(server: RunningServer) -
         assert len(poll.answer().json["gpus"]) == 2
 
 
-def test_drains_that_make_no_sense(server: RunningServer) -> None:
+def test_drains_that_make_no_sense(server: ServerProcess) -> None:
     before = gpu_states(server)
     for gpu in ("7", "-1", "GPU-nothing", "%00", "0x0", "%C3%BC", "a/b"):
         assert_problem(server.ask(f"/admin/gpus/{gpu}/drain", "POST"), 404, "index or UUID")
@@ -158,7 +158,7 @@ def test_drains_that_make_no_sense(server: RunningServer) -> None:
 # --- left out of the reckoning ---------------------------------------------------------------------------------------
 
 
-def test_processes_are_left_out_and_counted_again(server: RunningServer) -> None:
+def test_processes_are_left_out_and_counted_again(server: ServerProcess) -> None:
     assert act(server, "ignored-processes/Xorg", "PUT") == {"ignored_processes": ["Xorg"]}
     assert act(server, "ignored-processes/gnome%20shell", "PUT") == {"ignored_processes": ["Xorg", "gnome shell"]}
     assert act(server, "ignored-processes/Xorg", "PUT")["ignored_processes"] == ["Xorg", "gnome shell"]
@@ -174,7 +174,7 @@ def test_processes_are_left_out_and_counted_again(server: RunningServer) -> None
 
 
 def test_all_of_it_is_there_after_a_crash() -> None:
-    with RunningServer({"SIMULATED_GPUS": "2"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "2"}) as server:
         act(server, "gpus/1/drain", body={"reason": "kept for Friday"})
         act(server, "ignored-processes/Xorg", "PUT")
         revoked = act(server, f"leases/{take(server)['id']}/revoke")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import OFTEN, assert_problem, eventually, held, new_id, put, queue, queued, release_all, take
-from tests.server.running import Answer, RunningServer
 
 ALICE, BOB, ADMIN = "alice-secret-token-1", "bob-secret-token-22", "admin-secret-token-333"
 SECRETS = (ALICE, BOB, ADMIN)
@@ -35,32 +35,32 @@ def bearer(token: str, **headers: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def open_box() -> Iterator[RunningServer]:
+def open_box() -> Iterator[ServerProcess]:
     """No tokens: whoever is on the machine is trusted."""
-    with RunningServer({"SIMULATED_GPUS": "2", **OFTEN}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def with_tokens() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": TOKENS, "LOG_LEVEL": "debug", **OFTEN}) as server:
+def with_tokens() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": TOKENS, "LOG_LEVEL": "debug", **OFTEN}) as server:
         yield server
 
 
 @pytest.fixture
-def server(open_box: RunningServer) -> Iterator[RunningServer]:
+def server(open_box: ServerProcess) -> Iterator[ServerProcess]:
     yield open_box
     release_all(open_box)
 
 
 @pytest.fixture
-def guarded(with_tokens: RunningServer) -> Iterator[RunningServer]:
+def guarded(with_tokens: ServerProcess) -> Iterator[ServerProcess]:
     yield with_tokens
     release_all(with_tokens, bearer(ADMIN))
 
 
 def make_all(
-    server: RunningServer, calls: list[tuple[str, str, Any]], lease_id: str, headers: Mapping[str, str]
+    server: ServerProcess, calls: list[tuple[str, str, Any]], lease_id: str, headers: Mapping[str, str]
 ) -> list[Answer]:
     return [
         server.ask(path.replace("{id}", lease_id), method, headers, {"ids": [lease_id]} if "renew" in path else body)
@@ -68,7 +68,7 @@ def make_all(
     ]
 
 
-def picture(server: RunningServer) -> tuple[object, ...]:
+def picture(server: ServerProcess) -> tuple[object, ...]:
     pool = server.json("/pool")
     shown = [(lease["id"], lease["state"]) for lease in (*pool["leases"], *pool["queue"])]
     return (shown, [gpu["is_out_of_service"] for gpu in pool["gpus"]], pool["ignored_processes"])
@@ -77,7 +77,7 @@ def picture(server: RunningServer) -> tuple[object, ...]:
 # --- from the machine itself -----------------------------------------------------------------------------------------
 
 
-def test_without_a_token_this_machine_may_write(server: RunningServer) -> None:
+def test_without_a_token_this_machine_may_write(server: ServerProcess) -> None:
     lease_id = take(server, owner="whoever")["id"]
 
     assert [answer.status for answer in make_all(server, CHANGING, lease_id, {})][1:] == [200] * 7
@@ -107,7 +107,7 @@ FOREIGN: list[tuple[int, dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("status", "headers", "word"), FOREIGN, ids=str)
 def test_whoever_may_be_somewhere_else_may_not_write(
-    server: RunningServer, status: int, headers: dict[str, str], word: str
+    server: ServerProcess, status: int, headers: dict[str, str], word: str
 ) -> None:
     lease_id = take(server)["id"]
     before = picture(server)
@@ -121,19 +121,19 @@ def test_whoever_may_be_somewhere_else_may_not_write(
         assert server.ask(path, headers=headers).status == 200, "reading is open"
 
 
-def test_who_may_not_write_is_told_before_his_body_is_read(server: RunningServer) -> None:
+def test_who_may_not_write_is_told_before_his_body_is_read(server: ServerProcess) -> None:
     answer = server.ask(f"/leases/{new_id()}", "PUT", {"X-Forwarded-For": "1.2.3.4"}, b"x" * 100)
 
     assert_problem(answer, 401)
 
 
-def test_the_page_of_this_server_may_write(server: RunningServer) -> None:
+def test_the_page_of_this_server_may_write(server: ServerProcess) -> None:
     own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
 
     assert put(server, new_id(), headers=own).status == 201
 
 
-def test_who_may_not_write_keeps_nothing_alive_by_looking(server: RunningServer) -> None:
+def test_who_may_not_write_keeps_nothing_alive_by_looking(server: ServerProcess) -> None:
     take(server, gpus=2)
     waiter = queue(server, ttl_s=0.6)["id"]
     answer = server.ask(f"/leases/{waiter}?wait_s=20", headers={"X-Forwarded-For": "1.2.3.4"})
@@ -142,7 +142,7 @@ def test_who_may_not_write_keeps_nothing_alive_by_looking(server: RunningServer)
     assert answer.json["end_reason"] == "expired"
 
 
-def test_pages_of_any_origin_read_and_none_writes(server: RunningServer) -> None:
+def test_pages_of_any_origin_read_and_none_writes(server: ServerProcess) -> None:
     lease_id = take(server)["id"]
     page = {"Origin": "http://some.page"}
     for path in (*READING, f"/leases/{lease_id}"):
@@ -163,21 +163,21 @@ def test_pages_of_any_origin_read_and_none_writes(server: RunningServer) -> None
 # --- with tokens -----------------------------------------------------------------------------------------------------
 
 
-def test_the_owner_is_who_has_the_token(guarded: RunningServer) -> None:
+def test_the_owner_is_who_has_the_token(guarded: ServerProcess) -> None:
     lease = put(guarded, new_id(), headers=bearer(ALICE), owner="bob")
 
     assert lease.status == 201
     assert lease.json["owner"] == "alice"
 
 
-def test_a_token_is_good_from_anywhere_and_through_a_proxy(guarded: RunningServer) -> None:
+def test_a_token_is_good_from_anywhere_and_through_a_proxy(guarded: ServerProcess) -> None:
     passed_on = bearer(ALICE, Host="gpu1.lab", **{"X-Forwarded-For": "10.0.0.7"})
 
     assert put(guarded, new_id(), headers=passed_on).status == 201
     assert_problem(put(guarded, new_id(), headers={**passed_on, "Origin": "http://evil.example"}), 403, "origin")
 
 
-def test_nobody_changes_what_is_anothers(guarded: RunningServer) -> None:
+def test_nobody_changes_what_is_anothers(guarded: ServerProcess) -> None:
     lease_id = new_id()
     assert put(guarded, lease_id, headers=bearer(ALICE)).status == 201
     before = picture(guarded)
@@ -192,7 +192,7 @@ def test_nobody_changes_what_is_anothers(guarded: RunningServer) -> None:
     assert picture(guarded) == before
 
 
-def test_a_renewal_with_one_of_anothers_renews_none(guarded: RunningServer) -> None:
+def test_a_renewal_with_one_of_anothers_renews_none(guarded: ServerProcess) -> None:
     alices, bobs = new_id(), new_id()
     put(guarded, alices, headers=bearer(ALICE), ttl_s=100)
     put(guarded, bobs, headers=bearer(BOB), ttl_s=100)
@@ -204,7 +204,7 @@ def test_a_renewal_with_one_of_anothers_renews_none(guarded: RunningServer) -> N
     assert guarded.ask(f"/leases/{bobs}").json["expires_in_s"] <= before
 
 
-def test_admin_may_manage_what_is_anothers(guarded: RunningServer) -> None:
+def test_admin_may_manage_what_is_anothers(guarded: ServerProcess) -> None:
     lease_id, other = new_id(), new_id()
     put(guarded, lease_id, headers=bearer(ALICE))
     put(guarded, other, headers=bearer(ALICE))
@@ -216,7 +216,7 @@ def test_admin_may_manage_what_is_anothers(guarded: RunningServer) -> None:
     assert revoked.json["end_reason"] == "revoked"
 
 
-def test_only_admin_may_do_what_is_the_operators(guarded: RunningServer) -> None:
+def test_only_admin_may_do_what_is_the_operators(guarded: ServerProcess) -> None:
     lease_id = new_id()
     put(guarded, lease_id, headers=bearer(ALICE))
     before = picture(guarded)
@@ -229,7 +229,7 @@ def test_only_admin_may_do_what_is_the_operators(guarded: RunningServer) -> None
     assert_problem(guarded.ask("/admin/gpus/0/drain", "POST", {"X-Forwarded-For": "1.2.3.4"}), 401)
 
 
-def test_a_token_that_is_not_known_is_refused_here_too(guarded: RunningServer) -> None:
+def test_a_token_that_is_not_known_is_refused_here_too(guarded: ServerProcess) -> None:
     for headers in (bearer("stale-secret-token"), bearer(ALICE[:-1]), bearer(ALICE + "x"), {"Authorization": ALICE}):
         for answer in make_all(guarded, CHANGING, new_id(), headers):
             detail = assert_problem(answer, 401)
@@ -238,7 +238,7 @@ def test_a_token_that_is_not_known_is_refused_here_too(guarded: RunningServer) -
     assert (held(guarded), queued(guarded)) == (set(), [])
 
 
-def test_without_a_token_this_machine_may_ask_but_not_in_anothers_name(guarded: RunningServer) -> None:
+def test_without_a_token_this_machine_may_ask_but_not_in_anothers_name(guarded: ServerProcess) -> None:
     assert_problem(put(guarded, new_id(), owner="alice"), 403, "alice", "token")
     assert_problem(put(guarded, new_id(), owner="admin"), 403, "admin")
     mine = take(guarded, owner="carol")["id"]
@@ -246,7 +246,7 @@ def test_without_a_token_this_machine_may_ask_but_not_in_anothers_name(guarded: 
     assert guarded.ask(f"/leases/{mine}", "DELETE").json["state"] == "ended"
 
 
-def test_a_token_is_shown_nowhere(guarded: RunningServer) -> None:
+def test_a_token_is_shown_nowhere(guarded: ServerProcess) -> None:
     put(guarded, new_id(), headers=bearer(ALICE))
     put(guarded, new_id(), headers=bearer("stale-secret-token"))
     put(guarded, new_id(), headers={"Authorization": f"Token {BOB}"})
@@ -265,7 +265,7 @@ def test_a_token_is_shown_nowhere(guarded: RunningServer) -> None:
 
 @pytest.mark.parametrize("broken", ["alice-secret-token-1", f"alice:{ALICE},bob:{ALICE}"])
 def test_broken_tokens_let_no_token_in_and_trust_nobody_more(broken: str) -> None:
-    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_TOKENS": broken}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_TOKENS": broken}) as server:
         assert_problem(put(server, "a", headers=bearer(ALICE)), 401, "cannot be read")
         assert_problem(put(server, "a", owner="alice"), 403)
         for path in ("/admin/gpus/0/drain", "/admin/leases/a/revoke"):
@@ -278,6 +278,6 @@ def test_broken_tokens_let_no_token_in_and_trust_nobody_more(broken: str) -> Non
 
 
 def test_a_file_of_tokens_that_is_not_there_is_no_file_without_tokens() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_TOKENS_FILE": "/nonexistent/tokens"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_TOKENS_FILE": "/nonexistent/tokens"}) as server:
         assert_problem(server.ask("/admin/gpus/0/drain", "POST"), 403, "admin")
         assert put(server, "a").status == 201

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import (
     OFTEN,
     LongPoll,
@@ -27,7 +28,7 @@ from tests.server.leasing import (
     release_all,
     take,
 )
-from tests.server.running import Answer, RunningServer, ask_over
+from tests.server.running import ask_over
 
 BODY_LIMIT = 65_536
 BODY_TIMEOUT_S = 10.0
@@ -37,7 +38,7 @@ MANY = 1000
 class SilentClient(threading.Thread):
     """Sends half a body and then nothing. The server gives it 10 s, during which the other tests run."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         super().__init__(name="silent-client", daemon=True)
         self._address = ("127.0.0.1", server.port)
         self.answer: Answer | None = None
@@ -59,15 +60,15 @@ def read_raw(connection: socket.socket) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RunningServer]:
-    with RunningServer(
+def running() -> Iterator[ServerProcess]:
+    with ServerProcess(
         {"SIMULATED_GPUS": "2", "GPU_POOL_MAX_QUEUED_PER_OWNER": "25", "LOG_LEVEL": "warning", **OFTEN}
     ) as server:
         yield server
 
 
 @pytest.fixture(scope="module", autouse=True)
-def silent(running: RunningServer) -> Iterator[SilentClient]:
+def silent(running: ServerProcess) -> Iterator[SilentClient]:
     client = SilentClient(running)
     client.start()
     yield client
@@ -75,13 +76,13 @@ def silent(running: RunningServer) -> Iterator[SilentClient]:
 
 
 @pytest.fixture
-def server(running: RunningServer) -> Iterator[RunningServer]:
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
     yield running
     release_all(running)
 
 
 @pytest.fixture
-def unchanged(server: RunningServer) -> Iterator[RunningServer]:
+def unchanged(server: ServerProcess) -> Iterator[ServerProcess]:
     """A pool with a holder and a waiter, which are the same after the test."""
     take(server, gpus=2, owner="ann")
     queue(server, owner="bob")
@@ -91,11 +92,11 @@ def unchanged(server: RunningServer) -> Iterator[RunningServer]:
     assert server.json("/health")["status"] == "healthy"
 
 
-def kept_open(server: RunningServer) -> closing[http.client.HTTPConnection]:
+def kept_open(server: ServerProcess) -> closing[http.client.HTTPConnection]:
     return closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30))
 
 
-def content(server: RunningServer) -> list[dict[str, Any]]:
+def content(server: ServerProcess) -> list[dict[str, Any]]:
     pool = server.json("/pool")
     return [{**lease, "expires_in_s": None} for lease in (*pool["leases"], *pool["queue"])]
 
@@ -177,7 +178,7 @@ BAD_JSON: list[tuple[bytes, str]] = [
 ]
 
 
-def test_forms_that_make_no_sense(unchanged: RunningServer) -> None:
+def test_forms_that_make_no_sense(unchanged: ServerProcess) -> None:
     """One connection for all of them: a refusal does not cost it."""
     with kept_open(unchanged) as connection:
         for body, word in BAD_FORMS:
@@ -188,22 +189,22 @@ def test_forms_that_make_no_sense(unchanged: RunningServer) -> None:
     assert_problem(unchanged.ask("/leases/bad"), 404)
 
 
-def test_what_is_no_json(unchanged: RunningServer) -> None:
+def test_what_is_no_json(unchanged: ServerProcess) -> None:
     for body, word in BAD_JSON:
         assert_problem(unchanged.ask("/leases/bad", "PUT", body=body), 400, word)
     assert_problem(unchanged.ask("/leases/bad"), 404)
 
 
-def test_several_faults_are_told_at_once(unchanged: RunningServer) -> None:
+def test_several_faults_are_told_at_once(unchanged: ServerProcess) -> None:
     assert_problem(put(unchanged, "bad", gpus=0, ttl_s=-1, gpu=1), 422, "gpus", "ttl_s", "gpu:")
 
 
-def test_a_thousand_gpus_are_a_good_number_that_is_not_there(unchanged: RunningServer) -> None:
+def test_a_thousand_gpus_are_a_good_number_that_is_not_there(unchanged: ServerProcess) -> None:
     assert_problem(put(unchanged, "bad", gpus=1000, wait_s=20), 422, "1000 GPUs")
     assert_problem(unchanged.ask("/leases/bad"), 404)
 
 
-def test_renewals_that_make_no_sense(unchanged: RunningServer) -> None:
+def test_renewals_that_make_no_sense(unchanged: ServerProcess) -> None:
     bad: list[tuple[Any, str]] = [
         ({}, "ids"),
         ({"ids": []}, "1 to 1000"),
@@ -246,7 +247,7 @@ BAD_IDS = [
 ]
 
 
-def test_ids_that_are_none(unchanged: RunningServer) -> None:
+def test_ids_that_are_none(unchanged: ServerProcess) -> None:
     for lease_id in BAD_IDS:
         for method in ("PUT", "DELETE", "GET"):
             answer = unchanged.ask(f"/leases/{lease_id}", method, body={} if method == "PUT" else None)
@@ -256,7 +257,7 @@ def test_ids_that_are_none(unchanged: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("lease_id", ["a", "0", "A.b_c~d-e", "...", "x" * 128, "null", "renew"])
-def test_ids_that_look_odd_and_are_fine(server: RunningServer, lease_id: str) -> None:
+def test_ids_that_look_odd_and_are_fine(server: ServerProcess, lease_id: str) -> None:
     assert put(server, lease_id).status in {200, 201}
     assert server.ask(f"/leases/{lease_id}", "DELETE").json["id"] == lease_id
 
@@ -277,7 +278,7 @@ BAD_QUERIES = [
 ]
 
 
-def test_queries_that_make_no_sense(unchanged: RunningServer) -> None:
+def test_queries_that_make_no_sense(unchanged: ServerProcess) -> None:
     lease_id = unchanged.json("/pool")["queue"][0]["id"]
     for query, word in BAD_QUERIES:
         answer = unchanged.ask(f"/leases/{lease_id}?{query}")
@@ -291,7 +292,7 @@ def test_queries_that_make_no_sense(unchanged: RunningServer) -> None:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_body_at_the_limit_is_taken_and_one_over_it_is_not(unchanged: RunningServer) -> None:
+def test_a_body_at_the_limit_is_taken_and_one_over_it_is_not(unchanged: ServerProcess) -> None:
     form = json.dumps({"gpus": 3}).encode()
 
     assert_problem(unchanged.ask("/leases/bad", "PUT", body=form.ljust(BODY_LIMIT)), 422, "3 GPUs")
@@ -301,7 +302,7 @@ def test_a_body_at_the_limit_is_taken_and_one_over_it_is_not(unchanged: RunningS
 
 
 @pytest.mark.parametrize("framing", ["said to be 100 MB", "in chunks"])
-def test_a_body_of_100_mb_is_refused_early(unchanged: RunningServer, framing: str) -> None:
+def test_a_body_of_100_mb_is_refused_early(unchanged: ServerProcess, framing: str) -> None:
     piece, whole = b" " * 65_536, 100_000_000
     is_chunked = framing == "in chunks"
     length = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {whole}"
@@ -328,19 +329,19 @@ def is_readable(connection: socket.socket) -> bool:
         connection.settimeout(30)
 
 
-def test_a_compressed_body_is_refused(unchanged: RunningServer) -> None:
+def test_a_compressed_body_is_refused(unchanged: ServerProcess) -> None:
     answer = unchanged.ask("/leases/bad", "PUT", {"Content-Encoding": "gzip"}, b"\x1f\x8b\x08")
 
     assert_problem(answer, 415, "compressed")
 
 
-def test_who_hangs_up_in_the_middle_of_a_body_has_asked_for_nothing(unchanged: RunningServer) -> None:
+def test_who_hangs_up_in_the_middle_of_a_body_has_asked_for_nothing(unchanged: ServerProcess) -> None:
     with socket.create_connection(("127.0.0.1", unchanged.port), timeout=30) as connection:
         connection.sendall(b"PUT /leases/cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n{}")
     assert_problem(unchanged.ask("/leases/cut"), 404)
 
 
-def test_what_is_no_http_does_no_harm(unchanged: RunningServer) -> None:
+def test_what_is_no_http_does_no_harm(unchanged: ServerProcess) -> None:
     for nonsense in (b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"\r\n" * 100, b"PUT /leases/x HTTP/9.9\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", unchanged.port), timeout=30) as connection:
             connection.sendall(nonsense)
@@ -351,7 +352,7 @@ def test_what_is_no_http_does_no_harm(unchanged: RunningServer) -> None:
 # --- too much --------------------------------------------------------------------------------------------------------
 
 
-def test_one_owner_cannot_fill_the_queue(server: RunningServer) -> None:
+def test_one_owner_cannot_fill_the_queue(server: ServerProcess) -> None:
     take(server, gpus=2)
     prefix = new_id("greedy")
     with kept_open(server) as connection:
@@ -382,7 +383,7 @@ def _many_sockets() -> Iterator[None]:
 def test_a_thousand_requests_and_a_thousand_long_polls() -> None:
     """As many requests of one owner as a server takes that nobody has set bounds for, and 1,000 connections that wait."""
     env = {"SIMULATED_GPUS": "1", "LOG_LEVEL": "warning", "REFRESH_INTERVAL": "1", "GPU_POOL_MAX_WAITING": str(MANY)}
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         holder = take(server)["id"]
         form = {"owner": "greedy", "ttl_s": 600}
         with kept_open(server) as connection:
@@ -397,7 +398,7 @@ def test_a_thousand_requests_and_a_thousand_long_polls() -> None:
         hold_a_thousand_polls(server, holder)
 
 
-def hold_a_thousand_polls(server: RunningServer, holder: str) -> None:
+def hold_a_thousand_polls(server: ServerProcess, holder: str) -> None:
     with ExitStack() as stack:
         polls = [stack.enter_context(LongPoll(server, "/leases/q0?wait_s=60")) for _ in range(MANY)]
         eventually(lambda: refused(server, "q0"), "all of them wait", within_s=20)
@@ -411,7 +412,7 @@ def hold_a_thousand_polls(server: RunningServer, holder: str) -> None:
 
 
 def test_waiting_connections_are_bounded_and_all_are_let_go_at_the_end() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_MAX_WAITING": "40", "LOG_LEVEL": "warning"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_MAX_WAITING": "40", "LOG_LEVEL": "warning"}) as server:
         take(server)
         waiter = queue(server)["id"]
         with ExitStack() as stack:
@@ -430,11 +431,11 @@ def test_waiting_connections_are_bounded_and_all_are_let_go_at_the_end() -> None
         assert {answer.json["end_reason"] for answer in answers} == {"cancelled"}
 
 
-def get_status(server: RunningServer, path: str) -> int:
+def get_status(server: ServerProcess, path: str) -> int:
     return server.ask(path).status
 
 
-def refused(server: RunningServer, lease_id: str) -> Answer | None:
+def refused(server: ServerProcess, lease_id: str) -> Answer | None:
     answer = server.ask(f"/leases/{lease_id}?wait_s=0.05")
     return answer if answer.status == 503 else None
 
@@ -442,7 +443,7 @@ def refused(server: RunningServer, lease_id: str) -> Answer | None:
 # --- at last, because it takes longest -------------------------------------------------------------------------------
 
 
-def test_half_a_body_and_then_silence(server: RunningServer, silent: SilentClient) -> None:
+def test_half_a_body_and_then_silence(server: ServerProcess, silent: SilentClient) -> None:
     silent.join(timeout=20)
 
     assert silent.answer is not None

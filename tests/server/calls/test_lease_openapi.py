@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import content_type_conformance, positive_data_acceptance
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import PROBLEM, wait_until_free
-from tests.server.running import RunningServer
 
 KNOWN = ("held", "waiting", "ended")
 # So that no example waits for minutes; that waiting ends in time is tested elsewhere.
@@ -25,12 +25,12 @@ LONGEST_WAIT_S = 0.02
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2", "LOG_LEVEL": "warning"}) as running:
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2", "LOG_LEVEL": "warning"}) as running:
         yield running
 
 
-def test_the_lease_calls_keep_to_their_description(server: RunningServer) -> None:
+def test_the_lease_calls_keep_to_their_description(server: ServerProcess) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     calls = []
     for found in schema.get_all_operations():
@@ -55,7 +55,7 @@ def test_the_lease_calls_keep_to_their_description(server: RunningServer) -> Non
     assert server.json("/health")["status"] == "healthy"
 
 
-def test_problems_are_described_as_what_they_are(server: RunningServer) -> None:
+def test_problems_are_described_as_what_they_are(server: ServerProcess) -> None:
     document = server.json("/openapi.json")
     assert server.ask("/leases/a%20b").headers["content-type"] == PROBLEM
 
@@ -70,7 +70,7 @@ def test_problems_are_described_as_what_they_are(server: RunningServer) -> None:
     assert {call: types for call, types in described.items() if types != {PROBLEM}} == {}
 
 
-def prepare(server: RunningServer) -> None:
+def prepare(server: ServerProcess) -> None:
     """Leases of every kind, so that not all that is asked for is unknown."""
     for lease in server.json("/leases")["leases"]:
         server.ask(f"/leases/{lease['id']}", "DELETE")

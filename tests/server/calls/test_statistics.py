@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.running import ROOT, RunningServer
+from gpu_worker_pool.testing import ServerProcess
+from tests.server.running import ROOT
 from tests.server.shapes import misfits
 
 SEED = ROOT.parent / "shared" / "seeds" / "SERVER.md"
@@ -78,13 +79,13 @@ EXAMPLES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "2xA100-80GB,2xT4", "MAX_HISTORY": "5"}) as running:
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2xA100-80GB,2xT4", "MAX_HISTORY": "5"}) as running:
         yield running
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
-def test_an_answer_has_the_documented_shape(server: RunningServer, path: str) -> None:
+def test_an_answer_has_the_documented_shape(server: ServerProcess, path: str) -> None:
     assert misfits(EXAMPLES[path], server.json(path)) == []
 
 
@@ -98,7 +99,7 @@ def seed_examples() -> list[tuple[str, Any]]:
 
 
 @pytest.mark.skipif(not SEED.exists(), reason="the user's own document is not beside this repository")
-def test_every_example_of_the_users_document_is_held_against_the_server(server: RunningServer) -> None:
+def test_every_example_of_the_users_document_is_held_against_the_server(server: ServerProcess) -> None:
     examples = seed_examples()
     assert len(examples) == 6
 
@@ -107,13 +108,13 @@ def test_every_example_of_the_users_document_is_held_against_the_server(server: 
     assert wrong == {path: [] for path, _ in examples}
 
 
-def test_a_timestamp_is_local_time_without_a_zone(server: RunningServer) -> None:
+def test_a_timestamp_is_local_time_without_a_zone(server: ServerProcess) -> None:
     stamp = datetime.fromisoformat(server.json("/gpu/count")["timestamp"])
 
     assert stamp.tzinfo is None
 
 
-def test_simulated_gpus_cannot_be_taken_for_hardware(server: RunningServer) -> None:
+def test_simulated_gpus_cannot_be_taken_for_hardware(server: ServerProcess) -> None:
     assert server.json("/gpu/stats")["source"] == "simulated"
     assert all(gpu["name"].startswith("Simulated ") for gpu in server.json("/gpu/stats")["gpus"])
     assert all(gpu["name"].startswith("Simulated ") for gpu in server.json("/gpu/summary")["gpus_summary"])
@@ -124,7 +125,7 @@ def test_simulated_gpus_cannot_be_taken_for_hardware(server: RunningServer) -> N
     assert b'source="simulated"' in server.ask("/metrics").body
 
 
-def test_the_summary_adds_up(server: RunningServer) -> None:
+def test_the_summary_adds_up(server: ServerProcess) -> None:
     summary = server.json("/gpu/summary")
 
     assert summary["gpu_count"] == len(summary["gpus_summary"]) == 4
@@ -133,7 +134,7 @@ def test_the_summary_adds_up(server: RunningServer) -> None:
     assert summary["total_memory_usage_percent"] == pytest.approx(percent, abs=0.1)
 
 
-def test_the_history_is_a_ring(server: RunningServer) -> None:
+def test_the_history_is_a_ring(server: ServerProcess) -> None:
     history = server.json("/gpu/history")
 
     assert history["max_history"] == 5
@@ -143,7 +144,7 @@ def test_the_history_is_a_ring(server: RunningServer) -> None:
     assert stamps == sorted(stamps)
 
 
-def test_metrics_are_in_base_units(server: RunningServer) -> None:
+def test_metrics_are_in_base_units(server: ServerProcess) -> None:
     answer = server.ask("/metrics")
     text = answer.body.decode()
 
@@ -157,7 +158,7 @@ def test_metrics_are_in_base_units(server: RunningServer) -> None:
     assert "DCGM_FI" not in text
 
 
-def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: RunningServer) -> None:
+def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: ServerProcess) -> None:
     answer = server.ask("/gpus")
 
     assert answer.status == 404
@@ -168,7 +169,7 @@ def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: Runn
 
 
 @pytest.mark.parametrize("path", ["/gpu/stats", "/gpu/summary", "/health", "/"])
-def test_a_wrong_method_is_a_problem(server: RunningServer, path: str) -> None:
+def test_a_wrong_method_is_a_problem(server: ServerProcess, path: str) -> None:
     answer = server.ask(path, "DELETE")
 
     assert answer.status == 405
@@ -176,14 +177,14 @@ def test_a_wrong_method_is_a_problem(server: RunningServer, path: str) -> None:
     assert answer.headers["allow"] == "GET"
 
 
-def test_any_page_may_read_and_none_with_credentials(server: RunningServer) -> None:
+def test_any_page_may_read_and_none_with_credentials(server: ServerProcess) -> None:
     for path in ("/gpu/summary", "/health"):
         headers = server.ask(path, headers={"Origin": "http://elsewhere.example"}).headers
         assert headers["access-control-allow-origin"] == "*"
         assert "access-control-allow-credentials" not in headers
 
 
-def test_a_page_elsewhere_may_not_ask_to_change_anything(server: RunningServer) -> None:
+def test_a_page_elsewhere_may_not_ask_to_change_anything(server: ServerProcess) -> None:
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "DELETE"}
 
     answer = server.ask("/gpu/summary", "OPTIONS", asked)
@@ -192,7 +193,7 @@ def test_a_page_elsewhere_may_not_ask_to_change_anything(server: RunningServer) 
     assert "DELETE" not in answer.headers.get("access-control-allow-methods", "")
 
 
-def test_the_documentation_pages_ask_nobody_else(server: RunningServer) -> None:
+def test_the_documentation_pages_ask_nobody_else(server: ServerProcess) -> None:
     for path, script in (("/docs", "swagger-ui-bundle.js"), ("/redoc", "redoc.standalone.js")):
         page = server.ask(path)
         assert page.status == 200
@@ -203,12 +204,12 @@ def test_the_documentation_pages_ask_nobody_else(server: RunningServer) -> None:
             assert server.ask(link).status == 200
 
 
-def test_the_server_says_that_it_is_alive_and_ready(server: RunningServer) -> None:
+def test_the_server_says_that_it_is_alive_and_ready(server: ServerProcess) -> None:
     assert server.json("/livez") == {"status": "alive", "source": "simulated"}
     assert server.json("/readyz") == {"status": "ready", "source": "simulated"}
 
 
-def test_the_home_page_lists_only_what_is_there(server: RunningServer) -> None:
+def test_the_home_page_lists_only_what_is_there(server: ServerProcess) -> None:
     described = server.json("/openapi.json")["paths"]
     for path, text in server.json("/")["endpoints"].items():
         if "{" in path or text.startswith("POST"):
@@ -220,7 +221,7 @@ def test_the_home_page_lists_only_what_is_there(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/gpu/summary", "/health", "/", "/metrics", "/docs"])
-def test_head_is_get_without_the_body(server: RunningServer, path: str) -> None:
+def test_head_is_get_without_the_body(server: ServerProcess, path: str) -> None:
     head = server.ask(path, "HEAD")
 
     assert (head.status, head.body) == (200, b"")

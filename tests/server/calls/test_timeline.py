@@ -21,11 +21,11 @@ from gpu_worker_pool.ledger.journal import JournalDamaged
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.server.calls.lease_view import iso_time
+from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.accounting import TimelineView
 from tests.server.described import assert_described
 from tests.server.leasing import assert_problem, put, release, take, wait_until_free
 from tests.server.past_leases import server_with_past
-from tests.server.running import RunningServer
 
 HOUR_S = 3600.0
 NOW = 1_000_000.0
@@ -129,7 +129,7 @@ def began_at() -> float:
 
 
 @pytest.fixture(scope="module")
-def server(began_at: float) -> Iterator[RunningServer]:
+def server(began_at: float) -> Iterator[ServerProcess]:
     past = [
         ended("long-ago", began_at - 9 * HOUR_S, began_at - 8 * HOUR_S, owner="eve"),
         ended("early", began_at - 9 * HOUR_S, began_at - 5 * HOUR_S, gpus=2, owner="ada", worker_id="w-1"),
@@ -145,7 +145,7 @@ def by_gpu(answer: Any) -> dict[str, list[str]]:
     return {gpu["uuid"]: [span["lease_id"] for span in gpu["spans"]] for gpu in answer["gpus"] if gpu["spans"]}
 
 
-def test_the_last_hours_are_shown_with_what_is_held_now(server: RunningServer, began_at: float) -> None:
+def test_the_last_hours_are_shown_with_what_is_held_now(server: ServerProcess, began_at: float) -> None:
     first = server.json("/timeline")
     assert by_gpu(first) == {"GPU-0": ["early", "late"], "GPU-1": ["early"]}
     assert (first["node"], first["source"], first["is_cut"], first["unknown_leases"]) == ("box", "simulated", False, 1)
@@ -191,11 +191,11 @@ def test_the_last_hours_are_shown_with_what_is_held_now(server: RunningServer, b
 @pytest.mark.parametrize(
     "query", ["hours=0", "hours=169", "hours=nan", "hours=six", "hours=", "hours=1&hours=2", "h=1"]
 )
-def test_a_query_that_makes_no_sense_is_refused(server: RunningServer, query: str) -> None:
+def test_a_query_that_makes_no_sense_is_refused(server: ServerProcess, query: str) -> None:
     assert_problem(server.ask(f"/timeline?{query}"), 422, "hours")
 
 
-def test_reading_is_open_and_a_journal_in_trouble_is_told(server: RunningServer) -> None:
+def test_reading_is_open_and_a_journal_in_trouble_is_told(server: ServerProcess) -> None:
     answer = server.ask("/timeline", headers={"X-Forwarded-For": "10.0.0.1", "Origin": "http://elsewhere.example"})
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
     assert server.ask("/timeline", "DELETE").headers["allow"] == "GET"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, Reckoning
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
@@ -20,9 +20,9 @@ from gpu_worker_pool.server.calls.usage import MOST_OWNERS, UsageCalls
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
 from tests.server.past_leases import THEN, past, server_with_past
-from tests.server.running import RunningServer
 
 NOTHING = {
     "gpu_hours": 0.0,
@@ -44,7 +44,7 @@ PAST = (
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[ServerProcess]:
     with server_with_past(PAST) as running:
         yield running
 
@@ -59,7 +59,7 @@ def owners(answer: Any) -> dict[str | None, dict[str, Any]]:
     return found
 
 
-def test_the_past_is_added_up_by_owner(server: RunningServer) -> None:
+def test_the_past_is_added_up_by_owner(server: ServerProcess) -> None:
     answer = server.json(f"/usage?since={THEN}&until={THEN + 24 * 3600}")
 
     assert answer["node"] == "box"
@@ -98,7 +98,7 @@ def test_the_past_is_added_up_by_owner(server: RunningServer) -> None:
         f"since={THEN + 7200:.0f}&until={THEN + 10800}",
     ],
 )
-def test_a_span_is_told_in_iso_8601_or_in_seconds(server: RunningServer, query: str) -> None:
+def test_a_span_is_told_in_iso_8601_or_in_seconds(server: ServerProcess, query: str) -> None:
     found = owners(server.json(f"/usage?{query}"))
     assert {owner: usage.get("gpu_hours", 0.0) for owner, usage in found.items()} == {
         "ada": 2.0,
@@ -121,11 +121,11 @@ def test_a_span_is_told_in_iso_8601_or_in_seconds(server: RunningServer, query: 
         ("from=2026-03-01", "possible are since, until"),
     ],
 )
-def test_a_span_that_makes_no_sense_is_refused_with_what_to_do(server: RunningServer, query: str, words: str) -> None:
+def test_a_span_that_makes_no_sense_is_refused_with_what_to_do(server: ServerProcess, query: str, words: str) -> None:
     assert_problem(server.ask(f"/usage?{query}"), 422, words)
 
 
-def test_what_is_held_counts_until_now_and_once_however_it_goes_on(server: RunningServer) -> None:
+def test_what_is_held_counts_until_now_and_once_however_it_goes_on(server: ServerProcess) -> None:
     running = take(server, owner="zoe", gpus=4)["id"]
     waiter = queue(server, owner="yan")["id"]
     eventually(lambda: owners(server.json("/usage"))["yan"], "the wait is long enough to be seen")
@@ -180,10 +180,10 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
 def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None, simulated_gpus="2", gpu_pool_state_dir=str(tmp_path))
     calls = UsageCalls(create_app(settings).pool, lambda: Accounts(tmp_path))
-    reckoning = Reckoning(THEN, None, THEN + 1e6)
+    account = UsageAccount(THEN, None, THEN + 1e6)
     for number in range(MOST_OWNERS + 3):
-        reckoning.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))
-    answer = json.loads(calls._encode(reckoning, None))
+        account.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))
+    answer = json.loads(calls._encode(account, None))
 
     assert len(answer["owners"]) == MOST_OWNERS
     assert answer["owners"][0]["owner"] == f"owner-{MOST_OWNERS + 2}"
@@ -196,7 +196,7 @@ async def no_body() -> Message:
     return {"type": "http.request"}
 
 
-def test_reading_is_open_and_other_methods_are_not_possible(server: RunningServer) -> None:
+def test_reading_is_open_and_other_methods_are_not_possible(server: ServerProcess) -> None:
     answer = server.ask("/usage", headers={"X-Forwarded-For": "10.0.0.1", "Origin": "http://elsewhere.example"})
     assert answer.status == 200
     assert answer.headers["access-control-allow-origin"] == "*"

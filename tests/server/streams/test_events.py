@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.event_stream import Event, Stream
 from tests.server.leasing import (
     OFTEN,
@@ -23,19 +24,19 @@ from tests.server.leasing import (
     renew,
     take,
 )
-from tests.server.running import RunningServer, ask_over
+from tests.server.running import ask_over
 
 STREAMS = 256
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RunningServer]:
-    with RunningServer({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box1", "LOG_LEVEL": "warning", **OFTEN}) as server:
+def running() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box1", "LOG_LEVEL": "warning", **OFTEN}) as server:
         yield server
 
 
 @pytest.fixture
-def server(running: RunningServer) -> Iterator[RunningServer]:
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
     yield running
     release_all(running)
 
@@ -44,7 +45,7 @@ def about(lease_id: str, events: list[Event]) -> list[Event]:
     return [event for event in events if event.name.startswith("lease_") and event.data["id"] == lease_id]
 
 
-def test_a_stream_says_what_it_is(server: RunningServer) -> None:
+def test_a_stream_says_what_it_is(server: ServerProcess) -> None:
     with Stream(server) as stream:
         assert stream.response.getheader("content-type") == "text/event-stream; charset=utf-8"
         assert stream.response.getheader("cache-control") == "no-store"
@@ -52,7 +53,7 @@ def test_a_stream_says_what_it_is(server: RunningServer) -> None:
     assert_problem(server.ask("/events", "POST"), 405)
 
 
-def test_the_life_of_a_lease_is_told_in_order(server: RunningServer) -> None:
+def test_the_life_of_a_lease_is_told_in_order(server: ServerProcess) -> None:
     with Stream(server) as stream:
         holder = take(server, owner="ann")["id"]
         waiter = queue(server, owner="bob", worker_id="w-1")
@@ -75,7 +76,7 @@ def test_the_life_of_a_lease_is_told_in_order(server: RunningServer) -> None:
     assert all(later.number == earlier.number + 1 for earlier, later in pairwise(events)), "none is left out"
 
 
-def test_the_queue_is_told_whenever_it_changes(server: RunningServer) -> None:
+def test_the_queue_is_told_whenever_it_changes(server: ServerProcess) -> None:
     take(server)
     with Stream(server) as stream:
         first, second = queue(server)["id"], queue(server)["id"]
@@ -85,7 +86,7 @@ def test_the_queue_is_told_whenever_it_changes(server: RunningServer) -> None:
         assert stream.until("queue")[-1].data == {"length": 1, "first": [second]}
 
 
-def test_a_lease_that_was_granted_at_once_is_not_told_as_queued_with_a_gpu(server: RunningServer) -> None:
+def test_a_lease_that_was_granted_at_once_is_not_told_as_queued_with_a_gpu(server: ServerProcess) -> None:
     """What is told under a name is what the name says."""
     with Stream(server) as stream:
         lease = take(server)["id"]
@@ -95,7 +96,7 @@ def test_a_lease_that_was_granted_at_once_is_not_told_as_queued_with_a_gpu(serve
     assert [event.data["state"] for event in told] == [states[event.name] for event in told]
 
 
-def test_what_ends_by_itself_is_told_too(server: RunningServer) -> None:
+def test_what_ends_by_itself_is_told_too(server: ServerProcess) -> None:
     with Stream(server) as stream:
         lease = take(server, ttl_s=0.2)["id"]
         assert stream.until("lease_ended", lease)[-1].data["end_reason"] == "expired"
@@ -103,7 +104,7 @@ def test_what_ends_by_itself_is_told_too(server: RunningServer) -> None:
         assert gone == {"lease_id": lease, "node": "box1", "uuid": server.json("/pool")["gpus"][0]["uuid"]}
 
 
-def test_readings_come_as_they_are_taken(server: RunningServer) -> None:
+def test_readings_come_as_they_are_taken(server: ServerProcess) -> None:
     with Stream(server) as stream:
         first, second = stream.until("readings")[-1].data, stream.until("readings")[-1].data
 
@@ -112,7 +113,7 @@ def test_readings_come_as_they_are_taken(server: RunningServer) -> None:
     assert second["timestamp"] > first["timestamp"]
 
 
-def test_what_the_operator_does_is_told(server: RunningServer) -> None:
+def test_what_the_operator_does_is_told(server: ServerProcess) -> None:
     uuid = server.json("/pool")["gpus"][0]["uuid"]
     with Stream(server) as stream:
         server.ask("/admin/gpus/0/drain", "POST", body={"reason": "dust"})
@@ -129,7 +130,7 @@ def test_what_the_operator_does_is_told(server: RunningServer) -> None:
 # --- coming back -----------------------------------------------------------------------------------------------------
 
 
-def test_who_comes_back_has_missed_nothing(server: RunningServer) -> None:
+def test_who_comes_back_has_missed_nothing(server: ServerProcess) -> None:
     with Stream(server) as stream:
         before = take(server)["id"]
         last = stream.until("lease_queued", before)[-1]
@@ -147,7 +148,7 @@ def test_who_comes_back_has_missed_nothing(server: RunningServer) -> None:
     assert told == [before, *leases]
 
 
-def test_who_was_told_everything_is_told_nothing_twice(server: RunningServer) -> None:
+def test_who_was_told_everything_is_told_nothing_twice(server: ServerProcess) -> None:
     with Stream(server) as stream:
         lease = take(server)["id"]
         last = stream.until("lease_granted", lease)[-1]
@@ -159,7 +160,7 @@ def test_who_was_told_everything_is_told_nothing_twice(server: RunningServer) ->
 @pytest.mark.parametrize(
     "unknown", ["nonsense", "", "deadbeef-1", "1", "-", "{epoch}-99999999", "{epoch}-x", "{epoch}-"]
 )
-def test_who_comes_from_somewhere_unknown_is_told_to_start_over(server: RunningServer, unknown: str) -> None:
+def test_who_comes_from_somewhere_unknown_is_told_to_start_over(server: ServerProcess, unknown: str) -> None:
     with Stream(server) as stream:
         epoch = (stream.next().id or "").partition("-")[0]
     with Stream(server, unknown.replace("{epoch}", epoch)) as stream:
@@ -169,7 +170,7 @@ def test_who_comes_from_somewhere_unknown_is_told_to_start_over(server: RunningS
         assert about(lease, stream.until("lease_granted", lease)), "and goes on from here"
 
 
-def test_who_was_away_for_too_long_is_told_to_start_over(server: RunningServer) -> None:
+def test_who_was_away_for_too_long_is_told_to_start_over(server: ServerProcess) -> None:
     with Stream(server) as stream:
         last = stream.next()
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
@@ -182,7 +183,7 @@ def test_who_was_away_for_too_long_is_told_to_start_over(server: RunningServer) 
 
 
 def test_after_a_restart_everybody_starts_over() -> None:
-    with RunningServer({"SIMULATED_GPUS": "1"}) as server:
+    with ServerProcess({"SIMULATED_GPUS": "1"}) as server:
         with Stream(server) as stream:
             last = stream.next()
         server.restart()
@@ -193,7 +194,7 @@ def test_after_a_restart_everybody_starts_over() -> None:
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_streams_of_both_kinds_are_bounded_together(server: RunningServer) -> None:
+def test_streams_of_both_kinds_are_bounded_together(server: ServerProcess) -> None:
     kinds = ("/events", "/events?pace_s=60")
     with ExitStack() as stack:
         streams = [stack.enter_context(Stream(server, path=kinds[number % 2])) for number in range(300)]
@@ -213,12 +214,12 @@ def test_streams_of_both_kinds_are_bounded_together(server: RunningServer) -> No
         eventually(lambda: can_follow(server), "one place is free")
 
 
-def can_follow(server: RunningServer) -> bool:
+def can_follow(server: ServerProcess) -> bool:
     with Stream(server) as stream:
         return stream.response.status == 200
 
 
-def test_head_is_answered_and_over(server: RunningServer) -> None:
+def test_head_is_answered_and_over(server: ServerProcess) -> None:
     """The answer to HEAD has no body, so that there is nothing to wait for."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=1.5)) as connection:
         head = ask_over(connection, "/events", "HEAD")
@@ -227,7 +228,7 @@ def test_head_is_answered_and_over(server: RunningServer) -> None:
         assert ask_over(connection, "/health").status == 200, "the connection is good for the next call"
 
 
-def test_following_is_no_sign_of_life(server: RunningServer) -> None:
+def test_following_is_no_sign_of_life(server: ServerProcess) -> None:
     take(server)
     with Stream(server) as stream:
         waiter = queue(server, ttl_s=0.3)["id"]

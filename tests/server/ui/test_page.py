@@ -17,8 +17,8 @@ import pytest
 import gpu_worker_pool
 from gpu_worker_pool.server.http.accept import takes_gzip, wants_page
 from gpu_worker_pool.server.ui.files import TYPES, PageFiles
+from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import OFTEN, assert_problem, eventually
-from tests.server.running import Answer, RunningServer, read_answer
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 PREFIX = "/gpu-pool"
@@ -38,7 +38,7 @@ HEADERS = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[ServerProcess]:
     settings = {
         "SIMULATED_GPUS": "1",
         "GPU_POOL_NODE": "box1",
@@ -46,21 +46,21 @@ def server() -> Iterator[RunningServer]:
         "API_PREFIX": PREFIX,
         "GPU_POOL_TOKENS": f"ann:{ANN},admin:{ADMIN}",
     }
-    with RunningServer({**settings, **OFTEN}) as running:
+    with ServerProcess({**settings, **OFTEN}) as running:
         yield running
 
 
-def ask(server: RunningServer, path: str, method: str = "GET", **headers: str) -> Answer:
+def ask(server: ServerProcess, path: str, method: str = "GET", **headers: str) -> Answer:
     return server.ask(f"{PREFIX}{path}", method, {name.replace("_", "-"): text for name, text in headers.items()})
 
 
-def data(server: RunningServer, name: str) -> Any:
+def data(server: ServerProcess, name: str) -> Any:
     answer = ask(server, f"/ui/data/{name}")
     assert answer.status == 200, answer
     return answer.json
 
 
-def act(server: RunningServer, path: str, method: str, token: str = ADMIN, body: Any = None) -> Any:
+def act(server: ServerProcess, path: str, method: str, token: str = ADMIN, body: Any = None) -> Any:
     answer = server.ask(f"{PREFIX}{path}", method, {"Authorization": f"Bearer {token}"}, body)
     assert answer.status in {200, 201, 202}, answer
     return answer.json
@@ -99,7 +99,7 @@ def test_who_would_rather_have_a_page(accept: str | None, is_page: bool) -> None
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_a_browser_is_sent_to_the_page_and_a_program_gets_the_json(server: RunningServer, method: str) -> None:
+def test_a_browser_is_sent_to_the_page_and_a_program_gets_the_json(server: ServerProcess, method: str) -> None:
     browser, program = ask(server, "/", method, Accept=BROWSER), ask(server, "/", method, Accept="application/json")
 
     assert (browser.status, browser.headers["location"]) == (307, "ui")
@@ -110,7 +110,7 @@ def test_a_browser_is_sent_to_the_page_and_a_program_gets_the_json(server: Runni
         assert program.json["endpoints"][f"{PREFIX}/ui"]
 
 
-def test_from_an_address_above_one_is_sent_on_without_being_told_a_host(server: RunningServer) -> None:
+def test_from_an_address_above_one_is_sent_on_without_being_told_a_host(server: ServerProcess) -> None:
     above = server.ask(PREFIX, headers={"X-Forwarded-Proto": "https"})
     assert (above.status, above.headers["location"]) == (307, f"{PREFIX.rpartition('/')[2]}/")
     root = server.ask("/", headers={"Accept": "text/html"})
@@ -118,7 +118,7 @@ def test_from_an_address_above_one_is_sent_on_without_being_told_a_host(server: 
     assert server.ask("/").status == 404  # a program
 
 
-def test_the_page_is_there_with_and_without_a_slash(server: RunningServer) -> None:
+def test_the_page_is_there_with_and_without_a_slash(server: ServerProcess) -> None:
     page = ask(server, "/ui")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert page.body.lower().startswith(b"<!doctype html>")
@@ -130,7 +130,7 @@ def test_the_page_is_there_with_and_without_a_slash(server: RunningServer) -> No
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(page.body)))
 
 
-def test_every_file_is_served_as_what_it_is_and_not_sent_twice(server: RunningServer) -> None:
+def test_every_file_is_served_as_what_it_is_and_not_sent_twice(server: ServerProcess) -> None:
     names = PageFiles().names()
     assert {"index.html", "page.css"} <= names
     assert any(name.endswith(".js") for name in names)
@@ -163,7 +163,7 @@ def test_every_file_is_served_as_what_it_is_and_not_sent_twice(server: RunningSe
         "/ui/__init__.py",
     ],
 )
-def test_what_is_not_there_is_not_found_whatever_the_path_looks_like(server: RunningServer, path: str) -> None:
+def test_what_is_not_there_is_not_found_whatever_the_path_looks_like(server: ServerProcess, path: str) -> None:
     answer = ask(server, path)
     assert_problem(answer, 404)
     if "%2e" not in path:
@@ -172,7 +172,7 @@ def test_what_is_not_there_is_not_found_whatever_the_path_looks_like(server: Run
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/page.css", "/ui/data/pool"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_there_is_nothing_to_change(server: RunningServer, path: str, method: str) -> None:
+def test_there_is_nothing_to_change(server: ServerProcess, path: str, method: str) -> None:
     answer = ask(server, path, method, Origin="http://elsewhere.example", Access_Control_Request_Method="GET")
     assert_problem(answer, 405)
     assert answer.headers["allow"] == "GET, HEAD"
@@ -182,7 +182,7 @@ def test_there_is_nothing_to_change(server: RunningServer, path: str, method: st
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: RunningServer) -> None:
+def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: ServerProcess) -> None:
     act(server, "/leases/holder", "PUT", ANN, {"worker_id": "w1", "labels": {"command": "train.py"}})
     act(server, "/leases/waiter", "PUT", body={"worker_id": "w2"})
     act(server, "/admin/gpus/0/drain", "POST", body={"reason": "dust"})
@@ -227,7 +227,7 @@ def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: RunningServ
         act(server, f"/leases/{lease_id}", "DELETE")
 
 
-def test_the_rest_is_as_the_calls_of_these_names_have_it(server: RunningServer) -> None:
+def test_the_rest_is_as_the_calls_of_these_names_have_it(server: ServerProcess) -> None:
     usage = data(server, "usage")
     assert usage.keys() == server.json(f"{PREFIX}/usage").keys()
     since = datetime.fromisoformat(usage["since"]).astimezone()
@@ -249,7 +249,7 @@ def _span_h(timeline: Mapping[str, str]) -> int:
 @pytest.mark.parametrize(
     "query", ["timeline?hours=2", "timeline?hours=", "timeline?hours=6.0", "timeline?day=1", "pool?queue=1"]
 )
-def test_a_question_that_is_not_possible_is_refused(server: RunningServer, query: str) -> None:
+def test_a_question_that_is_not_possible_is_refused(server: ServerProcess, query: str) -> None:
     answer = ask(server, f"/ui/data/{query}")
     assert_problem(answer, 422)
     assert_is_the_pages(answer)
@@ -272,7 +272,7 @@ def test_who_can_read_gzip(accepted: str | None, is_gzip: bool) -> None:
     assert takes_gzip(accepted) is is_gzip
 
 
-def test_data_is_compressed_for_who_can_read_it_and_kept_by_nobody(server: RunningServer) -> None:
+def test_data_is_compressed_for_who_can_read_it_and_kept_by_nobody(server: ServerProcess) -> None:
     packed = ask(server, "/ui/data/pool", Accept_Encoding="gzip", Origin="http://elsewhere.example")
     assert packed.headers["content-encoding"] == "gzip"
     assert json.loads(gzip.decompress(packed.body))["pool"]["node"] == "box1"
@@ -284,7 +284,7 @@ def test_data_is_compressed_for_who_can_read_it_and_kept_by_nobody(server: Runni
         assert_is_the_pages(answer)
 
 
-def test_whose_a_token_is(server: RunningServer) -> None:
+def test_whose_a_token_is(server: ServerProcess) -> None:
     for token, whose in ((ANN, {"name": "ann", "is_admin": False}), (ADMIN, {"name": "admin", "is_admin": True})):
         answer = ask(server, "/ui/data/me", Authorization=f"Bearer {token}")
         assert (answer.status, answer.json) == (200, whose)
@@ -300,7 +300,7 @@ def test_whose_a_token_is(server: RunningServer) -> None:
 # --- what it hears ---------------------------------------------------------------------------------------------------
 
 
-def test_it_hears_that_something_happened_and_goes_on_after_a_break(server: RunningServer) -> None:
+def test_it_hears_that_something_happened_and_goes_on_after_a_break(server: ServerProcess) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("GET", f"{PREFIX}/events?pace_s=0.1")
     response = connection.getresponse()
@@ -315,7 +315,7 @@ def test_it_hears_that_something_happened_and_goes_on_after_a_break(server: Runn
     assert numbers == sorted(set(numbers))
 
 
-def test_while_only_pages_listen_no_event_is_written_out(server: RunningServer) -> None:
+def test_while_only_pages_listen_no_event_is_written_out(server: ServerProcess) -> None:
     """Whoever follows everything is told from the beginning of his time on; had there been events before, they would have
     been counted.
     """
@@ -337,13 +337,13 @@ def test_while_only_pages_listen_no_event_is_written_out(server: RunningServer) 
 
 
 @pytest.mark.parametrize("pace", ["0.09", "60.1", "", "x", "nan", "-1"])
-def test_a_pace_that_is_none_is_refused(server: RunningServer, pace: str) -> None:
+def test_a_pace_that_is_none_is_refused(server: ServerProcess, pace: str) -> None:
     answer = ask(server, f"/events?pace_s={pace}")
     assert_problem(answer, 422)
     assert "0.1 to 60" in answer.json["detail"]
 
 
-def test_who_waits_for_data_or_listens_does_not_keep_the_server_from_stopping(server: RunningServer) -> None:
+def test_who_waits_for_data_or_listens_does_not_keep_the_server_from_stopping(server: ServerProcess) -> None:
     """The last test here: the server is gone after it."""
     assert server.process is not None
     waiting, page = (http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(2))
@@ -354,7 +354,7 @@ def test_who_waits_for_data_or_listens_does_not_keep_the_server_from_stopping(se
         waiting.request("GET", f"{PREFIX}/ui/data/pool")  # for a while, since it was made just now
         assert ask(server, "/livez").status == 200
         server.process.send_signal(signal.SIGTERM)
-        assert read_answer(waiting).status in {200, 503}, "the latter unless it was made before the signal came"
+        assert Answer.read(waiting).status in {200, 503}, "the latter unless it was made before the signal came"
         assert heard.read().endswith(b"\n\n")
     assert server.process.wait(timeout=20) in {0, -signal.SIGTERM}
     assert "Traceback" not in server.log()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.server.ui.recent_events import KEPT, Happenings
+from gpu_worker_pool.server.ui.recent_events import KEPT, RecentEvents
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 WHEN = "1970-01-12T13:48:20.000Z"
@@ -24,8 +24,8 @@ class PoolOf:
         pass
 
 
-def of(box: Box) -> Happenings:
-    return Happenings(PoolOf(box))
+def of(box: Box) -> RecentEvents:
+    return RecentEvents(PoolOf(box))
 
 
 def gpu(index: int) -> dict[str, object]:
@@ -34,20 +34,20 @@ def gpu(index: int) -> dict[str, object]:
 
 def test_each_kind_is_told_with_who_what_and_why() -> None:
     box = Box(reading())
-    happenings = of(box)
+    recent_events = of(box)
     request = Request(Wishes(), Holder("w1", "ann"), labels=(("command", "train.py"), ("job", "x")))
-    happenings.follow(box.do(cmd.RequestLease("a", request)))
-    happenings.follow(box.ask("b", worker="w2"))
-    happenings.follow(box.release("a"))
-    happenings.follow(box.look(reading()))
-    happenings.follow(box.do(cmd.ExcludeGpu(key(), "dust")))
-    happenings.follow(box.do(cmd.IncludeGpu(key())))
-    happenings.follow(box.renew("b"))
+    recent_events.follow(box.do(cmd.RequestLease("a", request)))
+    recent_events.follow(box.ask("b", worker="w2"))
+    recent_events.follow(box.release("a"))
+    recent_events.follow(box.observe_now(reading()))
+    recent_events.follow(box.do(cmd.ExcludeGpu(key(), "dust")))
+    recent_events.follow(box.do(cmd.IncludeGpu(key())))
+    recent_events.follow(box.renew("b"))
 
     nobody = {"lease_id": None, "owner": None, "worker_id": None, "label": None}
     a = {"lease_id": "a", "owner": "ann", "worker_id": "w1", "label": "train.py"}
     b = {"lease_id": "b", "owner": None, "worker_id": "w2", "label": None}
-    assert [asdict(view) for view in happenings.views()] == [
+    assert [asdict(view) for view in recent_events.views()] == [
         {"at": WHEN, "kind": "in_service", **nobody, "gpus": (gpu(0),), "reason": None},
         {"at": WHEN, "kind": "out_of_service", **nobody, "gpus": (gpu(0),), "reason": "dust"},
         {"at": WHEN, "kind": "granted", **b, "gpus": (gpu(0),), "reason": None},
@@ -60,11 +60,11 @@ def test_each_kind_is_told_with_who_what_and_why() -> None:
 
 def test_who_leaves_the_queue_had_no_gpu() -> None:
     box = Box(reading())
-    happenings = of(box)
+    recent_events = of(box)
     box.ask("a")
-    happenings.follow([*box.ask("b"), *box.release("b")])
+    recent_events.follow([*box.ask("b"), *box.release("b")])
 
-    assert [(item.kind, item.gpus, item.reason) for item in happenings.views()] == [
+    assert [(item.kind, item.gpus, item.reason) for item in recent_events.views()] == [
         ("ended", (), "cancelled"),
         ("queued", (), None),
     ]
@@ -72,21 +72,21 @@ def test_who_leaves_the_queue_had_no_gpu() -> None:
 
 def test_what_is_known_then_is_told_although_the_lease_is_forgotten_later() -> None:
     box = Box(reading(), remembered_ended_leases=0)
-    happenings = of(box)
-    happenings.follow(box.ask("a", owner="ann"))
-    happenings.follow(box.release("a"))
-    happenings.follow(box.look(reading()))
+    recent_events = of(box)
+    recent_events.follow(box.ask("a", owner="ann"))
+    recent_events.follow(box.release("a"))
+    recent_events.follow(box.observe_now(reading()))
     assert box.state.find("a") is None
 
-    assert [item.owner for item in happenings.views() if item.kind in {"granted", "ended"}] == ["ann", "ann"]
+    assert [item.owner for item in recent_events.views() if item.kind in {"granted", "ended"}] == ["ann", "ann"]
 
 
 def test_so_many_are_kept_and_no_more() -> None:
     box = Box(reading())
-    happenings = of(box)
+    recent_events = of(box)
     for number in range(KEPT):
-        happenings.follow([ev.GpuExcluded(box.now, key(), f"reason {number}"), ev.GpuIncluded(box.now, key())])
+        recent_events.follow([ev.GpuExcluded(box.now, key(), f"reason {number}"), ev.GpuIncluded(box.now, key())])
 
-    reasons = [item.reason for item in happenings.views()]
+    reasons = [item.reason for item in recent_events.views()]
     assert len(reasons) == KEPT
     assert reasons[:2] == [None, f"reason {KEPT - 1}"]

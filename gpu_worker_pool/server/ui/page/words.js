@@ -49,7 +49,7 @@ export const parseTime = (iso) => (typeof iso === "string" ? Date.parse(iso) : N
 
 /** Who it is, as far as he said: the owner, else the worker, else the lease. */
 export function person(lease) {
-  return lease.owner ?? lease.worker_id ?? lease.lease_id ?? lease.id ?? "somebody";
+  return lease.owner ?? lease.worker_id ?? lease.lease_id ?? lease.id ?? "an unnamed holder";
 }
 
 /** What there is to know about him besides: the worker and the command, where they are not what he is called by. */

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, running
-from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[list[RunningServer]]:
+def two() -> Iterator[list[ServerProcess]]:
     with running(2, GPU_POOL_DURABILITY="normal") as servers:
         yield servers
 
 
 @pytest.fixture
-def servers(two: list[RunningServer]) -> Iterator[list[RunningServer]]:
+def servers(two: list[ServerProcess]) -> Iterator[list[ServerProcess]]:
     yield two
     as_at_first(two)

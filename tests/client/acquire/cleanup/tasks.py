@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from gpu_worker_pool import GPUWorkerPoolClient
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import lease_ids, soon
-from tests.server.running import RunningServer
 
 
-async def waiting(client: GPUWorkerPoolClient, *servers: RunningServer) -> asyncio.Task[Any]:
+async def waiting(client: GPUWorkerPoolClient, *servers: ServerProcess) -> asyncio.Task[Any]:
     """A request that is in the queue of each of these servers."""
     before = lease_ids(*servers)
     task = asyncio.create_task(client.request_gpu(timeout=20))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import GPUContextManager, WorkerTimeoutError, gpu_worker_pool_client
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.acquire.cleanup.tasks import waiting
 from tests.client.fault_tools import (
     QUICK,
@@ -31,7 +32,7 @@ from tests.client.fault_tools import (
 from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, lease
 from tests.client.wire import Wire
 from tests.server.leasing import eventually, release
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import ROOT
 
 
 async def ended(task: asyncio.Task[Any], within_s: float = 20.0) -> None:
@@ -45,7 +46,7 @@ async def ended(task: asyncio.Task[Any], within_s: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21])
-async def test_a_task_that_is_cancelled_while_it_asks_leaves_nothing(servers: list[RunningServer], steps: int) -> None:
+async def test_a_task_that_is_cancelled_while_it_asks_leaves_nothing(servers: list[ServerProcess], steps: int) -> None:
     before = Leftovers()
     async with client_of(*servers) as client:
         await healthy(client, *servers)
@@ -62,7 +63,7 @@ async def test_a_task_that_is_cancelled_while_it_asks_leaves_nothing(servers: li
 
 
 async def test_a_task_that_is_cancelled_while_the_server_considers_it_leaves_nothing(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     before = Leftovers()
     with Wire(servers[0].port) as wire:
@@ -79,7 +80,7 @@ async def test_a_task_that_is_cancelled_while_the_server_considers_it_leaves_not
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_leaves_all_queues_before_it_ends(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     before = Leftovers()
     others = occupy(*servers)
@@ -97,7 +98,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_leaves_all_queues_before_
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 async def test_a_task_that_is_cancelled_twice_leaves_the_queues_all_the_same(
-    servers: list[RunningServer], steps: int
+    servers: list[ServerProcess], steps: int
 ) -> None:
     others = occupy(*servers)
     async with client_of(*servers) as client:
@@ -178,7 +179,7 @@ async def test_one_that_has_won_and_is_ended_while_it_leaves_the_others_gives_ba
             never.open()
 
 
-async def test_a_task_that_is_cancelled_in_the_body_gives_its_gpu_back(servers: list[RunningServer]) -> None:
+async def test_a_task_that_is_cancelled_in_the_body_gives_its_gpu_back(servers: list[ServerProcess]) -> None:
     before = Leftovers()
     holds = asyncio.Event()
 
@@ -195,7 +196,7 @@ async def test_a_task_that_is_cancelled_in_the_body_gives_its_gpu_back(servers: 
     await before.none(*servers)
 
 
-async def test_a_task_that_is_cancelled_while_it_gives_back_has_given_back(servers: list[RunningServer]) -> None:
+async def test_a_task_that_is_cancelled_while_it_gives_back_has_given_back(servers: list[ServerProcess]) -> None:
     async with client_of(*servers) as client:
         assignment = await client.request_gpu(timeout=30)
         task = asyncio.create_task(client.release_gpu(assignment))
@@ -208,7 +209,7 @@ async def test_a_task_that_is_cancelled_while_it_gives_back_has_given_back(serve
 # --- other ends of a request -------------------------------------------------------------------------------------------
 
 
-async def test_a_request_whose_time_is_over_leaves_all_queues_before_it_says_so(servers: list[RunningServer]) -> None:
+async def test_a_request_whose_time_is_over_leaves_all_queues_before_it_says_so(servers: list[ServerProcess]) -> None:
     before = Leftovers()
     others = occupy(*servers)
     async with client_of(*servers) as client:
@@ -225,7 +226,7 @@ async def test_a_request_whose_time_is_over_leaves_all_queues_before_it_says_so(
     await before.none(*servers)
 
 
-async def test_an_error_in_the_body_gives_the_gpu_back_and_is_not_hidden(servers: list[RunningServer]) -> None:
+async def test_an_error_in_the_body_gives_the_gpu_back_and_is_not_hidden(servers: list[ServerProcess]) -> None:
     before = Leftovers()
     own = KeyError("mine")
 
@@ -242,7 +243,7 @@ async def test_an_error_in_the_body_gives_the_gpu_back_and_is_not_hidden(servers
     await before.none(*servers)
 
 
-async def test_an_error_in_a_hook_harms_nobody(servers: list[RunningServer]) -> None:
+async def test_an_error_in_a_hook_harms_nobody(servers: list[ServerProcess]) -> None:
     def fail(_: Any) -> None:
         raise RuntimeError("the user's own fault")
 
@@ -276,7 +277,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("when", ["holding", "waiting"])
 def test_an_interrupted_program_has_given_everything_back_when_it_hears_of_it(
-    servers: list[RunningServer], when: str
+    servers: list[ServerProcess], when: str
 ) -> None:
     others = occupy(*servers) if when == "waiting" else []
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -309,7 +310,7 @@ def resident_kb() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() // 1024
 
 
-async def test_many_requests_leave_memory_and_counts_as_they_were(servers: list[RunningServer]) -> None:
+async def test_many_requests_leave_memory_and_counts_as_they_were(servers: list[ServerProcess]) -> None:
     first = servers[0]
     async with client_of(first, endpoint_timeout=5) as client:
 

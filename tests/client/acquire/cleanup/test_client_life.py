@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.acquire.cleanup.tasks import waiting
 from tests.client.fault_tools import Leftovers, client_of, healthy, lease_ids, occupy, sockets, soon
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, hanging, internal_error, statistics
 from tests.server.leasing import release
-from tests.server.running import RunningServer
 
 
 async def test_a_client_that_is_stopped_while_others_wait_lets_them_go_and_leaves_the_queues(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     before = Leftovers()
     others = occupy(*servers)
@@ -48,7 +48,7 @@ async def test_a_client_of_a_statistics_only_server_that_is_stopped_while_others
         assert not before.tasks_left()
 
 
-async def test_a_client_that_is_stopped_gives_back_what_is_held(servers: list[RunningServer]) -> None:
+async def test_a_client_that_is_stopped_gives_back_what_is_held(servers: list[ServerProcess]) -> None:
     before = Leftovers()
     client = client_of(*servers)
     await client.start()
@@ -62,7 +62,7 @@ async def test_a_client_that_is_stopped_gives_back_what_is_held(servers: list[Ru
         await client.request_gpu()
 
 
-async def test_a_client_can_be_started_again_after_a_stop(servers: list[RunningServer]) -> None:
+async def test_a_client_can_be_started_again_after_a_stop(servers: list[ServerProcess]) -> None:
     before = Leftovers()
     client = client_of(*servers)
     for _ in range(3):
@@ -72,7 +72,7 @@ async def test_a_client_can_be_started_again_after_a_stop(servers: list[RunningS
     await before.none(*servers)
 
 
-async def test_a_client_is_started_once_and_before_it_is_used(servers: list[RunningServer]) -> None:
+async def test_a_client_is_started_once_and_before_it_is_used(servers: list[ServerProcess]) -> None:
     client = client_of(*servers)
     for use in (
         client.get_pool_status,
@@ -98,7 +98,7 @@ async def test_a_client_is_started_once_and_before_it_is_used(servers: list[Runn
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4, 8, 16])
 async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_made_again(
-    servers: list[RunningServer], steps: int
+    servers: list[ServerProcess], steps: int
 ) -> None:
     with ForeignServer(hanging) as hung, ForeignServer(statistics(1)) as foreign:
         before = Leftovers()
@@ -118,7 +118,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_made_again(
     await before.none(*servers)
 
 
-async def test_a_start_that_fails_leaves_nothing(servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_fails_leaves_nothing(servers: list[ServerProcess], monkeypatch: pytest.MonkeyPatch) -> None:
     before = Leftovers()
     monkeypatch.setenv("GPU_POOL_CA_FILE", "/nowhere/ca.pem")
     client = client_of(*servers)

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, running
-from tests.server.running import RunningServer
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[list[RunningServer]]:
+def three() -> Iterator[list[ServerProcess]]:
     with running(3) as servers:
         yield servers
 
 
 @pytest.fixture
-def servers(three: list[RunningServer]) -> Iterator[list[RunningServer]]:
+def servers(three: list[ServerProcess]) -> Iterator[list[ServerProcess]]:
     yield three
     as_at_first(three)

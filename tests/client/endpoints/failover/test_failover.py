@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, ServiceUnavailableError, StaleAssignmentError, WorkerTimeoutError
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.endpoints.failover.elsewhere import QUICKLY_S, Nobody, served_elsewhere
 from tests.client.fault_tools import breaker, client_of, healthy, id_of, lease_ids, nothing_left, occupy, soon, stopped
 from tests.client.foreign_servers import (
@@ -39,13 +40,12 @@ from tests.client.foreign_servers import (
     statistics,
 )
 from tests.client.wire import Wire
-from tests.server.running import RunningServer
 
 # --- one of three is in a bad way ------------------------------------------------------------------------------------
 
 
 async def test_a_killed_server_is_passed_over_and_its_breaker_opens_and_closes_again(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     first, *others = servers
     async with client_of(*servers) as client:
@@ -69,7 +69,7 @@ async def test_a_killed_server_is_passed_over_and_its_breaker_opens_and_closes_a
 
 @pytest.mark.parametrize("strategy", ["availability", "round_robin"])
 async def test_a_stopped_server_is_passed_over_and_nothing_is_left_at_it_when_it_goes_on(
-    servers: list[RunningServer], strategy: str
+    servers: list[ServerProcess], strategy: str
 ) -> None:
     first, *_ = servers
     async with client_of(*servers, load_balancing_strategy=strategy) as client:
@@ -85,7 +85,7 @@ async def test_a_stopped_server_is_passed_over_and_nothing_is_left_at_it_when_it
     await nothing_left(*servers)
 
 
-async def test_a_slow_server_delays_nobody(servers: list[RunningServer]) -> None:
+async def test_a_slow_server_delays_nobody(servers: list[ServerProcess]) -> None:
     with Wire(servers[0].port) as slow:
         async with client_of(slow, *servers[1:], endpoint_timeout=5, load_balancing_strategy="round_robin") as client:
             await healthy(client, slow, *servers[1:])
@@ -95,7 +95,7 @@ async def test_a_slow_server_delays_nobody(servers: list[RunningServer]) -> None
     await nothing_left(*servers)
 
 
-async def test_a_request_that_arrives_after_it_was_withdrawn_leaves_no_lease(servers: list[RunningServer]) -> None:
+async def test_a_request_that_arrives_after_it_was_withdrawn_leaves_no_lease(servers: list[ServerProcess]) -> None:
     """The network keeps no order between two connections."""
     slow_server, other = servers[:2]
     with Wire(slow_server.port) as slow:
@@ -141,7 +141,7 @@ BAD: dict[str, Behaviour] = {
 # A number that nobody has is no reason not to use the server, as long as it is survived.
 @pytest.mark.parametrize("name", [name for name in BAD if name != "pool_a_huge_number"])
 async def test_a_server_that_goes_bad_is_passed_over_and_used_again_when_it_is_well(
-    servers: list[RunningServer], name: str
+    servers: list[ServerProcess], name: str
 ) -> None:
     good = ScriptedLeases().behaviour()
     others = servers[:2]
@@ -166,7 +166,7 @@ BAD_AT_FIRST = ["internal_error", "huge", "hanging", "closing", "pool_leases_wit
 
 @pytest.mark.parametrize("name", BAD_AT_FIRST)
 async def test_a_server_that_is_bad_at_first_delays_no_start_and_is_used_when_it_is_well(
-    servers: list[RunningServer], name: str
+    servers: list[ServerProcess], name: str
 ) -> None:
     other = servers[0]
     with ForeignServer(BAD[name]) as foreign:
@@ -199,7 +199,7 @@ NONSENSE_LEASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NONSENSE_LEASES)
-async def test_a_lease_that_makes_no_sense_is_not_taken_for_a_gpu(servers: list[RunningServer], name: str) -> None:
+async def test_a_lease_that_makes_no_sense_is_not_taken_for_a_gpu(servers: list[ServerProcess], name: str) -> None:
     other = servers[0]
     told = NONSENSE_LEASES[name]
     scripted = ScriptedLeases(put=(201, told if not isinstance(told, dict) else {"id": "x", "env": 5, **told}))
@@ -230,7 +230,7 @@ async def _answer(status: int, data: Any) -> tuple[int, Any]:
 
 
 async def test_a_statistics_only_server_beside_others_is_used_and_its_death_is_survived(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     other = servers[0]
     with ForeignServer(statistics(2)) as foreign:
@@ -260,7 +260,7 @@ async def test_a_statistics_only_server_that_does_not_tell_sizes_hands_out_whole
 # --- none of them ----------------------------------------------------------------------------------------------------
 
 
-async def test_with_all_dead_a_request_waits_and_goes_on_when_one_is_back(servers: list[RunningServer]) -> None:
+async def test_with_all_dead_a_request_waits_and_goes_on_when_one_is_back(servers: list[ServerProcess]) -> None:
     first = servers[0]
     first.kill()
     async with client_of(first, Nobody(), Nobody()) as client:
@@ -303,7 +303,7 @@ async def test_a_reason_is_told_once_however_long_it_lasts() -> None:
 
 @pytest.mark.parametrize("retries", [0, 3])
 async def test_the_reason_of_one_that_has_just_died_is_why_it_cannot_be_reached(
-    servers: list[RunningServer], retries: int
+    servers: list[ServerProcess], retries: int
 ) -> None:
     """Also while its breaker is open, which is not the reason but what was made of it."""
     first = servers[0]
@@ -319,7 +319,7 @@ async def test_the_reason_of_one_that_has_just_died_is_why_it_cannot_be_reached(
 
 
 async def test_with_all_stopped_while_one_waits_the_timeout_says_that_no_server_answers(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     first = servers[0]
     occupy(first)
@@ -348,7 +348,7 @@ async def test_a_timeout_is_kept_though_a_server_hangs() -> None:
 
 
 async def test_a_recovery_by_hand_asks_the_server_though_a_look_at_it_is_under_way(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     first = servers[0]
     async with client_of(*servers[:2], endpoint_timeout=0.3, endpoint_max_retries=0) as client:
@@ -382,7 +382,7 @@ class Witness:
 
 
 async def test_nothing_is_held_twice_while_servers_are_killed_stopped_and_restarted(
-    servers: list[RunningServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: list[ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_POOL_TTL", "2")
     seed = random.randrange(2**32)

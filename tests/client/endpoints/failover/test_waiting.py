@@ -13,17 +13,17 @@ import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError, ServiceUnavailableError, WorkerTimeoutError
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.testing import ServerProcess
 from tests.client.endpoints.failover.elsewhere import QUICKLY_S, Nobody, served_elsewhere
 from tests.client.fault_tools import breaker, client_of, healthy, id_of, lease_ids, nothing_left, occupy, soon
 from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, lease
 from tests.server.leasing import get, put, release
-from tests.server.running import RunningServer
 
 # --- waiting everywhere ----------------------------------------------------------------------------------------------
 
 
 async def waiter_of(
-    client: GPUWorkerPoolClient, *servers: RunningServer, **wishes: Any
+    client: GPUWorkerPoolClient, *servers: ServerProcess, **wishes: Any
 ) -> tuple[asyncio.Task[Any], str]:
     """A request that waits at all of these servers, and its lease id."""
     before = lease_ids(*servers)
@@ -36,7 +36,7 @@ async def waiter_of(
     return task, await soon(waits, "it waits at all of them")
 
 
-async def test_a_waiter_takes_the_first_grant_and_leaves_the_other_queues(servers: list[RunningServer]) -> None:
+async def test_a_waiter_takes_the_first_grant_and_leaves_the_other_queues(servers: list[ServerProcess]) -> None:
     others = occupy(*servers)
     async with client_of(*servers) as client:
         await healthy(client, *servers)
@@ -51,7 +51,7 @@ async def test_a_waiter_takes_the_first_grant_and_leaves_the_other_queues(server
 
 
 async def test_of_two_grants_at_the_same_moment_one_is_kept_and_the_other_is_back_before_anybody_sees(
-    servers: list[RunningServer],
+    servers: list[ServerProcess],
 ) -> None:
     others = occupy(*servers[:2])
     async with client_of(*servers[:2]) as client:
@@ -69,7 +69,7 @@ def granting_at_once() -> tuple[ScriptedLeases, ScriptedLeases, Gate, Gate]:
     """Two servers that let wait and grant when the first gate is opened. The first one confirms its grant only when the
     second has made its own, so that there are two; the second takes it back when the second gate is opened.
     """
-    grant, give_back, both = Gate(), Gate(), Gate()
+    grant, release_lease, both = Gate(), Gate(), Gate()
 
     async def queued(seen: Seen) -> tuple[int, Any]:
         return 202, lease(seen.lease_id, "queued")
@@ -88,16 +88,16 @@ def granting_at_once() -> tuple[ScriptedLeases, ScriptedLeases, Gate, Gate]:
         return 200, lease(seen.lease_id, "active")
 
     async def second_delete(seen: Seen) -> None:
-        await give_back.passed()
+        await release_lease.passed()
 
     full = {**ScriptedLeases.empty_pool()}
     first = ScriptedLeases(pool=(200, full), put=queued, get=first_get, renew=first_renew)
     second = ScriptedLeases(pool=(200, full), put=queued, get=second_get, renew=first_renew, delete=second_delete)
-    return first, second, grant, give_back
+    return first, second, grant, release_lease
 
 
 async def test_the_second_of_two_grants_is_given_back_before_the_caller_sees_the_first() -> None:
-    first, second, grant, give_back = granting_at_once()
+    first, second, grant, release_lease = granting_at_once()
     with ForeignServer(first.behaviour()) as one, ForeignServer(second.behaviour()) as two:
         async with client_of(one, two, endpoint_timeout=5) as client:
             await healthy(client, one, two)
@@ -105,11 +105,11 @@ async def test_the_second_of_two_grants_is_given_back_before_the_caller_sees_the
             await soon(lambda: one.asked("GET", "/leases/") and two.asked("GET", "/leases/"), "it waits at both")
             grant.open()
             await soon(lambda: first.deleted or second.deleted, "one of them is given back")
-            kept, given_back = (one, second) if second.deleted else (two, first)
-            assert given_back.deleted == [seen.lease_id for seen in one.asked("PUT")]
-            if given_back is second:
+            kept, released = (one, second) if second.deleted else (two, first)
+            assert released.deleted == [seen.lease_id for seen in one.asked("PUT")]
+            if released is second:
                 assert not task.done(), "nobody sees the one before the other is back"
-            give_back.open()
+            release_lease.open()
             assignment = await asyncio.wait_for(task, 20)
             assert assignment.endpoint_id == id_of(kept)
 
@@ -172,7 +172,7 @@ async def test_a_grant_that_was_long_under_way_is_made_sure_of_whatever_it_says(
             assert foreign.asked("POST", "/leases/renew")
 
 
-async def test_a_server_that_dies_while_one_waits_there_is_dropped(servers: list[RunningServer]) -> None:
+async def test_a_server_that_dies_while_one_waits_there_is_dropped(servers: list[ServerProcess]) -> None:
     first, second, _ = servers
     others = occupy(first, second)
     async with client_of(first, second) as client:
@@ -185,7 +185,7 @@ async def test_a_server_that_dies_while_one_waits_there_is_dropped(servers: list
         assert (await asyncio.wait_for(task, QUICKLY_S)).endpoint_id == id_of(second)
 
 
-async def test_a_waiter_joins_a_server_that_is_back(servers: list[RunningServer]) -> None:
+async def test_a_waiter_joins_a_server_that_is_back(servers: list[ServerProcess]) -> None:
     first, second, _ = servers
     occupy(second)
     first.kill()
@@ -197,7 +197,7 @@ async def test_a_waiter_joins_a_server_that_is_back(servers: list[RunningServer]
         await soon(lambda: lease_id not in lease_ids(second), "the queue of the other is left")
 
 
-async def test_a_waiter_keeps_its_place_when_the_server_is_restarted(servers: list[RunningServer]) -> None:
+async def test_a_waiter_keeps_its_place_when_the_server_is_restarted(servers: list[ServerProcess]) -> None:
     first = servers[0]
     (other,) = occupy(first)
     async with client_of(first) as client:
@@ -229,7 +229,7 @@ async def test_a_waiter_who_was_thrown_out_of_a_queue_asks_anew_each_time_with_a
     assert len(set(ids)) == len(ids)
 
 
-async def test_a_waiter_that_an_operator_took_out_of_the_queue_does_not_come_back(servers: list[RunningServer]) -> None:
+async def test_a_waiter_that_an_operator_took_out_of_the_queue_does_not_come_back(servers: list[ServerProcess]) -> None:
     first = servers[0]
     occupy(first)
     async with client_of(first) as client:
@@ -242,7 +242,7 @@ async def test_a_waiter_that_an_operator_took_out_of_the_queue_does_not_come_bac
 # --- what cannot be served -------------------------------------------------------------------------------------------
 
 
-async def test_what_is_impossible_everywhere_is_refused_at_once(servers: list[RunningServer]) -> None:
+async def test_what_is_impossible_everywhere_is_refused_at_once(servers: list[ServerProcess]) -> None:
     async with client_of(*servers) as client:
         await healthy(client, *servers)
         began = time.monotonic()
@@ -256,7 +256,7 @@ async def test_what_is_impossible_everywhere_is_refused_at_once(servers: list[Ru
     await nothing_left(*servers)
 
 
-async def test_what_is_impossible_at_one_is_served_by_the_other(servers: list[RunningServer]) -> None:
+async def test_what_is_impossible_at_one_is_served_by_the_other(servers: list[ServerProcess]) -> None:
     scripted = ScriptedLeases(put=(422, {"detail": "there is no such GPU here"}))
     (other,) = occupy(servers[0])
     with ForeignServer(scripted.behaviour()) as foreign:
@@ -271,7 +271,7 @@ async def test_what_is_impossible_at_one_is_served_by_the_other(servers: list[Ru
 # --- recovery by hand ------------------------------------------------------------------------------------------------
 
 
-async def test_a_recovery_that_is_triggered_does_not_wait_for_the_breaker(servers: list[RunningServer]) -> None:
+async def test_a_recovery_that_is_triggered_does_not_wait_for_the_breaker(servers: list[ServerProcess]) -> None:
     first, second, _ = servers
     async with client_of(first, second, endpoint_health_check_interval=60) as client:
         await healthy(client, first, second)
@@ -287,7 +287,7 @@ async def test_a_recovery_that_is_triggered_does_not_wait_for_the_breaker(server
         assert await client.trigger_endpoint_recovery("nobody") is False
 
 
-async def test_recovery_by_hand_is_for_several_endpoints_only(servers: list[RunningServer]) -> None:
+async def test_recovery_by_hand_is_for_several_endpoints_only(servers: list[ServerProcess]) -> None:
     async with GPUWorkerPoolClient(servers[0].url) as client:
         with pytest.raises(RuntimeError):
             await client.trigger_endpoint_recovery("127.0.0.1")
@@ -295,7 +295,7 @@ async def test_recovery_by_hand_is_for_several_endpoints_only(servers: list[Runn
             await client.queue_request_for_retry(client.request_gpu)
 
 
-async def test_a_request_that_was_queued_for_retry_is_made_when_an_endpoint_is_up(servers: list[RunningServer]) -> None:
+async def test_a_request_that_was_queued_for_retry_is_made_when_an_endpoint_is_up(servers: list[ServerProcess]) -> None:
     first = servers[0]
     first.kill()
     async with client_of(first) as client:
@@ -312,7 +312,7 @@ async def test_a_request_that_was_queued_for_retry_is_made_when_an_endpoint_is_u
         assert (await asyncio.wait_for(task, 20)).local_gpu_id in {0, 1}
 
 
-async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list[RunningServer]) -> None:
+async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list[ServerProcess]) -> None:
     first = servers[0]
     async with client_of(first, endpoint_health_check_interval=0.1) as client:
         calls: list[int] = []
@@ -338,7 +338,7 @@ async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list
         assert len(calls) >= 2
 
 
-async def test_an_error_of_a_queued_request_is_its_own(servers: list[RunningServer]) -> None:
+async def test_an_error_of_a_queued_request_is_its_own(servers: list[ServerProcess]) -> None:
     own = WorkerTimeoutError("mine", waited_s=0.1, reason="all are held")
 
     async def request() -> None:
@@ -360,7 +360,7 @@ async def test_a_request_that_was_queued_for_retry_gives_up_after_worker_timeout
 
 
 @contextmanager
-def full_disk(server: RunningServer) -> Iterator[None]:
+def full_disk(server: ServerProcess) -> Iterator[None]:
     """No file of the server's grows any more, which is what it sees of a disk that is full."""
     _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
     try:
@@ -371,7 +371,7 @@ def full_disk(server: RunningServer) -> Iterator[None]:
 
 
 async def test_with_a_full_disk_requests_go_elsewhere_and_what_is_held_stays_held(
-    servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch
+    servers: list[ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_POOL_TTL", "0.9")
     first, second, _ = servers
@@ -398,7 +398,7 @@ async def _is_lost_within(assignment: Any, seconds: float) -> bool:
     return is_lost
 
 
-async def test_what_is_held_is_kept_over_a_restart_of_the_server(servers: list[RunningServer]) -> None:
+async def test_what_is_held_is_kept_over_a_restart_of_the_server(servers: list[ServerProcess]) -> None:
     first = servers[0]
     async with client_of(first) as client:
         held = await client.request_gpu(timeout=30)

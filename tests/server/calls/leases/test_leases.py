@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
 from tests.server.leasing import (
     LongPoll,
@@ -26,7 +27,6 @@ from tests.server.leasing import (
     take,
     wait_until_free,
 )
-from tests.server.running import RunningServer
 
 
 def is_recent(text: str) -> bool:
@@ -37,7 +37,7 @@ def is_recent(text: str) -> bool:
 # --- granted ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_granted_lease_reads_as_documented(server: RunningServer) -> None:
+def test_a_granted_lease_reads_as_documented(server: ServerProcess) -> None:
     lease_id = new_id()
     form: dict[str, Any] = {
         "model": T4,
@@ -72,7 +72,7 @@ def test_a_granted_lease_reads_as_documented(server: RunningServer) -> None:
     assert (lease["ended_at"], lease["end_reason"]) == (None, None)
 
 
-def test_everything_may_be_left_out_and_so_may_the_body(server: RunningServer) -> None:
+def test_everything_may_be_left_out_and_so_may_the_body(server: ServerProcess) -> None:
     with_empty_object = take(server)
     without_body = server.ask(f"/leases/{new_id()}", "PUT")
 
@@ -82,7 +82,7 @@ def test_everything_may_be_left_out_and_so_may_the_body(server: RunningServer) -
         assert lease["owner"] is lease["worker_id"] is lease["host"] is lease["pid"] is None
 
 
-def test_no_two_exclusive_leases_share_a_gpu_and_every_fence_is_higher(server: RunningServer) -> None:
+def test_no_two_exclusive_leases_share_a_gpu_and_every_fence_is_higher(server: ServerProcess) -> None:
     leases = [take(server) for _ in range(GPUS)]
 
     assert {lease["gpus"][0]["gpu_id"] for lease in leases} == {0, 1, 2}
@@ -92,7 +92,7 @@ def test_no_two_exclusive_leases_share_a_gpu_and_every_fence_is_higher(server: R
     assert again["fence"] > fences[-1]
 
 
-def take_again(server: RunningServer, lease_id: str) -> dict[str, Any]:
+def take_again(server: ServerProcess, lease_id: str) -> dict[str, Any]:
     release(server, lease_id)
     lease = put(server, new_id(), wait_s=10)
     assert lease.status == 201, lease
@@ -100,7 +100,7 @@ def take_again(server: RunningServer, lease_id: str) -> dict[str, Any]:
     return found
 
 
-def test_of_many_who_ask_at_once_each_gpu_goes_to_one(server: RunningServer) -> None:
+def test_of_many_who_ask_at_once_each_gpu_goes_to_one(server: ServerProcess) -> None:
     ids = [new_id("crowd") for _ in range(32)]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda lease_id: put(server, lease_id), ids))
@@ -113,7 +113,7 @@ def test_of_many_who_ask_at_once_each_gpu_goes_to_one(server: RunningServer) -> 
     assert len(queued(server)) == len(ids) - GPUS
 
 
-def test_of_many_who_ask_at_once_with_one_id_all_get_the_same(server: RunningServer) -> None:
+def test_of_many_who_ask_at_once_with_one_id_all_get_the_same(server: ServerProcess) -> None:
     lease_id = new_id()
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: put(server, lease_id, wait_s=5), range(16)))
@@ -123,7 +123,7 @@ def test_of_many_who_ask_at_once_with_one_id_all_get_the_same(server: RunningSer
     assert held(server) == {lease_id}
 
 
-def test_uuids_are_named_on_request(server: RunningServer) -> None:
+def test_uuids_are_named_on_request(server: ServerProcess) -> None:
     lease_id = new_id()
     answer = put(server, lease_id, query="?devices=uuid", gpus=2, model=A100)
 
@@ -134,7 +134,7 @@ def test_uuids_are_named_on_request(server: RunningServer) -> None:
     assert_problem(server.ask(f"/leases/{lease_id}?devices=names"), 422, "devices", "index", "uuid")
 
 
-def test_a_model_is_a_word_or_a_pattern(server: RunningServer) -> None:
+def test_a_model_is_a_word_or_a_pattern(server: ServerProcess) -> None:
     assert take(server, model="t4")["gpus"][0]["gpu_id"] == 2
     assert take(server, model="*a100*80gb")["gpus"][0]["gpu_id"] in {0, 1}
 
@@ -142,7 +142,7 @@ def test_a_model_is_a_word_or_a_pattern(server: RunningServer) -> None:
 # --- asking again ----------------------------------------------------------------------------------------------------
 
 
-def test_the_same_again_is_the_same_lease(server: RunningServer) -> None:
+def test_the_same_again_is_the_same_lease(server: ServerProcess) -> None:
     first = take(server, "once", gpus=2, labels={"a": "1", "b": "2"})
     again = put(server, "once", gpus=2, labels={"b": "2", "a": "1"}, wait_s=2.5)
 
@@ -152,7 +152,7 @@ def test_the_same_again_is_the_same_lease(server: RunningServer) -> None:
     assert held(server) == {"once"}
 
 
-def test_a_queued_one_asked_for_again_keeps_its_place(server: RunningServer) -> None:
+def test_a_queued_one_asked_for_again_keeps_its_place(server: ServerProcess) -> None:
     take(server, gpus=GPUS)
     first, second = queue(server), queue(server)
     again = put(server, first["id"], wait_s=0.05)
@@ -179,7 +179,7 @@ def test_a_queued_one_asked_for_again_keeps_its_place(server: RunningServer) -> 
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_the_same_id_with_other_wishes_is_a_conflict(server: RunningServer, other: dict[str, Any]) -> None:
+def test_the_same_id_with_other_wishes_is_a_conflict(server: ServerProcess, other: dict[str, Any]) -> None:
     lease = take(server)
 
     assert_problem(put(server, lease["id"], **other), 409, lease["id"], "other wishes")
@@ -187,7 +187,7 @@ def test_the_same_id_with_other_wishes_is_a_conflict(server: RunningServer, othe
     assert {**now, "expires_in_s": 0} == {**lease, "expires_in_s": 0}
 
 
-def test_an_answer_that_was_lost_costs_nothing(server: RunningServer) -> None:
+def test_an_answer_that_was_lost_costs_nothing(server: ServerProcess) -> None:
     lease_id = new_id()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         head = f"PUT /leases/{lease_id} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
@@ -200,7 +200,7 @@ def test_an_answer_that_was_lost_costs_nothing(server: RunningServer) -> None:
     assert held(server) == {lease_id}
 
 
-def test_what_has_ended_is_not_begun_anew(server: RunningServer) -> None:
+def test_what_has_ended_is_not_begun_anew(server: ServerProcess) -> None:
     lease = take(server)
     ended = release(server, lease["id"])
     wait_until_free(server)
@@ -215,7 +215,7 @@ def test_what_has_ended_is_not_begun_anew(server: RunningServer) -> None:
 # --- giving back -----------------------------------------------------------------------------------------------------
 
 
-def test_giving_back_twice_is_answered_the_same_to_the_byte(server: RunningServer) -> None:
+def test_giving_back_twice_is_answered_the_same_to_the_byte(server: ServerProcess) -> None:
     lease = take(server, gpus=2, owner="ann")
     path = f"/leases/{lease['id']}"
     first, second = server.ask(path, "DELETE"), server.ask(path, "DELETE")
@@ -234,7 +234,7 @@ def test_giving_back_twice_is_answered_the_same_to_the_byte(server: RunningServe
     assert get(server, lease["id"]) == ended
 
 
-def test_leaving_the_queue(server: RunningServer) -> None:
+def test_leaving_the_queue(server: ServerProcess) -> None:
     holder = take(server, gpus=GPUS)
     first, second = queue(server), queue(server)
     path = f"/leases/{first['id']}"
@@ -249,7 +249,7 @@ def test_leaving_the_queue(server: RunningServer) -> None:
     assert get(server, first["id"])["state"] == "ended"
 
 
-def test_whoever_waits_is_answered_when_it_is_cancelled(server: RunningServer) -> None:
+def test_whoever_waits_is_answered_when_it_is_cancelled(server: ServerProcess) -> None:
     take(server, gpus=GPUS)
     waiter = queue(server)
     with LongPoll(server, f"/leases/{waiter['id']}?wait_s=25") as poll:
@@ -257,7 +257,7 @@ def test_whoever_waits_is_answered_when_it_is_cancelled(server: RunningServer) -
         assert poll.answer().json["end_reason"] == "cancelled"
 
 
-def test_what_is_not_there(server: RunningServer) -> None:
+def test_what_is_not_there(server: ServerProcess) -> None:
     assert_problem(server.ask("/leases/never-heard-of"), 404, "never-heard-of", "PUT")
     assert_problem(server.ask("/leases/never-heard-of", "DELETE"), 404, "never-heard-of")
     assert_problem(server.ask("/leases/never-heard-of?wait_s=20"), 404)
@@ -274,7 +274,7 @@ def test_what_is_not_there(server: RunningServer) -> None:
     ],
 )
 def test_another_method_is_told_which_ones_there_are(
-    server: RunningServer, method: str, path: str, possible: set[str]
+    server: ServerProcess, method: str, path: str, possible: set[str]
 ) -> None:
     answer = server.ask(path, method)
 
@@ -285,7 +285,7 @@ def test_another_method_is_told_which_ones_there_are(
 # --- everything at a glance ------------------------------------------------------------------------------------------
 
 
-def test_the_list_and_the_pool_show_what_is_live(server: RunningServer) -> None:
+def test_the_list_and_the_pool_show_what_is_live(server: ServerProcess) -> None:
     ended = take(server)["id"]
     release(server, ended)
     wait_until_free(server)
@@ -307,7 +307,7 @@ def test_the_list_and_the_pool_show_what_is_live(server: RunningServer) -> None:
     assert pool["source"] == "simulated"
 
 
-def test_head_is_get_without_the_body(server: RunningServer) -> None:
+def test_head_is_get_without_the_body(server: ServerProcess) -> None:
     lease = take(server)["id"]
     for path in (f"/leases/{lease}", "/leases", "/pool"):
         head, got = server.ask(path, "HEAD"), server.ask(path)
@@ -318,7 +318,7 @@ def test_head_is_get_without_the_body(server: RunningServer) -> None:
     assert server.ask("/leases/never-heard-of", "HEAD").status == 404
 
 
-def test_the_home_page_and_the_document_list_these_calls(server: RunningServer) -> None:
+def test_the_home_page_and_the_document_list_these_calls(server: ServerProcess) -> None:
     endpoints = server.json("/")["endpoints"]
     paths = server.json("/openapi.json")["paths"]
 
@@ -338,7 +338,7 @@ def test_the_home_page_and_the_document_list_these_calls(server: RunningServer) 
 
 def test_everything_stands_under_the_prefix_and_several_workers_may_share_a_gpu() -> None:
     env = {"API_PREFIX": "/api/v1", "SIMULATED_GPUS": "1", "GPU_POOL_WORKERS_PER_GPU": "2"}
-    with RunningServer(env) as server:
+    with ServerProcess(env) as server:
         assert server.ask("/api/v1/leases/a", "PUT", body={}).status == 201
         assert server.ask("/api/v1/leases/b", "PUT", body={}).status == 201
         assert server.ask("/api/v1/leases/c", "PUT", body={}).status == 202

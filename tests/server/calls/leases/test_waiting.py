@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
 from tests.server.leasing import (
     LongPoll,
@@ -27,12 +28,11 @@ from tests.server.leasing import (
     renew,
     take,
 )
-from tests.server.running import RunningServer
 
 # --- waiting ---------------------------------------------------------------------------------------------------------
 
 
-def test_waiting_is_explained(server: RunningServer) -> None:
+def test_waiting_is_explained(server: ServerProcess) -> None:
     take(server, gpus=GPUS, owner="ann", worker_id="trainer")
     first = queue(server, owner="bob")
     second = queue(server, model=T4)
@@ -54,7 +54,7 @@ def test_waiting_is_explained(server: RunningServer) -> None:
     assert all("ann/trainer" in item["text"] for item in first["obstacles"])
 
 
-def test_asking_with_patience(server: RunningServer) -> None:
+def test_asking_with_patience(server: ServerProcess) -> None:
     """201 for a grant within `wait_s`, 202 when it is over."""
     holder = take(server, gpus=GPUS)
     began = time.monotonic()
@@ -71,7 +71,7 @@ def test_asking_with_patience(server: RunningServer) -> None:
     assert answer.json["state"] == "active"
 
 
-def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: RunningServer) -> None:
+def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: ServerProcess) -> None:
     holder = take(server, gpus=GPUS)
     waiter = queue(server)
     began = time.monotonic()
@@ -88,7 +88,7 @@ def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: RunningServer)
     assert time.monotonic() - began < 20
 
 
-def test_who_comes_first_is_served_first_but_for_priority(server: RunningServer) -> None:
+def test_who_comes_first_is_served_first_but_for_priority(server: ServerProcess) -> None:
     holder = take(server, gpus=GPUS)
     low = queue(server, priority=-1, gpus=GPUS)["id"]
     first, second = queue(server, gpus=GPUS)["id"], queue(server, gpus=GPUS)["id"]
@@ -103,7 +103,7 @@ def test_who_comes_first_is_served_first_but_for_priority(server: RunningServer)
         served.append(expected)
 
 
-def test_all_or_nothing(server: RunningServer) -> None:
+def test_all_or_nothing(server: ServerProcess) -> None:
     """Who wants two keeps the one that is free; nobody later takes it, and nobody waits who wants something else."""
     holder = take(server, model=A100)
     free = 1 - holder["gpus"][0]["gpu_id"]
@@ -122,7 +122,7 @@ def test_all_or_nothing(server: RunningServer) -> None:
     assert get(server, narrow["id"])["position"] == 1
 
 
-def test_memory_is_shared_among_those_who_say_how_much_they_need(server: RunningServer) -> None:
+def test_memory_is_shared_among_those_who_say_how_much_they_need(server: ServerProcess) -> None:
     first, second = take(server, model=A100, memory_mb=30_000), take(server, model=A100, memory_mb=30_000)
     third = take(server, model=A100, memory_mb=30_000)
 
@@ -149,7 +149,7 @@ def test_memory_is_shared_among_those_who_say_how_much_they_need(server: Running
     ],
     ids=str,
 )
-def test_what_can_never_be_is_refused_at_once(server: RunningServer, form: dict[str, Any], word: str) -> None:
+def test_what_can_never_be_is_refused_at_once(server: ServerProcess, form: dict[str, Any], word: str) -> None:
     lease_id = new_id("never")
     answer = put(server, lease_id, **form, wait_s=20)
 
@@ -158,7 +158,7 @@ def test_what_can_never_be_is_refused_at_once(server: RunningServer, form: dict[
     assert put(server, lease_id).status == 201, "nothing is kept of what was refused"
 
 
-def test_a_request_may_have_thresholds_of_its_own(server: RunningServer) -> None:
+def test_a_request_may_have_thresholds_of_its_own(server: ServerProcess) -> None:
     strict = queue(server, memory_threshold_percent=0.01)
     assert {item["code"] for item in strict["obstacles"]} == {"over_memory"}
     assert {item["threshold_percent"] for item in strict["obstacles"]} == {0.01}
@@ -169,7 +169,7 @@ def test_a_request_may_have_thresholds_of_its_own(server: RunningServer) -> None
 # --- signs of life ---------------------------------------------------------------------------------------------------
 
 
-def test_renewing(server: RunningServer) -> None:
+def test_renewing(server: ServerProcess) -> None:
     active = take(server, gpus=GPUS, ttl_s=20)["id"]
     waiting, cancelled = queue(server, ttl_s=15)["id"], queue(server)["id"]
     release(server, cancelled)
@@ -189,7 +189,7 @@ def test_renewing(server: RunningServer) -> None:
     assert_problem(server.ask("/leases/never-heard-of"), 404)
 
 
-def test_a_lease_lives_as_long_as_it_is_renewed_and_then_goes_to_the_next(server: RunningServer) -> None:
+def test_a_lease_lives_as_long_as_it_is_renewed_and_then_goes_to_the_next(server: ServerProcess) -> None:
     holder = take(server, gpus=GPUS, ttl_s=0.8)["id"]
     waiter = queue(server)["id"]
     began = time.monotonic()
@@ -206,7 +206,7 @@ def test_a_lease_lives_as_long_as_it_is_renewed_and_then_goes_to_the_next(server
     assert release(server, holder)["end_reason"] == "expired"
 
 
-def test_looking_at_a_lease_that_is_held_is_no_renewal(server: RunningServer) -> None:
+def test_looking_at_a_lease_that_is_held_is_no_renewal(server: ServerProcess) -> None:
     holder = take(server, ttl_s=0.5)["id"]
 
     ended = eventually(lambda: (lease := get(server, holder))["state"] == "ended" and lease, "it expires")
@@ -214,7 +214,7 @@ def test_looking_at_a_lease_that_is_held_is_no_renewal(server: RunningServer) ->
     assert ended["end_reason"] == "expired"
 
 
-def test_who_waits_and_shows_no_sign_of_life_leaves_the_queue(server: RunningServer) -> None:
+def test_who_waits_and_shows_no_sign_of_life_leaves_the_queue(server: ServerProcess) -> None:
     take(server, gpus=GPUS)
     silent, alive = queue(server, ttl_s=0.8)["id"], queue(server, ttl_s=0.8)["id"]
     asked_again = queue(server, ttl_s=0.8)["id"]
@@ -229,7 +229,7 @@ def test_who_waits_and_shows_no_sign_of_life_leaves_the_queue(server: RunningSer
     assert get(server, silent)["end_reason"] == "expired"
 
 
-def test_an_open_long_poll_is_a_sign_of_life(server: RunningServer) -> None:
+def test_an_open_long_poll_is_a_sign_of_life(server: ServerProcess) -> None:
     take(server, gpus=GPUS)
     waiter = queue(server, ttl_s=0.6)["id"]
     asker = new_id("waiter")
@@ -243,7 +243,7 @@ def test_an_open_long_poll_is_a_sign_of_life(server: RunningServer) -> None:
     assert asked.json["state"] == "queued"
 
 
-def test_who_hung_up_while_waiting_does_not_keep_a_gpu_for_its_whole_ttl(server: RunningServer) -> None:
+def test_who_hung_up_while_waiting_does_not_keep_a_gpu_for_its_whole_ttl(server: ServerProcess) -> None:
     holder = take(server, gpus=GPUS)["id"]
     gone, patient = queue(server, gpus=GPUS)["id"], queue(server, gpus=GPUS)["id"]
     poll = LongPoll(server, f"/leases/{gone}?wait_s=25")
@@ -257,7 +257,7 @@ def test_who_hung_up_while_waiting_does_not_keep_a_gpu_for_its_whole_ttl(server:
     assert time.monotonic() - began < 15
 
 
-def test_who_hung_up_and_called_again_keeps_what_was_granted(server: RunningServer) -> None:
+def test_who_hung_up_and_called_again_keeps_what_was_granted(server: ServerProcess) -> None:
     """A connection breaks, the client opens another one, and the server notices the first one's end only then."""
     holder = take(server, gpus=GPUS)["id"]
     waiter = queue(server, gpus=GPUS)["id"]
@@ -290,7 +290,7 @@ def facts_of(pid: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("told", ["host and pid", "start time, boot and namespace"])
-def test_the_death_of_a_holder_frees_at_once(server: RunningServer, told: str) -> None:
+def test_the_death_of_a_holder_frees_at_once(server: ServerProcess, told: str) -> None:
     with a_process() as worker:
         who = facts_of(worker.pid) if "boot" in told else {"pid": worker.pid, "host": socket.gethostname()}
         holder = take(server, gpus=GPUS, ttl_s=3600, **who)
@@ -306,7 +306,7 @@ def test_the_death_of_a_holder_frees_at_once(server: RunningServer, told: str) -
     assert renew(server, holder["id"])["lost"] == [{"id": holder["id"], "reason": "holder_died"}]
 
 
-def test_the_death_of_a_waiter_takes_it_out_of_the_queue(server: RunningServer) -> None:
+def test_the_death_of_a_waiter_takes_it_out_of_the_queue(server: ServerProcess) -> None:
     take(server, gpus=GPUS)
     with a_process() as worker:
         dying = queue(server, ttl_s=3600, pid=worker.pid, host=socket.gethostname())["id"]
@@ -316,7 +316,7 @@ def test_the_death_of_a_waiter_takes_it_out_of_the_queue(server: RunningServer) 
     assert get(server, dying)["end_reason"] == "holder_died"
 
 
-def test_a_process_that_does_not_run_is_refused(server: RunningServer) -> None:
+def test_a_process_that_does_not_run_is_refused(server: ServerProcess) -> None:
     with a_process() as worker:
         facts = facts_of(worker.pid)
         other_start = put(server, "dead", **{**facts, "pid_started": facts["pid_started"] - 1})
@@ -326,7 +326,7 @@ def test_a_process_that_does_not_run_is_refused(server: RunningServer) -> None:
     assert_problem(server.ask("/leases/dead"), 404)
 
 
-def test_a_process_of_another_machine_is_held_by_its_heartbeat_alone(server: RunningServer) -> None:
+def test_a_process_of_another_machine_is_held_by_its_heartbeat_alone(server: ServerProcess) -> None:
     with a_process() as worker:
         far = take(server, pid=worker.pid, host="far-away")
         other_boot = take(server, **{**facts_of(os.getpid()), "boot_id": "another"})

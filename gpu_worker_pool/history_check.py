@@ -1,0 +1,355 @@
+"""Reads the lines that workers wrote while they used a pool, and finds the promises that were broken.
+
+`gpu-pool demo` and the tests in tests/e2e share this checker. It is pure: lines in, violations out. Each line has `what`,
+`who` and `at`, a time on CLOCK_BOOTTIME of one machine, and `lease` where it is about one request. Workers write `asks`,
+`answered`, `took`, `renewed`, `wrote`, `witness_busy`, `left`, `lost`, `exits` and `could_not_go_on`; the process that
+breaks things writes `killed`, `death_unnoticed`, `pool` (who waits, and what is free) and `final` (what is left).
+
+A *tenure* is the time in which a worker may use a GPU: from `took` until it left the GPU, was killed, or its safe time
+was over (`until`, one heartbeat before the server would expire the lease, by the worker's own clock). An honest worker
+looks at its clock before it touches anything. One that was stopped with SIGSTOP cannot: it may keep its lock on the
+witness, a file for each GPU, long after its lease expired. No lease with a TTL prevents that; fences are there for it.
+
+- `held_twice`: two tenures of one GPU overlap; `overfull`: sharers exceed the memory of a GPU;
+- `lock`: a witness was taken although no earlier holder overstayed its safe time;
+- `stale_write`: a resource that compares fences would refuse a write made within the writer's safe time;
+- `fence`: a later grant has no higher fence;
+- `order`: a request was served before one for the same that certainly came earlier, or is more important;
+- `unserved`: a request was never served, and a GPU is free or the server does not know the request;
+- `lost`: a lease or a place in the queue was acknowledged, and is unknown, changed, or ended without its holder's doing;
+- `short`: a renewal gave less than the TTL; `resurrected`: a lease lived after its end;
+- `dead_holder`: nobody got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
+- `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from math import inf
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+Line = Mapping[str, Any]
+BY_THE_HOLDER = frozenset({"released", "cancelled"})
+ROUNDED_S = 0.001
+HONEST_STATUSES = frozenset({200, 201, 202, 404, 429, 503})
+
+
+class Violation(NamedTuple):
+    """A promise that was broken."""
+
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class Lease:
+    """One request of one worker, as its lines tell it. Times that never came are infinite."""
+
+    key: str
+    who: str
+    turn: int
+    wishes: tuple[int, float | None]
+    priority: int
+    ttl_s: float
+    asked_at: float
+    # As the server knows it; the worker may have learned it later than it asked.
+    id: str
+    lines: list[Line] = field(default_factory=list)
+    fence: int | None = None
+    uuids: tuple[str, ...] = ()
+    gpu_ids: tuple[int, ...] = ()
+    queued_at: float = inf
+    # It was certainly in the queue at this time, or later.
+    waited_until: float = -inf
+    granted_at: float = inf
+    took_at: float = inf
+    safe_until: float = -inf
+    left_at: float = inf
+    unlocked_at: float = inf
+    was_killed: bool = False
+    is_over: bool = False
+
+    @property
+    def ended_at(self) -> float:
+        """When its tenure ended at the latest, by what its holder knew."""
+        return min(self.left_at, self.safe_until)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its worker took a GPU."""
+        return self.took_at < inf
+
+    def take_in(self, line: Line) -> None:
+        """Add a line that its worker wrote."""
+        self.lines.append(line)
+        what, state, at = line["what"], line.get("state"), line["at"]
+        self.id = line.get("id", self.id)
+        self.is_over = self.is_over or what == "lost" or line.get("end_reason") is not None
+        if state == "queued":
+            self.queued_at = min(self.queued_at, at)
+            self.waited_until = max(self.waited_until, line["sent"])
+        if what == "took" or state == "active":
+            self.granted_at = min(self.granted_at, at)
+        if self.fence is None and line.get("fence") is not None:
+            self.fence, self.uuids = line["fence"], tuple(line["uuids"])
+        if what in {"took", "renewed"}:
+            self.safe_until = max(self.safe_until, line.get("until", inf))
+        if what == "took":
+            self.took_at, self.gpu_ids = at, tuple(line["gpu_ids"])
+        if what == "left":
+            self.left_at, self.unlocked_at = line["left_at"], at
+
+    def __str__(self) -> str:
+        return f"{self.who}'s turn {self.turn} (fence {'-' if self.fence is None else self.fence})"
+
+
+@dataclass
+class History:
+    """All lines in order of time, and the leases they tell of; `resources` are the lines of each GPU's resource."""
+
+    lines: Sequence[Line]
+    resources: Mapping[str, Sequence[Line]] = field(default_factory=dict)
+    usable_mb: float = inf
+    leases: dict[str, Lease] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lines = sorted(self.lines, key=lambda line: float(line["at"]))
+        for line in self.lines:
+            key = line.get("lease", "")
+            if line["what"] == "asks":
+                wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
+                told = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
+                self.leases[key] = Lease(key, *told, id=key)
+            lease = self.leases.get(key)
+            if (
+                lease is not None and line["who"] == lease.who
+            ):  # what another process saw of it is no answer to its holder
+                lease.take_in(line)
+        self.killed = {line["worker"]: line for line in self.lines if line["what"] == "killed"}
+        for lease in self.leases.values():
+            if lease.who in self.killed and lease.left_at == inf:
+                lease.left_at, lease.was_killed = self.killed[lease.who]["at"], True
+        self.tenures = sorted((one for one in self.leases.values() if one.is_served), key=attrgetter("took_at"))
+
+    def holders(self) -> dict[str, list[Lease]]:
+        """The exclusive tenures of each GPU in order, without those that were over before they began."""
+        found: dict[str, list[Lease]] = defaultdict(list)
+        for lease in self.tenures:
+            for uuid in lease.uuids if lease.wishes[1] is None and lease.took_at < lease.ended_at else ():
+                found[uuid].append(lease)
+        return found
+
+    def told(self, what: str) -> Iterator[Line]:
+        """The lines of one kind."""
+        return (line for line in self.lines if line["what"] == what)
+
+
+def check(history: History) -> list[Violation]:
+    """Everything that is wrong with this history."""
+    checks = (
+        check_held_twice,
+        check_locks,
+        check_resources,
+        check_fences,
+        check_order,
+        check_unserved,
+        check_kept,
+        check_answers,
+        check_deaths,
+    )
+    return [violation for one in checks for violation in one(history)]
+
+
+# --- who had what, and when ----------------------------------------------------------------------------------------
+
+
+def check_held_twice(history: History) -> Iterator[Violation]:
+    """No GPU has two holders at once, and sharers fit."""
+    on_gpu: dict[str, list[Lease]] = defaultdict(list)
+    for lease in history.tenures:
+        for uuid in lease.uuids if lease.took_at < lease.ended_at else ():
+            here = [other for other in on_gpu[uuid] if other.ended_at > lease.took_at]
+            for other in here:
+                if None in {lease.wishes[1], other.wishes[1]}:
+                    both_ms = 1000 * (min(lease.ended_at, other.ended_at) - lease.took_at)
+                    text = f"{_gpu(lease, uuid)}: {lease} had it while {other} did, for {both_ms:.0f} ms"
+                    yield Violation("held_twice", text)
+            here.append(lease)
+            together_mb = sum(other.wishes[1] or 0.0 for other in here)
+            if together_mb > history.usable_mb:
+                yield Violation("overfull", f"{together_mb} MB on {_gpu(lease, uuid)}: {', '.join(map(str, here))}")
+            on_gpu[uuid] = here
+
+
+def check_locks(history: History) -> Iterator[Violation]:
+    """The witness of a GPU could be locked, unless an earlier holder overstayed."""
+
+    def overstayed(other: Lease, at: float) -> bool:
+        let_go_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
+        return other.took_at < at and other.ended_at < at < let_go_at
+
+    for line in history.told("witness_busy"):
+        lease, uuid, at = history.leases[line["lease"]], line["uuid"], line["at"]
+        others = [other for other in history.tenures if other is not lease and uuid in other.uuids]
+        if not any(overstayed(other, at) for other in others):
+            yield Violation("lock", f"{_gpu(lease, uuid)}: {lease} was granted it, and its lock was taken")
+
+
+def check_resources(history: History) -> Iterator[Violation]:
+    """A write that comes too late by its fence was made by a worker whose time was over."""
+    wrote = {(line["lease"], line["write"]): line for line in history.told("wrote")}
+    for uuid, lines in history.resources.items():
+        newest = -1
+        for line in lines:
+            # Unknown where the writer was stopped and killed in between.
+            told = wrote.get((line["lease"], line["write"])) if line["fence"] < newest else None
+            newest = max(newest, line["fence"])
+            if told is not None and told["at"] < told["until"]:
+                yield Violation("stale_write", f"{line['lease']} wrote to {uuid} with {line['fence']} after {newest}")
+
+
+def check_fences(history: History) -> Iterator[Violation]:
+    """No two grants have one fence, a later grant has a higher one, and a grant stays as it was."""
+    granted = sorted((one for one in history.leases.values() if one.fence is not None), key=attrgetter("granted_at"))
+    by_fence: dict[int, Lease] = {}
+    for lease in granted:
+        other = by_fence.setdefault(_fence(lease), lease)
+        if other is not lease:
+            yield Violation("fence", f"{lease} and {other} have the same fence")
+    for earlier, later in product(granted, granted):
+        if earlier.granted_at <= later.asked_at and _fence(earlier) > _fence(later):
+            yield Violation("fence", f"{later} was asked for when {earlier} was held already")
+    for uuid, tenures in history.holders().items():
+        for earlier, later in pairwise(tenures):
+            if _fence(earlier) > _fence(later):
+                yield Violation("fence", f"on {_gpu(later, uuid)}, {later} came after {earlier}")
+
+
+# --- first come, first served --------------------------------------------------------------------------------------
+
+
+def check_order(history: History) -> Iterator[Violation]:
+    """Of two requests for the same, the one that certainly came first, and is no less important, is served first.
+
+    Certainly: its worker was told that it is in the queue before the other one was made. Fences tell which was served
+    first. A request that left the queue has no fence, or was last seen waiting before the other was served.
+    """
+    groups: dict[tuple[int, float | None], list[Lease]] = defaultdict(list)
+    for lease in history.leases.values():
+        groups[lease.wishes].append(lease)
+    for leases in groups.values():
+        queued = [lease for lease in leases if lease.queued_at < inf]
+        granted = [lease for lease in leases if lease.fence is not None]
+        for first, second in product(queued, granted):
+            if first.priority >= second.priority:
+                yield from _check_pair(first, second)
+
+
+def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
+    is_served_later = first.fence is not None and first.fence > _fence(second)
+    if first.queued_at <= second.asked_at < first.granted_at and is_served_later:
+        yield Violation("order", f"{second} was served before {first}, which had been in the queue for longer")
+    elif first.queued_at < second.asked_at and second.granted_at < first.waited_until:
+        yield Violation("order", f"{first} still waited when {second}, which was asked for later, had been served")
+    elif first.priority > second.priority and first.queued_at < second.waited_until and is_served_later:
+        yield Violation("order", f"{first} was served after {second}, which is less important and waited as well")
+
+
+def check_unserved(history: History) -> Iterator[Violation]:
+    """No request waits while a GPU is free, and none is forgotten."""
+    pool = next(history.told("pool"), None)
+    known, free = (pool["leases"], pool["free"]) if pool else ([], [])
+    gone = {line["who"] for line in history.told("exits")} | set(history.killed)
+    for lease in history.leases.values():
+        if lease.fence is None and not lease.is_over and lease.who not in gone and (lease.id not in known or free):
+            is_free = f", and GPU {free[0]} is free" if lease.id in known else ""
+            yield Violation("unserved", f"{lease} was never served{is_free}")
+
+
+# --- what was promised ---------------------------------------------------------------------------------------------
+
+
+def check_kept(history: History) -> Iterator[Violation]:
+    """What was acknowledged is kept: a grant through its safe time, a place in the queue through its TTL, an end."""
+    for lease in history.leases.values():
+        yield from check_lease_kept(lease)
+    for line in history.told("could_not_go_on"):
+        yield Violation("lost", f"{line['who']} could not go on: {line['reason']}")
+
+
+def check_lease_kept(lease: Lease) -> Iterator[Violation]:
+    """The same of one lease."""
+    deletes = [line["sent"] for line in lease.lines if line.get("call") == "DELETE"]
+    given_back_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
+    is_acknowledged, safe_until, ended_at = False, -inf, inf
+    for line in lease.lines:
+        what, state, at = line["what"], line.get("state"), line["at"]
+        is_alive = what == "renewed" or state in {"active", "queued"}
+        if is_alive and line["sent"] > ended_at:
+            yield Violation("resurrected", f"{lease} is alive at {at:.3f} and had ended at {ended_at:.3f}")
+        if what == "renewed" and line["left_s"] < lease.ttl_s - (at - line["sent"]) - ROUNDED_S:
+            yield Violation("short", f"{lease} was renewed for {line['left_s']} of {lease.ttl_s} s")
+        if what in {"took", "renewed"} or state == "active":
+            safe_until = max(safe_until, line.get("until", inf))
+        elif state == "queued":
+            if line["sent"] > lease.granted_at:
+                yield Violation("lost", f"{lease} was active and is queued at {at:.3f}")
+            safe_until = max(safe_until, line["sent"] + lease.ttl_s)
+        if line.get("fence") is not None and (line["fence"], tuple(line["uuids"])) != (lease.fence, lease.uuids):
+            yield Violation("lost", f"{lease} on {lease.uuids} was later {line['fence']} on {line['uuids']}")
+        if what == "answered" and line["status"] == 404 and is_acknowledged:
+            yield Violation("lost", f"{lease} is unknown at {at:.3f}")
+        reason = line["reason"] if what == "lost" else line.get("end_reason")
+        if reason is not None:
+            is_own_doing = reason in BY_THE_HOLDER and at > given_back_at
+            if not is_own_doing and (at < safe_until or reason in {*BY_THE_HOLDER, "unknown"}):
+                yield Violation("lost", f"{lease} is lost at {at:.3f}, safe until {safe_until:.3f}: {reason}")
+            ended_at = min(ended_at, at)
+        is_acknowledged = is_acknowledged or what == "took" or state in {"queued", "active"}
+
+
+def check_answers(history: History) -> Iterator[Violation]:
+    """No request is refused that an honest client may make."""
+    for line in history.told("answered"):
+        if line["status"] not in HONEST_STATUSES:
+            yield Violation("answer", f"{line['call']} of {line['lease']}: {line['status']} {line.get('detail')}")
+
+
+# --- through deaths and restarts -----------------------------------------------------------------------------------
+
+
+def check_deaths(history: History) -> Iterator[Violation]:
+    """The GPUs of the dead are used again, a local death is noticed at once, and nothing is left when all have gone."""
+    last_took_at = {uuid: lease.took_at for lease in history.tenures for uuid in lease.uuids}
+    last_of = {lease.who: lease for lease in history.tenures}
+    for worker, line in history.killed.items():
+        lease = last_of.get(worker)
+        # Without waiters, nobody may have needed the GPU any more.
+        if lease is not None and lease.was_killed and line.get("has_waiters", True):
+            for uuid in lease.uuids:
+                if last_took_at[uuid] <= line["at"]:
+                    text = f"{_gpu(lease, uuid)} of {lease}, which was killed, was not handed on"
+                    yield Violation("dead_holder", text)
+    for line in history.told("death_unnoticed"):
+        yield Violation("death_unnoticed", f"{line['lease']} is {line['state']} {line['after_s']:.2f} s after")
+    for line in history.told("final"):
+        for lease_is in line["leases"]:
+            yield Violation("left_over", f"lease {lease_is}")
+        if any(state != "free" for state in line["gpus"]):
+            yield Violation("left_over", f"GPUs {line['gpus']}")
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _fence(lease: Lease) -> int:
+    return lease.fence or 0
+
+
+def _gpu(lease: Lease, uuid: str) -> str:
+    index = dict(zip(lease.uuids, lease.gpu_ids, strict=False)).get(uuid, "")
+    return f"GPU {index} ({uuid})"
