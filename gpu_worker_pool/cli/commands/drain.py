@@ -15,7 +15,7 @@ from gpu_worker_pool.cli.output import out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import REFUSED
 from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 
 GpuArgument = Annotated[
     str, typer.Argument(metavar="GPU", help="Its index or UUID; where there are several servers, server1:2.")
@@ -79,7 +79,7 @@ def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
     )
 
 
-def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Failure:
+def not_found(answer: ServerAnswer, report: PoolReport, gpu: str, action: str) -> Failure:
     """The failure for a server that answered 404, by what kind of server it is."""
     message = f"cannot {action} GPU {gpu}"
     if not report.is_up:
@@ -95,7 +95,7 @@ def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Fail
     return Failure(f"{message}: {plain(answer.error)} `gpu-pool status` shows what it has.", REFUSED)
 
 
-def failure_of(answer: Answer, gpu: str, action: str) -> Failure:
+def failure_of(answer: ServerAnswer, gpu: str, action: str) -> Failure:
     """The failure for an error, or for no answer."""
     message = f"cannot {action} GPU {gpu}: {plain(answer.error)}"
     if answer.status is None:

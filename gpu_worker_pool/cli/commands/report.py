@@ -21,7 +21,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.cli.pools.usage import (
     COLUMNS,
     ServerUsage,
@@ -134,7 +134,7 @@ async def _ask(endpoint: list[str] | None, since_at: float, until_at: float | No
     return found
 
 
-async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[Answer, ServerUsage]:
+async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[ServerAnswer, ServerUsage]:
     answer = await servers.ask(endpoint, path)
     if answer.status == HTTPStatus.NOT_FOUND:
         return answer, without_ledger(await ask_pool(servers, endpoint, "?queue=0"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import NOTHING
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.cli.serve.announcement import count_gpus
 from gpu_worker_pool.cli.units import show_memory
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
@@ -54,7 +54,7 @@ class EndpointFacts:
     pool: PoolView = NOTHING
     has_leases: bool = True
     clock_off_s: float | None = None
-    right: Answer | None = None
+    right: ServerAnswer | None = None
     same_as: str | None = None
 
 
@@ -91,7 +91,7 @@ async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
     )
 
 
-def _clock_off_s(answer: Answer) -> float | None:
+def _clock_off_s(answer: ServerAnswer) -> float | None:
     """How far the clock of a server is ahead of ours, to about a second, by an answer that has just come; None where the
     server does not tell.
     """

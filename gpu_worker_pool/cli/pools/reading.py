@@ -15,7 +15,7 @@ from gpu_worker_pool.wire.same_server import same_as
 from gpu_worker_pool.wire.statistics import GpuInShort, GpuSummary
 
 from .report import GpuReport, LeaseReport, Naming, PoolReport
-from .servers import Answer, Servers
+from .servers import ServerAnswer, Servers
 
 
 async def ask_pools(servers: Servers, query: str = "") -> list[PoolReport]:
@@ -36,7 +36,7 @@ async def ask_pool(servers: Servers, endpoint: str, query: str = "") -> PoolRepo
     return _read_summary(answer, thresholds, is_multi=config.is_multi)
 
 
-def read_pool(answer: Answer, *, is_multi: bool) -> PoolReport:
+def read_pool(answer: ServerAnswer, *, is_multi: bool) -> PoolReport:
     """The report of an answer of /pool."""
     view = read(PoolView, answer.data, clean=plain) if answer.is_ok else None
     if view is None:
@@ -52,7 +52,7 @@ def read_pool(answer: Answer, *, is_multi: bool) -> PoolReport:
     )
 
 
-def read_lease(servers: Servers, answer: Answer) -> LeaseReport | None:
+def read_lease(servers: Servers, answer: ServerAnswer) -> LeaseReport | None:
     """The lease in an answer to a call about one lease."""
     view = read(WaitingLeaseView, answer.data, clean=plain)
     if view is None:
@@ -61,18 +61,18 @@ def read_lease(servers: Servers, answer: Answer) -> LeaseReport | None:
     return LeaseReport(Naming(answer.endpoint, servers.config.is_multi), leaving or view)
 
 
-def read_gpu(servers: Servers, answer: Answer) -> GpuReport | None:
+def read_gpu(servers: Servers, answer: ServerAnswer) -> GpuReport | None:
     """The GPU in an answer to a call about one GPU."""
     view = read(PoolGpu, answer.data, clean=plain)
     return None if view is None else GpuReport.of(Naming(answer.endpoint, servers.config.is_multi), view)
 
 
-def _without_pool(answer: Answer) -> PoolReport:
+def _without_pool(answer: ServerAnswer) -> PoolReport:
     error = "its answer shows no GPUs; is this a GPU statistics server?" if answer.is_ok else plain(answer.error)
     return PoolReport(answer.endpoint, answer.url, error, answer.status)
 
 
-def _read_summary(answer: Answer, thresholds: Thresholds, *, is_multi: bool) -> PoolReport:
+def _read_summary(answer: ServerAnswer, thresholds: Thresholds, *, is_multi: bool) -> PoolReport:
     summary = read(GpuSummary, answer.data, clean=plain) if answer.is_ok else None
     if summary is None:
         return _without_pool(answer)

@@ -14,7 +14,7 @@ from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, Ob
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read_time
 
-from .servers import Answer
+from .servers import ServerAnswer
 
 FREE = "free"
 SHARED = "shared"
@@ -232,9 +232,9 @@ class PoolReport:
         }
 
 
-def as_answers(reports: Iterable[PoolReport]) -> list[Answer]:
+def as_answers(reports: Iterable[PoolReport]) -> list[ServerAnswer]:
     """For saying that no server answered."""
-    return [Answer(report.endpoint, report.url, error=report.error) for report in reports]
+    return [ServerAnswer(report.endpoint, report.url, error=report.error) for report in reports]
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:

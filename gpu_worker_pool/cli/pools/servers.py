@@ -16,7 +16,7 @@ from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """What a server answered, or why there is no answer."""
 
     endpoint: str
@@ -69,7 +69,9 @@ class Servers:
     def ids(self) -> list[str]:
         return list(self.config.endpoints)
 
-    async def ask(self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None) -> Answer:
+    async def ask(
+        self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None
+    ) -> ServerAnswer:
         """One call to one endpoint. Never raises for what the server does: see the answer's error."""
         url = self.config.endpoints[endpoint].url
         try:
@@ -81,16 +83,16 @@ class Servers:
                 timeout_s=self._timeout_s,
             )
         except CallFailed as failed:
-            return Answer(endpoint, url, error=str(failed))
+            return ServerAnswer(endpoint, url, error=str(failed))
         error = reply.detail if reply.status >= 400 else None
-        return Answer(endpoint, url, reply.status, reply.data, error, reply.took_s, reply.date)
+        return ServerAnswer(endpoint, url, reply.status, reply.data, error, reply.took_s, reply.date)
 
-    async def ask_all(self, path: str) -> list[Answer]:
+    async def ask_all(self, path: str) -> list[ServerAnswer]:
         """A GET to every endpoint, in the order they were given."""
         return list(await asyncio.gather(*(self.ask(endpoint, path) for endpoint in self.ids)))
 
 
-def nobody_answered(answers: Sequence[Answer]) -> Failure:
+def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
     """The failure where no endpoint could be used."""
     reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
     return Failure(

@@ -14,7 +14,7 @@ from gpu_worker_pool.wire.reader import has_all, read, read_time
 from gpu_worker_pool.wire.same_server import same_as
 
 from .report import PoolReport
-from .servers import Answer, nobody_answered
+from .servers import ServerAnswer, nobody_answered
 
 # What is known of each owner, as the server's documentation of /usage has it.
 COLUMNS = tuple(item.name for item in fields(UsageTotal))
@@ -59,7 +59,7 @@ class ServerUsage:
         }
 
 
-def read_usage(answer: Answer) -> ServerUsage:
+def read_usage(answer: ServerAnswer) -> ServerUsage:
     """The report in an answer; an answer that makes no sense is an error, not a report of no usage."""
     if answer.error is not None:
         return ServerUsage(answer.endpoint, answer.url, error=plain(answer.error))
@@ -89,7 +89,7 @@ def without_ledger(report: PoolReport) -> ServerUsage:
     return ServerUsage(report.endpoint, report.url, error=error, source=report.view.source)
 
 
-def no_report(asked: Sequence[tuple[Answer, ServerUsage]]) -> Failure:
+def no_report(asked: Sequence[tuple[ServerAnswer, ServerUsage]]) -> Failure:
     """The failure where no server has anything to report, by what they said."""
     if all(answer.status is None for answer, _ in asked):
         return nobody_answered([answer for answer, _ in asked])

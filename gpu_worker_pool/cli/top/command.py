@@ -18,7 +18,7 @@ from rich.live import Live
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
-from gpu_worker_pool.cli.pools.servers import Answer, Servers, nobody_answered
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.units import parse_duration_s
 
 from . import keys
@@ -109,7 +109,7 @@ async def _print(console: Console, watches: list[Watch], interval_s: float, coun
         await asyncio.sleep(interval_s)
     if not any(server.is_up for server in frame.servers):
         raise nobody_answered(
-            [Answer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
+            [ServerAnswer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
         )
     return 0
 

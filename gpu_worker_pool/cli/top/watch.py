@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.wire.reader import read, read_number
 from gpu_worker_pool.wire.statistics import GpuDetail, GpuHistory, GpuStatistics
 
@@ -98,7 +98,7 @@ class Watch:
             kept = self._percents.setdefault(gpu.key, deque(maxlen=KEPT_READINGS))
             kept.append(gpu.view.utilization_percent)
 
-    def _recall(self, answer: Answer) -> None:
+    def _recall(self, answer: ServerAnswer) -> None:
         history = read(GpuHistory, answer.data) if answer.is_ok else None
         for gpu in history.gpus if history else ():
             if gpu.readings:

@@ -12,7 +12,7 @@ import pytest
 from gpu_worker_pool.cli.commands.leases import short_ids
 from gpu_worker_pool.cli.commands.wait import TimeOver, WantedGpus
 from gpu_worker_pool.cli.pools.reading import read_pool
-from gpu_worker_pool.cli.pools.servers import Answer
+from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import gpu_pool, start_gpu_pool
@@ -215,7 +215,7 @@ def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> N
             "gpus": [{"gpu_id": 0, "uuid": "x", "memory_total_mb": 10_000, **gpu}],
             "thresholds": {"memory_percent": 80},
         }
-        return wanted.free_in(read_pool(Answer("box", "http://box", 200, pool), is_multi=False)) is not None
+        return wanted.free_in(read_pool(ServerAnswer("box", "http://box", 200, pool), is_multi=False)) is not None
 
     much, some = WantedGpus(memory_mb=5001), WantedGpus(memory_mb=5000)
     assert free(some, state="shared", memory_committed_mb=3000)
@@ -232,7 +232,7 @@ def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
         "gpus": [{"gpu_id": index, "uuid": f"GPU-{index}", **free} for index in range(2)],
         "thresholds": {"memory_percent": 80},
     }
-    report = read_pool(Answer("box", "http://box", 200, pool), is_multi=False)
+    report = read_pool(ServerAnswer("box", "http://box", 200, pool), is_multi=False)
 
     assert WantedGpus().standing_in(report) == "2 of 2 free"
     assert WantedGpus(model="A100").standing_in(report) == "0 of 0 free"

@@ -16,7 +16,7 @@ import pytest
 from gpu_worker_pool.cli.commands.report import limit_s, parse_time
 from gpu_worker_pool.cli.commands.report import report as report_command
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.pools.servers import Answer
+from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
@@ -226,7 +226,7 @@ def usage(owner: str | None, **amounts: float) -> dict[str, Any]:
     return {"owner": owner, **dict.fromkeys(COLUMNS, 0), **amounts}
 
 
-def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> Answer:
+def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> ServerAnswer:
     data = {
         "node": endpoint,
         "since": "2026-03-01T00:00:00.000Z",
@@ -240,7 +240,7 @@ def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> Answer:
         "source": "nvml",
         **more,
     }
-    return Answer(endpoint, f"http://{endpoint}", 200, data)
+    return ServerAnswer(endpoint, f"http://{endpoint}", 200, data)
 
 
 def test_the_sums_of_several_servers_are_added_and_one_that_goes_by_two_names_counts_once() -> None:
@@ -286,6 +286,6 @@ def test_an_owner_breaks_no_line_and_those_who_look_alike_are_added_up() -> None
     ],
 )
 def test_an_answer_that_makes_no_sense_is_not_taken_for_no_usage(data: Any) -> None:
-    server = read_usage(Answer("one", "http://one", 200, data))
+    server = read_usage(ServerAnswer("one", "http://one", 200, data))
     assert server.error == NO_REPORT
     assert not UsageReport([server]).is_complete

@@ -11,7 +11,7 @@ from rich.console import Console
 from gpu_worker_pool.cli.commands.status import show
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
 from gpu_worker_pool.cli.pools.report import PoolReport
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
@@ -124,7 +124,7 @@ def _shown(*reports: PoolReport, has_colours: bool = False) -> str:
 
 
 def _read(pool: Any) -> PoolReport:
-    return read_pool(Answer("box", "http://box:8000", 200, pool), is_multi=False)
+    return read_pool(ServerAnswer("box", "http://box:8000", 200, pool), is_multi=False)
 
 
 async def test_a_server_with_statistics_only_is_shown_from_them() -> None:

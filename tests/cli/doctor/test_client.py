@@ -11,7 +11,7 @@ from gpu_worker_pool.cli.doctor import client
 from gpu_worker_pool.cli.doctor.client import EndpointFacts
 from gpu_worker_pool.cli.doctor.command import endpoint_findings
 from gpu_worker_pool.cli.pools.report import NOTHING
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.urls import parse_endpoint
 from tests.cli.doctor.facts import FACTS, FREE_GPU, pool
 from tests.client.foreign_servers import (
@@ -149,7 +149,9 @@ def test_the_default_endpoint_need_not_be_there() -> None:
 def test_whether_we_may_ask_is_known_by_a_call_that_changes_nothing(
     status: int, has_token: bool, expected: str, advice: str
 ) -> None:
-    finding = client.judge_right(replace(FACTS, has_token=has_token, right=Answer("box", "", status, None, "why")))
+    finding = client.judge_right(
+        replace(FACTS, has_token=has_token, right=ServerAnswer("box", "", status, None, "why"))
+    )
 
     assert finding is not None
     assert finding.status == expected
