@@ -33,19 +33,27 @@ class Place(NamedTuple):
     parameters: Mapping[str, str]
 
 
+class PathPattern(NamedTuple):
+    """A path with a parameter, which takes what is there, slashes included; it may be empty where it ends the path."""
+
+    before: str
+    name: str
+    after: str
+
+
 class Places:
     """All of them. A ValueError where the handlers are not exactly those of the table."""
 
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
         self.polled: dict[str, Callable[[], bytes]] = {}
         self._exact: dict[str, Place] = {}
-        self._patterns: list[tuple[re.Pattern[str], Place]] = []
+        self._patterns: list[tuple[PathPattern, Place]] = []
         by_name = _only_once(handlers)
         for resource in table:
             path = f"{prefix}{resource.path}"
             place = Place(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
             if "{" in path:
-                self._patterns.append((_pattern(path), place))
+                self._patterns.append((PathPattern(*_PARAMETER.split(path)), place))
                 continue
             self._exact[path] = place
             if isinstance(handler := place.handlers.get("GET"), Polled):
@@ -56,9 +64,13 @@ class Places:
     def find(self, path: str) -> list[Place]:
         """What is at this path; several, where the name of a resource could be a parameter of another one."""
         exact = self._exact.get(path)
-        matches = ((pattern.fullmatch(path), place) for pattern, place in self._patterns)
-        found = [place._replace(parameters=match.groupdict()) for match, place in matches if match]
-        return found if exact is None else [exact, *found]
+        found = [] if exact is None else [exact]
+        for pattern, place in self._patterns:
+            if path.startswith(pattern.before) and path.endswith(pattern.after):
+                value = path[len(pattern.before) : len(path) - len(pattern.after)]
+                if value or not pattern.after:
+                    found.append(Place(place.resource, place.handlers, {pattern.name: value}))
+        return found
 
 
 def _only_once(handlers: Iterable[Handlers]) -> dict[str, Handler]:
@@ -75,9 +87,3 @@ def _take(handlers: dict[str, Handler], route: Route) -> Handler:
         return handlers.pop(route.name)
     except KeyError:
         raise ValueError(f"the route {route.name} ({route.method}) has no handler") from None
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """A parameter takes what is there, slashes included; it may be empty where it ends the path."""
-    literal, name, rest = _PARAMETER.split(path)
-    return re.compile(f"{re.escape(literal)}(?P<{name}>{'.+' if rest else '.*'}){re.escape(rest)}", re.DOTALL)
