@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import Any
+
+from gpu_worker_pool.cli.units import iso_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class Outcome:
         if self.started_at is None or self.ended_at is None:
             return None
         return max(self.ended_at - self.started_at, 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "started_at": iso_time(self.started_at), "ended_at": iso_time(self.ended_at)}
 
 
 @dataclass(slots=True)

@@ -12,11 +12,9 @@ import os
 import stat
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.units import iso_time
 
 from .jobs import Job, Outcome
 
@@ -50,9 +48,7 @@ class StateFile:
             ) from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def load(self) -> dict[str, Outcome]:
@@ -79,20 +75,8 @@ class StateFile:
 
     def note(self, job: Job, attempt: int, outcome: Outcome) -> None:
         """Append an attempt. It is on the disk when this returns."""
-        self._append(
-            {
-                "job": job.key,
-                "line": job.line,
-                "command": job.command,
-                "attempt": attempt,
-                "exit_code": outcome.exit_code,
-                "why": outcome.why,
-                "gpus": list(outcome.gpus),
-                "started_at": iso_time(outcome.started_at),
-                "ended_at": iso_time(outcome.ended_at),
-                "log": outcome.log,
-            }
-        )
+        about = {"job": job.key, "line": job.line, "command": job.command, "attempt": attempt}
+        self._append({**about, **outcome.as_json()})
 
     def _records(self) -> list[dict[str, Any]]:
         try:

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.cli.units import iso_time, show_duration
+from gpu_worker_pool.cli.units import show_duration
 
-from .jobs import Batch, Outcome, State
+from .jobs import Batch, Job, Outcome, State
 from .jobs import Progress as JobProgress
 from .runner import Started, log_path
 
@@ -57,18 +57,15 @@ class BatchDisplay:
     def stop(self) -> None:
         self._live.stop()
 
-    def attempt_ended(self, started: Started, outcome: Outcome) -> None:
+    def attempt_ended(self, job: Job, outcome: Outcome) -> None:
         batch = self._batch
         over = batch.done + batch.count(State.FAILED)
         self._bar.update(self._task, completed=over)
-        state = batch.progress[started.job.key].state
-        again = ", again later" if state is State.WAITING else ""
+        again = ", again later" if batch.progress[job.key].state is State.WAITING else ""
         took = "" if outcome.took_s is None else f" in {show_duration(outcome.took_s)}"
         where = f" on GPU {', '.join(map(str, outcome.gpus))}" if outcome.gpus else ""
-        text = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {started.job.line}{where}{took}: "
-        line = Text(
-            text + started.job.command, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis"
-        )
+        text = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {job.line}{where}{took}: {job.command}"
+        line = Text(text, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis")
         with contextlib.suppress(BrokenPipeError):  # a reader that is gone is no reason to stop the batch
             self._console.print(line)
 
@@ -123,17 +120,12 @@ def summary_json(batch: Batch, logs: Path, state: Path | None, exit_code: int) -
 
 
 def _job_json(item: JobProgress, logs: Path) -> dict[str, Any]:
-    outcome = item.outcome
     return {
         "line": item.job.line,
         "command": item.job.command,
         "state": str(item.state).replace(" ", "_"),
         "attempts": item.attempts,
-        "exit_code": outcome.exit_code if outcome else None,
-        "why": outcome.why if outcome else None,
-        "gpus": list(outcome.gpus) if outcome else [],
-        "started_at": iso_time(outcome.started_at) if outcome else None,
-        "ended_at": iso_time(outcome.ended_at) if outcome else None,
+        **(item.outcome or Outcome(None)).as_json(),
         "log": _log(item, logs),
     }
 
