@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -132,6 +132,3 @@ class Batch:
     def done(self) -> int:
         """How many jobs are done, in this run or before."""
         return self.count(State.DONE, State.DONE_BEFORE)
-
-    def failed(self) -> Iterable[Progress]:
-        return (found for found in self.progress.values() if found.state is State.FAILED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from time import time
 from typing import Any
@@ -87,7 +86,7 @@ def summary_table(batch: Batch, logs: Path) -> Table:
     """Every job; where there are too many to show, the first that failed."""
     found = list(batch.progress.values())
     if len(found) > _MAX_IN_SUMMARY:
-        found = list(islice(batch.failed(), _MAX_IN_SUMMARY))
+        found = [item for item in found if item.state is State.FAILED][:_MAX_IN_SUMMARY]
     table = Table(title=None, box=None, header_style="bold")
     for column in ("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG"):
         table.add_column(column, no_wrap=column == "COMMAND", overflow="ellipsis" if column == "COMMAND" else "fold")
