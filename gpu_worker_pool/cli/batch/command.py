@@ -127,11 +127,8 @@ async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | N
     display = BatchDisplay(work, err())
     runner = BatchRunner(plan, sources, kept, display.attempt_ended)
     display.running = runner.running
-    display.start()
-    try:
+    with display.shown():
         await runner.run()
-    finally:
-        display.stop()
     if runner.interrupted_by is not None:
         return SIGNAL_BASE + runner.interrupted_by
     return SOME_FAILED if work.done < len(work.jobs) else 0

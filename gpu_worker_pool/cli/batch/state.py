@@ -61,16 +61,10 @@ class StateFile:
             self._append(json.loads(HEADER))
         done: dict[str, Outcome] = {}
         for record in records[1:]:
-            outcome = Outcome(
-                record.get("exit_code"),
-                record.get("why"),
-                tuple(record.get("gpus") or ()),
-                _seconds(record.get("started_at")),
-                _seconds(record.get("ended_at")),
-                record.get("log"),
-            )
-            if outcome.is_good:
-                done[record["job"]] = outcome
+            if record.get("exit_code") == 0:
+                started_at, ended_at = (_seconds(record.get(name)) for name in ("started_at", "ended_at"))
+                gpus = tuple(record.get("gpus") or ())
+                done[record["job"]] = Outcome(0, record.get("why"), gpus, started_at, ended_at, record.get("log"))
         return done
 
     def note(self, job: Job, attempt: int, outcome: Outcome) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import time
 from typing import Any
@@ -47,14 +48,12 @@ class BatchDisplay:
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task("jobs", total=len(batch.jobs), completed=batch.done)
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
 
-    def start(self) -> None:
-        if self._console.is_terminal:
-            self._live.start()
-
-    def stop(self) -> None:
-        self._live.stop()
+    def shown(self) -> AbstractContextManager[object]:
+        """Show the live bar for the length of the block."""
+        if not self._console.is_terminal:
+            return contextlib.nullcontext()
+        return Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
 
     def attempt_ended(self, job: Job, outcome: Outcome) -> None:
         batch = self._batch
@@ -87,7 +86,7 @@ def summary_table(batch: Batch, logs: Path) -> Table:
     found = list(batch.progress.values())
     if len(found) > _MAX_IN_SUMMARY:
         found = [item for item in found if item.state is State.FAILED][:_MAX_IN_SUMMARY]
-    table = Table(title=None, box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
     for column in ("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG"):
         table.add_column(column, no_wrap=column == "COMMAND", overflow="ellipsis" if column == "COMMAND" else "fold")
     for item in found:

@@ -78,7 +78,6 @@ def descendants(of: int) -> list[int]:
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """A message as bytes: its length, then its JSON."""
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
 
@@ -266,7 +265,6 @@ def _children() -> list[int]:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """Every process with its parent."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - quick, and no package is loaded here
         if name.isdigit():
             try:

@@ -101,7 +101,6 @@ class GuardedCommand:
             self._send({"do": "safe", "until": at})
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to every process of the command."""
         self._send({"do": "signal", "number": number})
 
     def end(self, grace_s: float) -> None:

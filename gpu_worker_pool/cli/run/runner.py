@@ -39,7 +39,6 @@ class Runner:
     reporter: RunReporter
 
     async def run(self) -> int:
-        """Run the command to its end; the exit code."""
         pass_on_warnings(self.reporter.warn)
         signals = Signals()
         try:
