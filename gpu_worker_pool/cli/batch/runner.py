@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
@@ -50,46 +50,42 @@ class BatchPlan:
     is_remote: bool
 
 
+@dataclass
 class BatchRunner:
     """Runs one batch. `running` has the attempts that run now, by key; `on_end` is called when one has ended."""
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        sources: Sources,
-        state: StateFile | None,
-        on_end: Callable[[Job, Outcome], None],
-    ) -> None:
-        self._plan = plan
-        self._batch = plan.batch
-        self._sources = sources
-        self._state = state
-        self._on_end = on_end
-        self._grace_s = grace_after_loss(plan.grace_s, sources.ttl_s)
-        self._attempts: dict[asyncio.Task[Outcome | None], Job] = {}
-        self._guarded: set[GuardedCommand] = set()
-        self._error: Exception | None = None
-        self.running: dict[str, Started] = {}
-        self.interrupted_by: int | None = None
+    plan: BatchPlan
+    sources: Sources
+    state: StateFile | None
+    on_end: Callable[[Job, Outcome], None]
+    running: dict[str, Started] = field(default_factory=dict)
+    interrupted_by: int | None = None
+    _attempts: dict[asyncio.Task[Outcome | None], Job] = field(default_factory=dict)
+    _guarded: set[GuardedCommand] = field(default_factory=set)
+    _error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self._batch = self.plan.batch
+        self._grace_s = grace_after_loss(self.plan.grace_s, self.sources.ttl_s)
 
     @property
     def parallel(self) -> int:
         """How many jobs request GPUs or run at once; by default enough to use every GPU."""
-        if self._plan.parallel is not None:
-            return self._plan.parallel
-        request = self._plan.request
+        if self.plan.parallel is not None:
+            return self.plan.parallel
+        request = self.plan.request
         per_gpu = 1 if request.memory_mb is None else SHARERS_PER_GPU
-        return max(self._sources.gpu_count * per_gpu // request.gpus, 1)
+        return max(self.sources.gpu_count * per_gpu // request.gpus, 1)
 
     async def run(self) -> None:
         """Run until each job is done or failed, or the batch stops. Raises the first error that is not a job's."""
         signals = Signals()
-        async with self._sources.client() as client, signals.passed_to(self._interrupt):
+        async with self.sources.client() as client, signals.passed_to(self._interrupt):
             try:
                 self._start_some(client)
                 while self._attempts:
-                    ended, _ = await asyncio.wait(self._attempts, return_when=asyncio.FIRST_COMPLETED)
-                    for task in ended:
+                    await asyncio.wait(self._attempts, return_when=asyncio.FIRST_COMPLETED)
+                    for task in [task for task in self._attempts if task.done()]:
                         self._settle(task, self._attempts.pop(task))
                     self._start_some(client)
             finally:
@@ -127,15 +123,15 @@ class BatchRunner:
             self._batch.interrupted(job)
             return
         self._batch.ended(job, outcome)
-        self._on_end(job, outcome)
+        self.on_end(job, outcome)
 
     async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
         guarded = GuardedCommand()
         try:
-            request = self._plan.request
+            request = self.plan.request
             request = replace(request, labels={**request.labels, "job": label_text(f"line {job.line}")})
             try:
-                assignment = await acquire(client, self._sources, request, guarded.pid)
+                assignment = await acquire(client, self.sources, request, guarded.pid)
             except Failure as failure:
                 if failure.code != TIMED_OUT:
                     raise
@@ -153,18 +149,18 @@ class BatchRunner:
         started = Started(job, attempt, tuple(assignment.gpu_ids), time.time())
         self.running[job.key] = started
         outcome = await self._run_on(assignment, guarded, started)
-        outcome = replace(outcome, log=str(log_path(self._plan.logs, job)), ended_at=time.time())
+        outcome = replace(outcome, log=str(log_path(self.plan.logs, job)), ended_at=time.time())
         if self.interrupted_by is not None:
             return None
-        if self._state is not None:
+        if self.state is not None:
             # Before the release, which takes a moment: a job that is done and not written down is run again.
-            self._state.note(job, attempt, outcome)
+            self.state.note(job, attempt, outcome)
         await release(client, assignment)
         return outcome
 
     async def _run_on(self, assignment: Assignment, guarded: GuardedCommand, started: Started) -> Outcome:
         outcome = Outcome(None, gpus=started.gpus, started_at=started.started_at)
-        log = _open_log(self._plan.logs, started)
+        log = _open_log(self.plan.logs, started)
         lost: list[str] = []
 
         def lose(reason: str) -> None:
@@ -181,7 +177,7 @@ class BatchRunner:
                     grace_s=self._grace_s,
                     safe_until=safe_until(assignment),
                 )
-            outcome = replace(outcome, exit_code=await wait_for_end(guarded, assignment, self._sources.ttl_s, lose))
+            outcome = replace(outcome, exit_code=await wait_for_end(guarded, assignment, self.sources.ttl_s, lose))
         except GuardDied:
             outcome = replace(outcome, why="its guard was killed, and the job with it")
         except Failure as failure:  # there is no shell, say
