@@ -1,4 +1,4 @@
-"""The application: all of its parts, made and joined, started and stopped."""
+"""The application: makes its parts, connects them, and starts and stops them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from .ui.data import PageData
 
 logger = logging.getLogger(__name__)
 
-# How long to wait for the first look before answering; a probe that hangs must not keep the server from starting.
+# How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
 
 
 class PoolApp:
-    """The ASGI application of one box. `why_not_started` says why its start failed, where there is something to say."""
+    """The ASGI application of one box. `why_not_started` is the reason of a failed start, if a sentence says it all."""
 
     def __init__(self, settings: ServerSettings, make_probe: Callable[[], Probe] | None = None) -> None:
         self.settings = settings
@@ -115,19 +115,16 @@ class PoolApp:
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a call, or start and stop with the program that serves it."""
         if scope["type"] == "http":
             await self._router(scope, receive, send)
         else:
             await self._lifespan(scope, receive, self._in_a_line(send))
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
         return self._docs.document
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start, and stop at the end."""
         configure_logging_where_nobody_has(self.settings)
         raise_limit()
         self._sampler.start()
@@ -152,13 +149,13 @@ class PoolApp:
         self._sampler.stop()
 
     def _stop_waiting(self) -> None:
-        """Answer all calls that wait for something: they may not keep the server from stopping."""
+        """Answer all calls that wait: they must not keep the server from stopping."""
         self.pool.release_waiters()
         self._streams.close()
         self._page_data.stop()
 
     def _in_a_line(self, send: Send) -> Send:
-        """Tell why the server cannot start without a traceback, where the reason says it all."""
+        """Replace the traceback of a failed start by `why_not_started`."""
 
         async def send_in_a_line(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self.why_not_started is not None:
@@ -173,7 +170,7 @@ class PoolApp:
         logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
 
     async def _tell_when_it_grows_stale(self) -> None:
-        """The thread that looks cannot say that it hangs; this one can. It also shows listeners what was measured."""
+        """Log when readings grow stale, which a sampler that hangs cannot do, and pass new readings to the streams."""
         was_stale = False
         shown: Snapshot | None = None
         while True:
@@ -188,12 +185,12 @@ class PoolApp:
 
 
 def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], Probe] | None = None) -> PoolApp:
-    """The application, by the environment's settings unless others are given."""
+    """Make the application. The settings are those of the environment unless others are given."""
     return PoolApp(settings or ServerSettings.load(), make_probe)
 
 
 def journal_path(settings: ServerSettings) -> Path:
-    """Where the leases are written. GPUs that are not there have a journal of their own."""
+    """The path of the journal. Simulated GPUs have a journal of their own."""
     folder = state_dir(settings.gpu_pool_state_dir, os.environ, platform=sys.platform, uid=os.getuid())
     if settings.simulated_gpus is None:
         return folder / "leases.sqlite3"

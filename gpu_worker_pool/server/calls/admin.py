@@ -1,4 +1,4 @@
-"""What only the operator may do: take a lease away, take a GPU out of service, leave a process out of the reckoning."""
+"""The calls of the operator: revoke a lease, drain a GPU, ignore a process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,10 @@ NOT_ADMIN = (
 
 
 class AdminCalls:
-    """Handles the admin calls."""
-
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {
             "revoke_lease": self.revoke,
             "drain_gpu": self.drain,
@@ -40,7 +37,7 @@ class AdminCalls:
         }
 
     async def revoke(self, call: Call) -> Response:
-        """Take a lease away: its holder hears of it with the next heartbeat."""
+        """Revoke a lease; its holder learns of it with the next heartbeat."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         await _check(call)
         is_known = await self._pool.revoke(lease_id)
@@ -50,39 +47,35 @@ class AdminCalls:
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
-        """No new leases on this GPU; those there run on."""
+        """Take a GPU out of service; its leases continue."""
         form = parse_form(DrainForm, await _check(call))
         key = self._key(call.parameters["gpu"])
         await self._pool.exclude(key, form.reason.strip() or "drained by the operator")
         return self._gpu(key)
 
     async def undrain(self, call: Call) -> Response:
-        """Back into service."""
         await _check(call)
         key = self._key(call.parameters["gpu"])
         await self._pool.include(key)
         return self._gpu(key)
 
     async def ignore(self, call: Call) -> Response:
-        """Processes of this name do not count as use from outside the pool."""
         await _check(call)
         names = await self._pool.ignore_process(_process_name(call))
         return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
 
     async def count(self, call: Call) -> Response:
-        """Processes of this name count again."""
         await _check(call)
         names = await self._pool.count_process(_process_name(call))
         return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
 
     def _key(self, gpu: str) -> GpuKey:
-        """A GPU by its index or UUID."""
         state = self._pool.state
         for key, slot in state.slots.items():
             if gpu == key.uuid or (slot.reading is not None and gpu == str(slot.reading.gpu.index)):
                 return key
         if (key := GpuKey(self._pool.node, gpu)) in state.excluded:
-            return key  # taken out of service, then out of the box
+            return key  # drained, then removed from the box
         raise Refused(404, f"There is no GPU {gpu[:80]!r} here; name it by its index or UUID as /pool shows it.")
 
     def _gpu(self, key: GpuKey) -> Response:
@@ -92,7 +85,7 @@ class AdminCalls:
 
 
 async def _check(call: Call) -> bytes:
-    """Raise Denied unless the caller is an administrator; returns what was sent."""
+    """Check that the caller is an administrator, and return the body; Denied otherwise."""
     if not call.caller().is_admin:
         raise Denied(403, NOT_ADMIN)
     call.query()

@@ -1,4 +1,4 @@
-"""The calls that ask for, show, renew and end leases."""
+"""The calls that request, show, renew and release leases."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ from .pool_view import encode_leases, encode_pool
 
 
 class LeaseCalls:
-    """Handles the lease calls and /pool."""
-
     def __init__(self, pool: Pool, tokens: Tokens) -> None:
         self._pool = pool
         self._tokens = tokens
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {
             "request_lease": self.request,
             "show_lease": self.show,
@@ -42,7 +39,6 @@ class LeaseCalls:
         }
 
     async def request(self, call: Call) -> Response:
-        """Ask, or ask again."""
         lease_id, pool = check_lease_id(call.parameters["lease_id"]), self._pool
         caller = call.caller()
         query = call.query(DEVICES)
@@ -64,11 +60,11 @@ class LeaseCalls:
         return Response(status, self._encode(lease, query))
 
     async def show(self, call: Call) -> Response:
-        """The lease as it is, or as it will be within `wait_s` when it has left the queue."""
+        """The lease as it is, or once it has left the queue within `wait_s`."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         query = call.query(WAIT_S, DEVICES)
         lease = await self._known(lease_id)
-        # Everybody may look; only a caller that may also release it keeps it alive by that.
+        # Every caller may read a lease; only a caller that may release it renews it by that.
         caller = call.caller_or_none()
         is_askers = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
         if isinstance(lease, QueuedLease):
@@ -82,7 +78,6 @@ class LeaseCalls:
         return Response(200, self._encode(lease, query))
 
     async def renew(self, call: Call) -> Response:
-        """A heartbeat for many leases at once."""
         caller = call.caller()
         call.query()
         ids = (await call.form(RenewForm)).ids
@@ -97,7 +92,6 @@ class LeaseCalls:
         return Response(200, encode(self._outcome(await self._pool.renew(*ids))))
 
     async def release(self, call: Call) -> Response:
-        """Give back, or leave the queue."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         caller = call.caller()
         call.query()
@@ -106,14 +100,13 @@ class LeaseCalls:
         return Response(200, encode(outcome_view(self._pool, await self._known(lease_id))))
 
     async def list_leases(self, _: Call) -> Response:
-        """All live leases."""
         self._pool.check_is_open()
         await self._pool.caught_up()
         leases = [view async for _, view in encode_leases(self._pool, self._pool.state.leases, LoopShare())]
         return Response(200, b'{"node":%b,"leases":[%b]}' % (encode(self._pool.node), b",".join(leases)))
 
     async def show_pool(self, call: Call) -> Response:
-        """The node at a glance. `queue` bounds how many of those who wait are shown."""
+        """The node at a glance. `queue` bounds how many waiters are shown."""
         most_queued = call.lenient_query(QUEUE)
         return Response(200, await encode_pool(self._pool, most_queued))
 
@@ -130,7 +123,7 @@ class LeaseCalls:
                     if lease is not None and not isinstance(lease, DrainingLease):
                         left_s = max(state.deadlines.due_at(lease_id) - now, 0.0)
                         renewed.append(Renewed(id=lease_id, expires_in_s=round(left_s, 3)))
-                    else:  # it ended while that was written
+                    else:  # it ended during the write
                         lost.append(NotRenewed(id=lease_id, reason=_end_reason(state.find(lease_id))))
             elif isinstance(event, ev.RenewalRefused):
                 lost.append(NotRenewed(id=event.lease_id, reason=str(event.reason)))
@@ -156,7 +149,7 @@ class LeaseCalls:
 
 
 def to_request(form: LeaseForm, owner: str | None) -> Request:
-    """For the core: with the owner that was proven or let pass."""
+    """The request for the core, with the owner that was proven or accepted."""
     return Request(
         wishes=Wishes(
             gpus=form.gpus,
@@ -177,7 +170,7 @@ def to_request(form: LeaseForm, owner: str | None) -> Request:
         ),
         priority=form.priority,
         ttl_s=form.ttl_s,
-        # In one order, so that the same labels are the same request.
+        # Sorted, so that the same labels make the same request.
         labels=tuple(sorted(form.labels.items())),
     )
 

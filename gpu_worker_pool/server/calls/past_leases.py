@@ -1,4 +1,4 @@
-"""What the calls that read the history of leases have in common."""
+"""The common part of the calls that read past leases."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 
-# A long history takes seconds to read. One is read at a time, and so many may wait for their turn.
+# A long history takes seconds to read. One call reads at a time, and so many may wait.
 MOST_ASKING = 16
 
 
 class PastLeases:
-    """Reads the history in a thread and by a connection of its own, so that no other call waits."""
+    """Reads past leases in a thread, with a connection of its own, so that no other call waits."""
 
     def __init__(self, pool: Pool, open_accounts: Callable[[], Accounts]) -> None:
         self._pool = pool
@@ -25,10 +25,10 @@ class PastLeases:
         self._asking = 0
 
     async def read(self, work: Callable[[Sequence[LiveLease], Accounts], bytes]) -> bytes:
-        """What `work` makes, in a thread, of the leases that are live now and the accounts; Refused where that cannot be.
+        """Run `work` in a thread, on the live leases and the accounts; Refused if they cannot be read.
 
-        Each lease is found once: what is live now, as such; what has ended by now is written before it is read; and what
-        ends in between is known by its id.
+        Each lease is found once: leases that are live now are passed as live, those that have ended are written before
+        the read, and those that end in between are recognized by their id.
         """
         if self._asking >= MOST_ASKING:
             raise Refused(503, f"{MOST_ASKING} others ask for the same; ask again in a moment.", RETRY_AFTER)
@@ -46,7 +46,7 @@ class PastLeases:
             self._asking -= 1
 
     def check_is_well(self) -> None:
-        """Refused while the journal is in trouble."""
+        """Raise Refused while the journal is in trouble."""
         if self._pool.trouble is not None:
             raise _not_readable(self._pool.trouble)
 

@@ -1,4 +1,4 @@
-"""A call as its handler sees it: who makes it, from where, and what was sent."""
+"""A call as its handler sees it: the caller, its address, the query and the body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FormT = TypeVar("FormT")
 
 
 class Call:
-    """One request: who makes it, and how to read it. `parameters` are those in its path."""
+    """One request. `parameters` are those in its path."""
 
     def __init__(self, scope: Scope, receive: Receive, tokens: Tokens) -> None:
         self.scope = scope
@@ -33,15 +33,14 @@ class Call:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """By lower-case name."""
         return merge_headers(self.scope["headers"])
 
     def caller(self) -> Caller:
-        """Who may change things; Denied for everybody else."""
+        """The caller of a writing call; Denied if it may not write."""
         return identify(self.client_host, self.headers, self.tokens)
 
     def caller_or_none(self) -> Caller | None:
-        """Who makes a call that everybody may make."""
+        """The caller if it may write; None otherwise."""
         try:
             return self.caller()
         except Denied:
@@ -49,23 +48,22 @@ class Call:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it came straight from this machine."""
+        """Whether the call came directly from this machine, without a proxy."""
         return is_loopback(self.client_host) and proxy_header(self.headers) is None
 
     async def body(self) -> bytes:
-        """What was sent."""
         return await read_body(self.receive, self.headers)
 
     async def form(self, kind: type[FormT]) -> FormT:
-        """What was sent, read to the letter."""
+        """The body, checked strictly."""
         return parse_form(kind, await self.body())
 
     def query(self, *known: Parameter) -> dict[str, Any]:
-        """The value of each of these parameters, by name; Refused where another one is there, or one is no good."""
+        """The values of these parameters by name; Refused if one is invalid or unknown."""
         return {parameter.name: _value(parameter, text) for parameter, text in self._pairs(known).items()}
 
     def lenient_query(self, parameter: Parameter) -> Any:
-        """The value of one parameter, whatever else is in the query."""
+        """The value of one parameter; all others are ignored."""
         for name, text in parse_qsl(self._raw_query[:1000], keep_blank_values=not parameter.is_whole):
             if name == parameter.name:
                 return _value(parameter, text)
@@ -123,7 +121,6 @@ def _none_of(choices: tuple[str, ...]) -> str:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Return when the client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

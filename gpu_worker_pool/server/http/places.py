@@ -1,4 +1,4 @@
-"""The route table joined to the handlers: what is at a path, and what answers there."""
+"""The route table with its handlers, indexed by path."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Polled:
-    """The handler of a polled route: its body is there already."""
+    """The handler of a polled route: its body is encoded already."""
 
     def __init__(self, body: Callable[[], bytes]) -> None:
         self.body = body
 
     async def __call__(self, _: Call) -> Response:
-        """Answer with it."""
         return Response(200, self.body())
 
 
 class Place(NamedTuple):
-    """A resource at the path of a call: what answers each method, and the parameters in the path."""
+    """A resource that matches a path: its handlers by method, and the parameters in the path."""
 
     resource: Resource
     handlers: Mapping[str, Handler]
@@ -34,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Places:
-    """All of them. A ValueError where the handlers are not exactly those of the table."""
+    """Finds the resources of a path. A ValueError unless the handlers are exactly those of the table."""
 
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
         self.polled: dict[str, Callable[[], bytes]] = {}
@@ -54,7 +53,7 @@ class Places:
             raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(by_name))}")
 
     def find(self, path: str) -> list[Place]:
-        """What is at this path; several, where the name of a resource could be a parameter of another one."""
+        """The resources at this path; several if one resource's name matches another one's parameter."""
         exact = self._exact.get(path)
         matches = ((pattern.fullmatch(path), place) for pattern, place in self._patterns)
         found = [place._replace(parameters=match.groupdict()) for match, place in matches if match]
@@ -78,6 +77,6 @@ def _take(handlers: dict[str, Handler], route: Route) -> Handler:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """A parameter takes what is there, slashes included; it may be empty where it ends the path."""
+    """Compile a path. A parameter matches slashes too; at the end of the path it may be empty."""
     literal, name, rest = _PARAMETER.split(path)
     return re.compile(f"{re.escape(literal)}(?P<{name}>{'.+' if rest else '.*'}){re.escape(rest)}", re.DOTALL)

@@ -1,4 +1,4 @@
-"""One router for all calls, compiled from the route table: methods, CORS, problems, and how a response is written."""
+"""Routes all calls by the route table: methods, CORS, problems, and writing the response."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ READING = frozenset({"GET", "HEAD"})
 
 
 class Router:
-    """Finds the handler of a call, and writes what it answers. `page_headers` are on every answer of the page.
+    """Finds the handler of a call and writes its response. Every answer of the page has the `page_headers`.
 
-    A ValueError where the handlers are not exactly those of the table.
+    A ValueError unless the handlers are exactly those of the table.
     """
 
     def __init__(
@@ -46,14 +46,13 @@ class Router:
         self._prefix = prefix
         self._tokens = tokens
         self._page_headers = page_headers
-        # Reading only, and never with credentials: a page of any origin may look, none may act.
+        # GET only, and never with credentials: a page of any origin may read, none may write.
         self._cors = (
             CORSMiddleware(_nowhere, allow_origins=["*"], allow_methods=sorted(READING)) if enable_cors else None
         )
         self._readable: Headers = (READABLE,) if enable_cors else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call, errors included."""
         method, path = scope["method"], scope["path"]
         polled = self._polled.get(path)
         if polled is not None and method in READING:
@@ -76,7 +75,7 @@ class Router:
             response = await self._answer("GET" if method == "HEAD" else method, places, call)
         except ClientGone:
             return
-        except Exception as error:  # noqa: BLE001 - each is answered, and logged where it is a fault of ours
+        except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
             response = problem_of(error)
         await _write(response, self._added(resource, method), send, is_head=method == "HEAD")
 
@@ -98,7 +97,7 @@ class Router:
         raise Refused(405, detail, {"Allow": "GET, HEAD" if is_page else allowed})
 
     def _way_below_prefix(self, path: str, call: Call) -> Response | None:
-        """Where to go from an address that is only on the way to ours. Told relatively: a proxy may know us by others."""
+        """Redirect from above the prefix to below it. The target is relative, because a proxy may use other addresses."""
         prefix, vary = self._prefix, (b"vary", b"Accept")
         if prefix and path == prefix:
             return redirect(f"{prefix.rpartition('/')[2]}/", vary)
@@ -114,7 +113,6 @@ class Router:
 
 
 def redirect(location: str, *headers: tuple[bytes, bytes]) -> Response:
-    """A response that sends the caller elsewhere."""
     return Response(307, b"", (*headers, (b"location", location.encode("latin-1"))))
 
 

@@ -1,4 +1,4 @@
-"""GET /events: an open connection that tells what happens, or only that something did (Server-Sent Events)."""
+"""GET /events: an open connection that reports events, or only that there were some (Server-Sent Events)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ HEADERS: Headers = (
 
 
 class Streams:
-    """All open streams, of both kinds together."""
-
     def __init__(self, pool: Pool) -> None:
         self._events = EventStream(pool)
         self._changes = ChangeStream(pool)
@@ -37,22 +35,19 @@ class Streams:
         self._is_closed = False
 
     def show(self, snapshot: Snapshot) -> None:
-        """Tell what was measured."""
         self._events.show(snapshot)
         self._changes.show(snapshot)
 
     def close(self) -> None:
-        """End all streams."""
         self._is_closed = True
         for listener in self._open:
             listener.end()
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {"events": self.open}
 
     async def open(self, call: Call) -> Response:
-        """A stream that goes on until the client goes away or the server stops."""
+        """Open a stream until the client disconnects or the server stops."""
         pace_s = call.lenient_query(PACE_S)
         last_event_id = call.headers.get("last-event-id")
         if len(self._open) >= MAX_STREAMS and call.scope["method"] != "HEAD":

@@ -1,4 +1,4 @@
-"""The files of the page, as they are sent to a browser."""
+"""The files of the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file. Its tag is another one whenever its content is."""
+    """One file. Its tag changes with its content."""
 
     content_type: bytes
     etag: bytes
@@ -27,8 +27,8 @@ class PageFile:
 
 
 class PageFiles:
-    """The files that there are, by name, each read when it is first asked for. What the caller sends is looked up among
-    the names, and never becomes part of a path.
+    """The files of the page by name, each read on first use. A caller's text is only compared with the names, and never
+    becomes part of a path.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,6 @@ class PageFiles:
         self._read: dict[str, PageFile] = {}
 
     def find(self, name: str) -> PageFile | None:
-        """The file of this name; None where there is none."""
         known = self._read.get(name)
         if known is not None:
             return known
@@ -50,7 +49,6 @@ class PageFiles:
         return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
 
     def names(self) -> frozenset[str]:
-        """All of them."""
         return frozenset(self._places)
 
 
