@@ -13,12 +13,12 @@ witness, a file for each GPU, long after its lease expired. No lease with a TTL 
 - `held_twice`: two tenures of one GPU overlap; `overfull`: sharers exceed the memory of a GPU;
 - `lock`: a witness was taken although no earlier holder overstayed its safe time;
 - `stale_write`: a resource that compares fences would refuse a write made within the writer's safe time;
-- `fence`: a later grant has no higher fence;
+- `fence`: a later grant does not have a higher fence;
 - `order`: a request was served before one for the same that certainly came earlier, or is more important;
 - `unserved`: a request was never served, and a GPU is free or the server does not know the request;
-- `lost`: a lease or a place in the queue was acknowledged, and is unknown, changed, or ended without its holder's doing;
+- `lost`: a lease or a queue position was acknowledged, and is unknown, changed, or not ended by its holder;
 - `short`: a renewal gave less than the TTL; `resurrected`: a lease lived after its end;
-- `dead_holder`: nobody got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
+- `dead_holder`: no waiter got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
 - `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
 """
 
@@ -39,7 +39,7 @@ HONEST_STATUSES = frozenset({200, 201, 202, 404, 429, 503})
 
 
 class Violation(NamedTuple):
-    """A promise that was broken."""
+    """A broken promise."""
 
     kind: str
     text: str
@@ -47,7 +47,7 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """One request of one worker, as its lines tell it. Times that never came are infinite."""
+    """One request of one worker, from its lines. Times that never came are infinite."""
 
     key: str
     who: str
@@ -56,14 +56,14 @@ class Lease:
     priority: int
     ttl_s: float
     asked_at: float
-    # As the server knows it; the worker may have learned it later than it asked.
+    # The server's id; the worker may have learned it after the request.
     id: str
     lines: list[Line] = field(default_factory=list)
     fence: int | None = None
     uuids: tuple[str, ...] = ()
     gpu_ids: tuple[int, ...] = ()
     queued_at: float = inf
-    # It was certainly in the queue at this time, or later.
+    # The lease was certainly in the queue at this time, or later.
     waited_until: float = -inf
     granted_at: float = inf
     took_at: float = inf
@@ -75,7 +75,7 @@ class Lease:
 
     @property
     def ended_at(self) -> float:
-        """When its tenure ended at the latest, by what its holder knew."""
+        """The latest end of its tenure, as its holder knew."""
         return min(self.left_at, self.safe_until)
 
     @property
@@ -109,7 +109,7 @@ class Lease:
 
 @dataclass
 class History:
-    """All lines in order of time, and the leases they tell of; `resources` are the lines of each GPU's resource."""
+    """All lines in order of time, and their leases; `resources` are the lines of each GPU's resource."""
 
     lines: Sequence[Line]
     resources: Mapping[str, Sequence[Line]] = field(default_factory=dict)
@@ -125,9 +125,8 @@ class History:
                 told = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
                 self.leases[key] = Lease(key, *told, id=key)
             lease = self.leases.get(key)
-            if (
-                lease is not None and line["who"] == lease.who
-            ):  # what another process saw of it is no answer to its holder
+            # The lines of other processes about a lease are not answers to its holder.
+            if lease is not None and line["who"] == lease.who:
                 lease.take_in(line)
         self.killed = {line["worker"]: line for line in self.lines if line["what"] == "killed"}
         for lease in self.leases.values():
@@ -149,7 +148,7 @@ class History:
 
 
 def check(history: History) -> list[Violation]:
-    """Everything that is wrong with this history."""
+    """Return everything that is wrong with this history."""
     checks = (
         check_held_twice,
         check_locks,
@@ -186,7 +185,7 @@ def check_held_twice(history: History) -> Iterator[Violation]:
 
 
 def check_locks(history: History) -> Iterator[Violation]:
-    """The witness of a GPU could be locked, unless an earlier holder overstayed."""
+    """Each witness could be locked, unless an earlier holder overstayed."""
 
     def overstayed(other: Lease, at: float) -> bool:
         let_go_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
@@ -200,7 +199,7 @@ def check_locks(history: History) -> Iterator[Violation]:
 
 
 def check_resources(history: History) -> Iterator[Violation]:
-    """A write that comes too late by its fence was made by a worker whose time was over."""
+    """A write that its fence makes too late was made after the writer's safe time."""
     wrote = {(line["lease"], line["write"]): line for line in history.told("wrote")}
     for uuid, lines in history.resources.items():
         newest = -1
@@ -233,10 +232,10 @@ def check_fences(history: History) -> Iterator[Violation]:
 
 
 def check_order(history: History) -> Iterator[Violation]:
-    """Of two requests for the same, the one that certainly came first, and is no less important, is served first.
+    """Of two requests for the same, the one that certainly came first, and is not less important, is served first.
 
-    Certainly: its worker was told that it is in the queue before the other one was made. Fences tell which was served
-    first. A request that left the queue has no fence, or was last seen waiting before the other was served.
+    Certainly: its worker learned that it is in the queue before the other request was made. Fences tell which was
+    served first. A request that left the queue has no fence, or was last seen waiting before the other was served.
     """
     groups: dict[tuple[int, float | None], list[Lease]] = defaultdict(list)
     for lease in history.leases.values():
@@ -274,7 +273,7 @@ def check_unserved(history: History) -> Iterator[Violation]:
 
 
 def check_kept(history: History) -> Iterator[Violation]:
-    """What was acknowledged is kept: a grant through its safe time, a place in the queue through its TTL, an end."""
+    """What was acknowledged is kept: a grant through its safe time, a queue position through its TTL, an end."""
     for lease in history.leases.values():
         yield from check_lease_kept(lease)
     for line in history.told("could_not_go_on"):
@@ -282,7 +281,7 @@ def check_kept(history: History) -> Iterator[Violation]:
 
 
 def check_lease_kept(lease: Lease) -> Iterator[Violation]:
-    """The same of one lease."""
+    """What was acknowledged of one lease is kept."""
     deletes = [line["sent"] for line in lease.lines if line.get("call") == "DELETE"]
     given_back_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
     is_acknowledged, safe_until, ended_at = False, -inf, inf
@@ -328,7 +327,7 @@ def check_deaths(history: History) -> Iterator[Violation]:
     last_of = {lease.who: lease for lease in history.tenures}
     for worker, line in history.killed.items():
         lease = last_of.get(worker)
-        # Without waiters, nobody may have needed the GPU any more.
+        # Without waiters, perhaps no worker needed the GPU any more.
         if lease is not None and lease.was_killed and line.get("has_waiters", True):
             for uuid in lease.uuids:
                 if last_took_at[uuid] <= line["at"]:

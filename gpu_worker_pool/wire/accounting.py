@@ -1,4 +1,4 @@
-"""Bodies that tell who used the GPUs."""
+"""Bodies of the accounting calls: who used the GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data of Server-Sent Events, by the event's name. Those about a lease carry the lease as it was."""
+"""The data of Server-Sent Events by the event's name. Events about a lease carry the lease as it was."""
 
 from __future__ import annotations
 

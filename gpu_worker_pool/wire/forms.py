@@ -1,4 +1,4 @@
-"""What is sent to ask for a lease, to renew some, or to drain a GPU."""
+"""Bodies that callers send: to request a lease, to renew leases, to drain a GPU."""
 
 from __future__ import annotations
 

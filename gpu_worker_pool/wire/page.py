@@ -1,4 +1,4 @@
-"""Bodies that only the page asks for."""
+"""Bodies of the page's calls."""
 
 from __future__ import annotations
 

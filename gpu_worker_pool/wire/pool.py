@@ -1,4 +1,4 @@
-"""Bodies that show a node at a glance."""
+"""Bodies of `/pool` and `/peers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The route table: every call that there is. Router, home page, OpenAPI document and their tests are made from it."""
+"""The route table: every call of the server. The router, the home page and the OpenAPI document are made from it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Method = Literal["GET", "PUT", "POST", "DELETE"]
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 PAGE_HOURS = ("1", "6", "24", "168")
-# What every writing call may be refused with, before it is carried out.
+# The refusals of every writing call, before it is carried out.
 WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the query. `unit` is what a number counts, `choices` are the only texts that will do."""
+    """A parameter of the query. `unit` is what a number counts; `choices` are the only valid texts."""
 
     name: str
     note: str
@@ -31,10 +31,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of a resource. `answer` is the type of its body; None where that is no JSON.
+    """One method of a resource. `answer` is the type of its JSON body, or None.
 
     `caller` says who may make the call: `anyone`, a `writer` (on the server's machine, or with a token) or an `admin`.
-    A `polled` route is answered from bytes that are there already, before anything else is looked at.
+    A `polled` route is answered from bytes that are encoded already, before anything else is checked.
     """
 
     method: Method
@@ -53,11 +53,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A path, and what can be done there. `help` is what the home page says of it; None where it is not listed.
+    """A path and its methods. `help` is its text on the home page; None if it is not listed.
 
-    A parameter in the path takes everything up to what follows it, slashes included. `tag` groups the calls in the
-    document; those of the page have its headers. `cors` says when a page of any origin may read the answer to a GET:
-    `always`, or only where a browser says that it `asks`; the data of the page itself `never`.
+    A parameter in the path matches everything up to the text that follows it, slashes included. `tag` groups the calls
+    in the document; calls of the page have its headers. `cors` says when a page of any origin may read the answer to a
+    GET: `always`, or only if the browser `asks`; the page's own data `never`.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Bodies that are about the server itself, and its errors."""
+"""Bodies about the server itself, and its errors."""
 
 from __future__ import annotations
 

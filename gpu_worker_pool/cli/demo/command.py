@@ -1,4 +1,4 @@
-"""`gpu-pool demo`: a pool at work on this machine, with what goes wrong in real life, and what was measured of it."""
+"""`gpu-pool demo`: a pool at work on this machine, with real failures and measured results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import out, print_json
 
 BROKEN: Final = 1
-# No demo takes longer; a long one has so much beside its seconds, to start everything and to serve those in line.
+# The limit of a demo; a long one has so much time beside its seconds, to start everything and to serve the last
+# waiters.
 _LONGEST_S: Final = 28.0
 _BESIDE_S: Final = 14.0
 
@@ -64,7 +65,7 @@ def demo(
                 task.cancel()
 
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say
+            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, for example
                 loop.add_signal_handler(number, stop, number)
         try:
             with demo_folder() as folder:
@@ -74,7 +75,7 @@ def demo(
                 raise  # by Ctrl-C
             return SIGNAL_BASE + received[0]
 
-    # Should even the event loop hang: the kernel ends the other processes with this one.
+    # If even the event loop hangs: the kernel ends the other processes with this one.
     faulthandler.dump_traceback_later(plan.longest_s + 1.5, exit=True)
     try:
         record = asyncio.run(perform())

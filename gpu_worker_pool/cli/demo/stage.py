@@ -1,4 +1,4 @@
-"""The worker processes of a demo. They end with the demo, however that ends."""
+"""The worker processes of a demo. They end with the demo, however it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .worker import PACE_BYTES, Crew
 
 
 class DemoWorkers:
-    """The workers, and the process that forked them. Each line that a worker writes is told to `on_line`."""
+    """The workers, and the process that forks them. `on_line` is called with each line of a worker."""
 
     def __init__(self, crew: Crew, folder: DemoFolder, on_line: Callable[[dict[str, Any]], None]) -> None:
         self._number, self._on_line, self._rest = len(crew.names), on_line, b""
@@ -30,7 +30,7 @@ class DemoWorkers:
         with self._log.open("wb") as log:
             streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             env, kept = inherited_environment(os.environ), (folder.lock, go)
-            # In a group of its own: Ctrl-C is for the demo, which then ends them in order.
+            # In a group of its own: Ctrl-C is for the demo, which then ends the workers in order.
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 command, env=env, cwd=folder.path, pass_fds=kept, process_group=0, **streams
             )
@@ -41,21 +41,21 @@ class DemoWorkers:
         asyncio.get_running_loop().add_reader(self._stdout, self._read)
 
     def go(self, pace: float) -> None:
-        """Let each of them begin."""
+        """Start all workers."""
         self._go.write(f"{pace:<{PACE_BYTES}.4f}".encode() * self._number)
         self._go.close()
 
     def finish(self) -> None:
-        """Let none of them ask again."""
+        """Let no worker ask again."""
         self._stdin.close()
 
     def last_words(self) -> str:
-        """The last line that they wrote to standard error."""
+        """The last line that the workers wrote to standard error."""
         return last_line(self._log.read_text(encoding="utf-8", errors="replace"))
 
     def close(self) -> None:
-        """Kill those that have not ended."""
-        if self._process.returncode is None:  # not waited for yet, so the group is theirs
+        """Kill the workers that have not ended."""
+        if self._process.returncode is None:  # not waited for yet, so the group id is still theirs
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             asyncio.get_running_loop().remove_reader(self._stdout)
@@ -72,6 +72,6 @@ class DemoWorkers:
 
 
 def last_line(log: str) -> str:
-    """The end of a log, with what to do about it where that is known."""
+    """The last line of a log, with what to do about it if that is known."""
     text = next((line for line in reversed(log.splitlines()) if line.strip()), "nothing was said about it")
     return f"{text}; pip install 'gpu-worker-pool[all]'" if "No module named" in text else text

@@ -1,4 +1,4 @@
-"""What a demo measured: as data, and as a person reads it. Nothing in it is known beforehand."""
+"""The results of a demo, as data and as text. All of them are measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_worker_pool.history_check import History, Lease, Line, Violation, check
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of a demo when it is over."""
+    """All that is known at the end of a demo."""
 
     lines: Sequence[Line]
     source: str
@@ -29,7 +29,7 @@ class Record:
 
 
 def summarize(record: Record) -> dict[str, Any]:
-    """The figures, and what was broken; docs/CLI.md describes each key."""
+    """The figures and the broken promises; docs/CLI.md describes each key."""
     history = History(record.lines)
     killed_at, back_at = (_first_at(history, what) for what in ("server_killed", "server_back"))
     served, final = history.tenures, next(history.told("final"), None)
@@ -40,7 +40,7 @@ def summarize(record: Record) -> dict[str, Any]:
     usual_ms = [
         1000 * took_s
         for before, after, took_s in handovers(history)
-        # Without those that had to wait for the server to come back.
+        # Without the waits for the server's restart.
         if not before.was_killed and not (after.asked_at < back_at and after.took_at > killed_at)
     ]
     return {
@@ -71,7 +71,7 @@ def summarize(record: Record) -> dict[str, Any]:
 
 
 def _check_course(history: History) -> Iterator[Violation]:
-    """What is not in the workers' lines: that the demo did what it set out to do, and saw its end."""
+    """Check what the workers' lines do not show: that the demo killed both, and saw its end."""
     if not history.tenures:
         yield Violation("unserved", "no GPU was granted to anybody")
     elif _first_at(history, "server_back") == inf or not any(lease.was_killed for lease in history.tenures):
@@ -84,14 +84,16 @@ def _check_course(history: History) -> Iterator[Violation]:
 
 
 def handovers(history: History) -> list[tuple[Lease, Lease, float]]:
-    """Holders of which the second was in the queue when the first left the GPU or died, and how many seconds it took."""
+    """Pairs of consecutive holders of which the second waited when the first left the GPU or died, and the seconds in
+    between.
+    """
     pairs = [pair for holders in history.holders().values() for pair in pairwise(holders)]
     waited = [(before, after) for before, after in pairs if after.queued_at < before.ended_at < inf]
     return [(before, after, after.took_at - before.ended_at) for before, after in waited]
 
 
 def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
-    """Pairs that waited at once, of which the first certainly came first."""
+    """Pairs that waited at the same time, of which the first certainly came first."""
     for first in history.tenures:
         for second in history.tenures:
             if first.queued_at < second.asked_at < first.took_at:
@@ -99,14 +101,14 @@ def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
 
 
 def open_at(history: History, at: float) -> tuple[list[Lease], list[Lease]]:
-    """The leases that were held, and those whose workers had been told to wait, at this time."""
+    """The leases that were held at this time, and those whose workers knew that they wait."""
     there = [lease for lease in history.leases.values() if lease.left_at > at]
     held = [lease for lease in there if lease.took_at <= at]
     return held, [lease for lease in there if lease.queued_at <= at < lease.took_at]
 
 
 def survival(history: History, killed_at: float) -> tuple[int, int, int, int]:
-    """How many leases were held when the server was killed, and kept; how many waited, and kept their places."""
+    """How many leases were held when the server was killed, and kept; how many waited, and kept their queue positions."""
     held, waiting = open_at(history, killed_at)
     kept, places_kept = (sum(not any(check_lease_kept(lease)) for lease in some) for some in (held, waiting))
     return len(held), kept, len(waiting), places_kept
@@ -134,7 +136,7 @@ def _first_at(history: History, what: str) -> float:
 
 
 def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | None:
-    """The smallest of these that so large a part of them does not exceed, rounded; None where there are none."""
+    """The quantile, rounded: the smallest value that this fraction of the values does not exceed; None without values."""
     rank = int(-(-fraction * len(values) // 1))
     return round(sorted(values)[max(rank - 1, 0)], digits) if values else None
 
@@ -143,7 +145,7 @@ def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | 
 
 
 def render(summary: Mapping[str, Any]) -> RenderableType:
-    """The summary, each promise with what was measured."""
+    """The summary as text: each promise with its measurements."""
     broken = {item["promise"] for item in summary["broken"]}
     table = Table.grid(padding=(0, 2))
     for is_no_wrap in (True, True, False):
@@ -157,7 +159,7 @@ def render(summary: Mapping[str, Any]) -> RenderableType:
 
 
 def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, bool]]:
-    """For each promise the kinds of its violations, its name, what is told of it, and whether it could be measured."""
+    """For each promise: the kinds of its violations, its name, its text, and whether it could be measured."""
     grants, fences, order = summary["grants"], summary["fences"], summary["order"]
     killed, restart, left = summary["killed_worker"], summary["restart"], summary["left_over"]
     told = f"of {grants} grants, by the workers' own records and a lock on each GPU"

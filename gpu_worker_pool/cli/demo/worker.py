@@ -3,9 +3,9 @@
     python -m gpu_worker_pool.cli.demo.worker 5 '{"names": ["w01", "w02"], ...}'
 
 loads the client once and forks a process for each worker: a dozen starts of Python would take longer than the demo. It
-ends when all have ended; when it is killed, so are they. Each worker reads its pace from the pipe 5, and asks until standard
+ends when all workers have ended; when it is killed, they are killed too. Each worker reads its pace from the pipe 5, and asks until standard
 input ends. Standard output gets its lines, as gpu_worker_pool/history_check.py reads them. While a worker holds a GPU it
-also locks a file named after the GPU, the witness: the kernel's word that no other worker is on it.
+also locks a file named after the GPU, the witness: the kernel then proves that no other worker uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# What a client loads when it is started, loaded here for all of them.
+# A client loads this when it starts; loaded here once for all workers.
 import aiohttp  # noqa: F401
 
 from gpu_worker_pool.client.events import ClientEvent
@@ -44,7 +44,7 @@ LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """What all workers are told. The cheat releases its GPU half-way through each turn, and goes on using it."""
+    """The settings of all workers. The cheat releases its GPU half-way through each turn, and goes on using it."""
 
     names: list[str]
     endpoint: str
@@ -55,7 +55,7 @@ class Crew:
 
 
 class Worker:
-    """Takes turns until it is told to finish."""
+    """One worker: takes turns until it must finish."""
 
     def __init__(self, crew: Crew, name: str) -> None:
         self._crew, self._name = crew, name
@@ -68,7 +68,7 @@ class Worker:
         self._say("ready", pid=os.getpid())
         pace = os.read(go, PACE_BYTES)
         if not pace:
-            return  # the demo is gone
+            return  # the demo has ended
         self._pace = float(pace)
         try:
             asyncio.run(self._take_turns())
@@ -88,7 +88,7 @@ class Worker:
         async with GPUWorkerPoolClient(
             self._crew.endpoint,
             polling_interval=5.0,
-            endpoint_health_check_interval=0.25,  # the server is away for a second, not for a night
+            endpoint_health_check_interval=0.25,  # the server is down for a second only
             on_event=self._hear,
         ) as client:
             await self._rest(0.5)
@@ -118,7 +118,7 @@ class Worker:
             await client.release_gpu(assignment)
 
     async def _hold(self, assignment: Assignment, hold_s: float) -> None:
-        """Hold the GPU: for a shorter time once the demo is to end, and no longer than the lease lasts."""
+        """Hold the GPU: for a shorter time once the demo ends, and never longer than the lease lasts."""
         assert assignment.lost is not None  # noqa: S101 - the client sets it; for mypy
         lost = asyncio.ensure_future(assignment.lost.wait())
         finish = asyncio.ensure_future(self._finish.wait())
@@ -137,7 +137,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _witness(self, uuid: str) -> Iterator[None]:
-        """Lock the GPU's file. Nobody waits for it: one that cannot be locked at once is written down."""
+        """Lock the GPU's file. A lock that another worker has is recorded, not waited for."""
         with Path(self._crew.folder, f"{uuid}.witness").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,24 +151,23 @@ class Worker:
             self._say("answered", id=event.lease_id, **told)
 
     def _say(self, what: str, **facts: Any) -> None:
-        """Write one line at once: it is all there or not at all, however the process ends."""
+        """Write one line in a single call: it is complete or missing, however the process ends."""
         about = {"lease": f"{self._name}-{self._turn}", "turn": self._turn}
         line = {"what": what, "who": self._name, "at": boot_time(), **about, **facts}
-        with contextlib.suppress(BrokenPipeError):  # the demo is gone; so are we, soon
+        with contextlib.suppress(BrokenPipeError):  # the demo has ended; this process will, too
             os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when its parent is gone, even by kill -9."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # Linux; elsewhere the end of the pipes has to do
+    if hasattr(libc, "prctl"):  # Linux; elsewhere the end of the pipes must do
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died before we had said so
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
 
 def main(go: int, crew: Crew) -> int:
-    """Fork the workers, and wait for their ends."""
     die_with(crew.parent)
     parent = os.getpid()
     for name in crew.names:
