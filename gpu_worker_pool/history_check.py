@@ -83,7 +83,7 @@ class Lease:
         """Whether its worker took a GPU."""
         return self.took_at < inf
 
-    def take_in(self, line: Line) -> None:
+    def add_line(self, line: Line) -> None:
         """Add a line that its worker wrote."""
         self.lines.append(line)
         what, state, at = line["what"], line.get("state"), line["at"]
@@ -122,12 +122,12 @@ class History:
             key = line.get("lease", "")
             if line["what"] == "asks":
                 wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
-                told = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
-                self.leases[key] = Lease(key, *told, id=key)
+                facts = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
+                self.leases[key] = Lease(key, *facts, id=key)
             lease = self.leases.get(key)
             # The lines of other processes about a lease are not answers to its holder.
             if lease is not None and line["who"] == lease.who:
-                lease.take_in(line)
+                lease.add_line(line)
         self.killed = {line["worker"]: line for line in self.lines if line["what"] == "killed"}
         for lease in self.leases.values():
             if lease.who in self.killed and lease.left_at == inf:
@@ -142,7 +142,7 @@ class History:
                 found[uuid].append(lease)
         return found
 
-    def told(self, what: str) -> Iterator[Line]:
+    def of_kind(self, what: str) -> Iterator[Line]:
         """The lines of one kind."""
         return (line for line in self.lines if line["what"] == what)
 
@@ -188,10 +188,10 @@ def check_locks(history: History) -> Iterator[Violation]:
     """Each witness could be locked, unless an earlier holder overstayed."""
 
     def overstayed(other: Lease, at: float) -> bool:
-        let_go_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
-        return other.took_at < at and other.ended_at < at < let_go_at
+        freed_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
+        return other.took_at < at and other.ended_at < at < freed_at
 
-    for line in history.told("witness_busy"):
+    for line in history.of_kind("witness_busy"):
         lease, uuid, at = history.leases[line["lease"]], line["uuid"], line["at"]
         others = [other for other in history.tenures if other is not lease and uuid in other.uuids]
         if not any(overstayed(other, at) for other in others):
@@ -200,14 +200,14 @@ def check_locks(history: History) -> Iterator[Violation]:
 
 def check_resources(history: History) -> Iterator[Violation]:
     """A write that its fence makes too late was made after the writer's safe time."""
-    wrote = {(line["lease"], line["write"]): line for line in history.told("wrote")}
+    wrote = {(line["lease"], line["write"]): line for line in history.of_kind("wrote")}
     for uuid, lines in history.resources.items():
         newest = -1
         for line in lines:
             # Unknown where the writer was stopped and killed in between.
-            told = wrote.get((line["lease"], line["write"])) if line["fence"] < newest else None
+            write = wrote.get((line["lease"], line["write"])) if line["fence"] < newest else None
             newest = max(newest, line["fence"])
-            if told is not None and told["at"] < told["until"]:
+            if write is not None and write["at"] < write["until"]:
                 yield Violation("stale_write", f"{line['lease']} wrote to {uuid} with {line['fence']} after {newest}")
 
 
@@ -260,9 +260,9 @@ def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
 
 def check_unserved(history: History) -> Iterator[Violation]:
     """No request waits while a GPU is free, and none is forgotten."""
-    pool = next(history.told("pool"), None)
+    pool = next(history.of_kind("pool"), None)
     known, free = (pool["leases"], pool["free"]) if pool else ([], [])
-    gone = {line["who"] for line in history.told("exits")} | set(history.killed)
+    gone = {line["who"] for line in history.of_kind("exits")} | set(history.killed)
     for lease in history.leases.values():
         if lease.fence is None and not lease.is_over and lease.who not in gone and (lease.id not in known or free):
             is_free = f", and GPU {free[0]} is free" if lease.id in known else ""
@@ -276,14 +276,14 @@ def check_kept(history: History) -> Iterator[Violation]:
     """What was acknowledged is kept: a grant through its safe time, a queue position through its TTL, an end."""
     for lease in history.leases.values():
         yield from check_lease_kept(lease)
-    for line in history.told("could_not_go_on"):
+    for line in history.of_kind("could_not_go_on"):
         yield Violation("lost", f"{line['who']} could not go on: {line['reason']}")
 
 
 def check_lease_kept(lease: Lease) -> Iterator[Violation]:
     """What was acknowledged of one lease is kept."""
     deletes = [line["sent"] for line in lease.lines if line.get("call") == "DELETE"]
-    given_back_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
+    released_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
     is_acknowledged, safe_until, ended_at = False, -inf, inf
     for line in lease.lines:
         what, state, at = line["what"], line.get("state"), line["at"]
@@ -304,7 +304,7 @@ def check_lease_kept(lease: Lease) -> Iterator[Violation]:
             yield Violation("lost", f"{lease} is unknown at {at:.3f}")
         reason = line["reason"] if what == "lost" else line.get("end_reason")
         if reason is not None:
-            is_own_doing = reason in BY_THE_HOLDER and at > given_back_at
+            is_own_doing = reason in BY_THE_HOLDER and at > released_at
             if not is_own_doing and (at < safe_until or reason in {*BY_THE_HOLDER, "unknown"}):
                 yield Violation("lost", f"{lease} is lost at {at:.3f}, safe until {safe_until:.3f}: {reason}")
             ended_at = min(ended_at, at)
@@ -313,7 +313,7 @@ def check_lease_kept(lease: Lease) -> Iterator[Violation]:
 
 def check_answers(history: History) -> Iterator[Violation]:
     """No request is refused that an honest client may make."""
-    for line in history.told("answered"):
+    for line in history.of_kind("answered"):
         if line["status"] not in HONEST_STATUSES:
             yield Violation("answer", f"{line['call']} of {line['lease']}: {line['status']} {line.get('detail')}")
 
@@ -333,9 +333,9 @@ def check_deaths(history: History) -> Iterator[Violation]:
                 if last_took_at[uuid] <= line["at"]:
                     text = f"{_gpu(lease, uuid)} of {lease}, which was killed, was not handed on"
                     yield Violation("dead_holder", text)
-    for line in history.told("death_unnoticed"):
+    for line in history.of_kind("death_unnoticed"):
         yield Violation("death_unnoticed", f"{line['lease']} is {line['state']} {line['after_s']:.2f} s after")
-    for line in history.told("final"):
+    for line in history.of_kind("final"):
         for lease_is in line["leases"]:
             yield Violation("left_over", f"lease {lease_is}")
         if any(state != "free" for state in line["gpus"]):

@@ -39,7 +39,7 @@ from .calls.timeline import TimelineCalls
 from .calls.usage import UsageCalls
 from .http.docs import Docs, assets_folder
 from .http.router import Router
-from .logs import configure_logging_where_nobody_has
+from .logs import configure_logging_if_unset
 from .settings import ServerSettings
 from .streams.streams import Streams
 from .ui.calls import PAGE_HEADERS, PageCalls
@@ -59,9 +59,9 @@ class PoolApp:
         self.tokens = settings.load_tokens()
         self.why_not_started: str | None = None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
-        made_up = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
+        simulated_probe = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
         self._sampler = Sampler(
-            make_probe or (lambda: made_up or choose_probe(node, None)),
+            make_probe or (lambda: simulated_probe or choose_probe(node, None)),
             interval_s=settings.refresh_interval,
             max_history=settings.max_history,
             visible_devices=settings.cuda_visible_devices,
@@ -75,7 +75,7 @@ class PoolApp:
             lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
             node=node,
             max_waiting=settings.gpu_pool_max_waiting,
-            simulated=made_up,
+            simulated=simulated_probe,
         )
         self.pool: Pool = self._authority.pool
         self.statistics = Statistics(self._sampler, settings, self.pool)
@@ -118,18 +118,18 @@ class PoolApp:
         if scope["type"] == "http":
             await self._router(scope, receive, send)
         else:
-            await self._lifespan(scope, receive, self._in_a_line(send))
+            await self._lifespan(scope, receive, self._with_start_error(send))
 
     def openapi(self) -> dict[str, Any]:
         return self._docs.document
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        configure_logging_where_nobody_has(self.settings)
+        configure_logging_if_unset(self.settings)
         raise_limit()
         self._sampler.start()
         await asyncio.to_thread(self._sampler.wait_for_first_sample, FIRST_SAMPLE_S)
-        self._tell_what_is_there()
+        self._log_gpus()
         try:
             await self._authority.start()
         except JournalInUse as error:
@@ -137,7 +137,7 @@ class PoolApp:
             self._sampler.stop()
             raise
         with when_asked_to_stop(self._stop_waiting):
-            watch = asyncio.create_task(self._tell_when_it_grows_stale())
+            watch = asyncio.create_task(self._watch_readings())
             notify("READY=1")
             yield
             notify("STOPPING=1")
@@ -154,22 +154,22 @@ class PoolApp:
         self._streams.close()
         self._page_data.stop()
 
-    def _in_a_line(self, send: Send) -> Send:
+    def _with_start_error(self, send: Send) -> Send:
         """Replace the traceback of a failed start by `why_not_started`."""
 
-        async def send_in_a_line(message: Message) -> None:
+        async def send_with_reason(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self.why_not_started is not None:
                 message = {**message, "message": f"The server cannot start: {self.why_not_started}"}
             await send(message)
 
-        return send_in_a_line
+        return send_with_reason
 
-    def _tell_what_is_there(self) -> None:
+    def _log_gpus(self) -> None:
         snapshot = self._sampler.snapshot
         kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
         logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
 
-    async def _tell_when_it_grows_stale(self) -> None:
+    async def _watch_readings(self) -> None:
         """Log when readings grow stale, which a sampler that hangs cannot do, and pass new readings to the streams."""
         was_stale = False
         shown: Snapshot | None = None
@@ -177,7 +177,7 @@ class PoolApp:
             await asyncio.sleep(min(self.settings.refresh_interval, 1.0))
             if self._sampler.snapshot is not shown:
                 shown = self._sampler.snapshot
-                self._streams.show(shown)
+                self._streams.note_snapshot(shown)
             why = self.statistics.why_stale()
             if why is not None and not was_stale:
                 logger.warning("%s", why)

@@ -23,7 +23,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class WithoutThePage(logging.Filter):
+class PagePollFilter(logging.Filter):
     """Drops from the access log the successful polls of open pages, one a second each; failures stay."""
 
     def __init__(self, prefix: str) -> None:
@@ -50,9 +50,9 @@ def make_formatter(log_format: str) -> logging.Formatter:
     return formatter
 
 
-def configure_logging_where_nobody_has(settings: ServerSettings) -> None:
+def configure_logging_if_unset(settings: ServerSettings) -> None:
     """Configure the application's own logs if another program's uvicorn runs it; uvicorn's logs stay as they are."""
-    logging.getLogger("uvicorn.access").addFilter(WithoutThePage(settings.api_prefix))
+    logging.getLogger("uvicorn.access").addFilter(PagePollFilter(settings.api_prefix))
     if not logging.getLogger("uvicorn").handlers:
         configure_logging(settings)
     elif not logging.getLogger("gpu_worker_pool").hasHandlers():

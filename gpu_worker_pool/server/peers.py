@@ -23,12 +23,12 @@ ANSWER_WITHIN_S = 3.0
 MOST_BYTES = 2 * 1024 * 1024
 MOST_QUEUED = 200
 # The peers are polled for so long after the last call of /peers.
-WATCHED_S = 30.0
+WANTED_S = 30.0
 # The last pool of a peer that does not answer is shown for so long.
 KEPT_S = 60.0
 # The first call waits so long for the peers' answers.
 FIRST_ANSWERS_S = 1.0
-MOST_WORDS = 300
+MAX_ERROR_LENGTH = 300
 
 
 class Peer:
@@ -44,7 +44,7 @@ class Peer:
         self.answered_at: float | None = None
         self.was_asked = asyncio.Event()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget whether the peer is up, and keep its last pool."""
         self.is_up, self.error = None, None
         self.was_asked = asyncio.Event()
@@ -55,7 +55,7 @@ class Peer:
 
     def failed(self, why: str) -> None:
         """Note that the peer is down; its last pool is kept for a while."""
-        self.is_up, self.error = False, why[:MOST_WORDS]
+        self.is_up, self.error = False, why[:MAX_ERROR_LENGTH]
 
     def encode(self, now: float) -> bytes:
         age_s = None if self.answered_at is None else max(now - self.answered_at, 0.0)
@@ -87,21 +87,21 @@ class Peers:
         self._own_id = own_id
         self._clock = clock
         self._every_s = every_s
-        self._watched_at = -WATCHED_S
-        self._asking: asyncio.Task[None] | None = None
+        self._wanted_at = -WANTED_S
+        self._polling: asyncio.Task[None] | None = None
 
     @property
-    def is_watched(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether /peers was called lately."""
-        return self._clock() - self._watched_at < WATCHED_S
+        return self._clock() - self._wanted_at < WANTED_S
 
-    async def watch(self) -> None:
+    async def ensure_polling(self) -> None:
         """Start or continue the polling; return when all peers were asked, or soon."""
-        self._watched_at = self._clock()
-        if self._asking is None:
+        self._wanted_at = self._clock()
+        if self._polling is None:
             for peer in self.peers:
-                peer.begin_anew()
-            self._asking = asyncio.create_task(self._ask_all())
+                peer.reset()
+            self._polling = asyncio.create_task(self._poll_all())
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWERS_S):
                 for peer in self.peers:
@@ -115,30 +115,30 @@ class Peers:
 
     async def close(self) -> None:
         """Stop the polling."""
-        asking = self._asking
-        if asking is not None:
-            asking.cancel()
-            await asyncio.wait([asking])
+        polling = self._polling
+        if polling is not None:
+            polling.cancel()
+            await asyncio.wait([polling])
 
-    async def _ask_all(self) -> None:
+    async def _poll_all(self) -> None:
         async with Transport(max_bytes=MOST_BYTES) as transport:
             # Each has a task of its own: a peer that hangs delays no other.
-            asking = [asyncio.create_task(self._ask_again_and_again(transport, peer)) for peer in self.peers]
+            tasks = [asyncio.create_task(self._poll(transport, peer)) for peer in self.peers]
             stopped: set[asyncio.Task[None]] = set()
             try:
-                while self.is_watched and not stopped:
-                    stopped, _ = await asyncio.wait(asking, timeout=self._every_s, return_when=asyncio.FIRST_COMPLETED)
+                while self.is_wanted and not stopped:
+                    stopped, _ = await asyncio.wait(tasks, timeout=self._every_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 # From here on the next call of /peers starts the polling again.
-                if self._asking is asyncio.current_task():
-                    self._asking = None
-                for task in asking:
+                if self._polling is asyncio.current_task():
+                    self._polling = None
+                for task in tasks:
                     task.cancel()
-                await asyncio.wait(asking)
+                await asyncio.wait(tasks)
             for task in stopped:
                 task.result()  # a task ends only by a fault of ours, which must be logged
 
-    async def _ask_again_and_again(self, transport: Transport, peer: Peer) -> None:
+    async def _poll(self, transport: Transport, peer: Peer) -> None:
         while True:
             try:
                 raw = await transport.fetch("GET", f"{peer.url}/pool?queue={MOST_QUEUED}", timeout_s=ANSWER_WITHIN_S)

@@ -80,7 +80,7 @@ class ServerSettings(BaseSettings):
     gpu_pool_max_waiting: int = Field(4_000, ge=1, le=60_000)
 
     # A file that cannot be read may contain tokens.
-    _has_lost_a_file: bool = PrivateAttr(default=False)
+    _is_env_file_unreadable: bool = PrivateAttr(default=False)
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -94,7 +94,7 @@ class ServerSettings(BaseSettings):
 
     @field_validator("cuda_visible_devices", mode="after")
     @classmethod
-    def _none_is_not_set(cls, value: str | None) -> str | None:
+    def _none_means_unset(cls, value: str | None) -> str | None:
         return None if value is not None and value.strip() == "None" else value
 
     @field_validator("simulated_gpus", mode="after")
@@ -134,7 +134,7 @@ class ServerSettings(BaseSettings):
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
             settings = cls(**given, _env_file=None)
-            settings._has_lost_a_file = True
+            settings._is_env_file_unreadable = True
             return settings
 
     def pool_settings(self) -> PoolSettings:
@@ -159,7 +159,7 @@ class ServerSettings(BaseSettings):
             reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error
             logger.error("the tokens cannot be used (%s); no token is accepted until that is mended", reason)  # noqa: TRY400
             return Tokens.broken()
-        if tokens.is_unset and (texts or self._has_lost_a_file):
+        if tokens.is_unset and (texts or self._is_env_file_unreadable):
             logger.error("no token was found where some were configured; none is accepted until that is mended")
             return Tokens.broken()
         return tokens

@@ -41,7 +41,7 @@ def demo(
     It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
     itself. What it then says is measured; the exit code is 1 if a promise was broken.
     """
-    from .director import Demo, DemoPlan  # noqa: PLC0415 - loads the client
+    from .demo import Demo, DemoPlan  # noqa: PLC0415 - loads the client
     from .folder import demo_folder  # noqa: PLC0415
     from .summary import Record, render, summarize  # noqa: PLC0415
 
@@ -55,7 +55,7 @@ def demo(
     )
     console = Console(stderr=True, highlight=False) if json else out()
 
-    async def perform() -> Record | int:
+    async def run_demo() -> Record | int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         received: list[signal.Signals] = []
 
@@ -78,7 +78,7 @@ def demo(
     # If even the event loop hangs: the kernel ends the other processes with this one.
     faulthandler.dump_traceback_later(plan.longest_s + 1.5, exit=True)
     try:
-        record = asyncio.run(perform())
+        record = asyncio.run(run_demo())
     finally:
         faulthandler.cancel_dump_traceback_later()
     if isinstance(record, int):

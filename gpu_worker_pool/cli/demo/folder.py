@@ -29,7 +29,7 @@ class DemoFolder:
 @contextlib.contextmanager
 def demo_folder() -> Iterator[DemoFolder]:
     """Make a folder for the length of the block, and first remove the folders of dead demos."""
-    clear_away_the_dead(Path(tempfile.gettempdir()))
+    remove_dead_folders(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         path = Path(name)
         new = path / "new-lock"
@@ -40,7 +40,7 @@ def demo_folder() -> Iterator[DemoFolder]:
             yield DemoFolder(path, file.fileno())
 
 
-def clear_away_the_dead(where: Path) -> None:
+def remove_dead_folders(where: Path) -> None:
     """Remove the folders of this user's demos without a living process. A folder that cannot be checked stays."""
     for folder in where.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):

@@ -80,7 +80,7 @@ class Scene:
         self._leave(row, at, was_killed=True)
         row.state = "killed"
 
-    def take_in(self, line: Mapping[str, Any]) -> None:
+    def add_line(self, line: Mapping[str, Any]) -> None:
         """Show a line that a worker has written."""
         row, at = self.workers[line["who"]], float(line["at"])
         if row.state == "killed":

@@ -32,7 +32,7 @@ def summarize(record: Record) -> dict[str, Any]:
     """The figures and the broken promises; docs/CLI.md describes each key."""
     history = History(record.lines)
     killed_at, back_at = (_first_at(history, what) for what in ("server_killed", "server_back"))
-    served, final = history.tenures, next(history.told("final"), None)
+    served, final = history.tenures, next(history.of_kind("final"), None)
     broken = [*check(history), *_check_course(history)]
     counts = Counter(violation.kind for violation in broken)
     waits_s = [lease.took_at - lease.asked_at for lease in served]
@@ -118,11 +118,16 @@ def _killed_worker(history: History) -> dict[str, Any] | None:
     killed = next((lease for lease in history.tenures if lease.was_killed), None)
     if killed is None:
         return None
-    told = {"worker": killed.who, "gpu": killed.gpu_ids[0], "fence": killed.fence}
+    facts = {"worker": killed.who, "gpu": killed.gpu_ids[0], "fence": killed.fence}
     for before, after, took_s in handovers(history):
         if before is killed:
-            return {**told, "next_worker": after.who, "next_fence": after.fence, "handover_ms": round(1000 * took_s, 2)}
-    return {**told, "next_worker": None, "next_fence": None, "handover_ms": None}
+            return {
+                **facts,
+                "next_worker": after.who,
+                "next_fence": after.fence,
+                "handover_ms": round(1000 * took_s, 2),
+            }
+    return {**facts, "next_worker": None, "next_fence": None, "handover_ms": None}
 
 
 def _restart(history: History, killed_at: float, back_at: float) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def _restart(history: History, killed_at: float, back_at: float) -> dict[str, An
 
 
 def _first_at(history: History, what: str) -> float:
-    return next((float(line["at"]) for line in history.told(what)), inf)
+    return next((float(line["at"]) for line in history.of_kind(what)), inf)
 
 
 def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | None:
@@ -150,11 +155,11 @@ def render(summary: Mapping[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for is_no_wrap in (True, True, False):
         table.add_column(no_wrap=is_no_wrap)
-    for kinds, name, told, is_measured in _promises(summary):
+    for kinds, name, text, is_measured in _promises(summary):
         kept = Text("✓", "bold green") if is_measured else Text("-", "dim")
-        table.add_row(Text("✗", "bold red") if kinds & broken else kept, Text(name, "bold"), Text(told))
-    for name, told in _figures(summary):
-        table.add_row("", Text(name, "bold"), Text(told))
+        table.add_row(Text("✗", "bold red") if kinds & broken else kept, Text(name, "bold"), Text(text))
+    for name, text in _figures(summary):
+        table.add_row("", Text(name, "bold"), Text(text))
     return Group(Text(""), table, Text(""), _verdict(summary))
 
 
@@ -162,15 +167,15 @@ def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, 
     """For each promise: the kinds of its violations, its name, its text, and whether it could be measured."""
     grants, fences, order = summary["grants"], summary["fences"], summary["order"]
     killed, restart, left = summary["killed_worker"], summary["restart"], summary["left_over"]
-    told = f"of {grants} grants, by the workers' own records and a lock on each GPU"
-    yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", told, grants > 0
-    told = f"from {fences['first']} to {fences['last']}, through the restart"
-    yield {"fence"}, f"Fences that did not grow: {fences['faults']}", told, grants > 1
-    told = f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer"
-    yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", told, order["pairs"] > 0
+    text = f"of {grants} grants, by the workers' own records and a lock on each GPU"
+    yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", text, grants > 0
+    text = f"from {fences['first']} to {fences['last']}, through the restart"
+    yield {"fence"}, f"Fences that did not grow: {fences['faults']}", text, grants > 1
+    text = f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer"
+    yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", text, order["pairs"] > 0
     is_handed_on = killed is not None and killed["next_worker"] is not None
-    yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _tell_killed(killed), is_handed_on
-    yield {"lost", "not_shown"}, "kill -9 of the server", _tell_restart(restart), restart is not None
+    yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _killed_text(killed), is_handed_on
+    yield {"lost", "not_shown"}, "kill -9 of the server", _restart_text(restart), restart is not None
     yield (
         {"left_over"},
         "Nothing left behind",
@@ -179,7 +184,7 @@ def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, 
     )
 
 
-def _tell_killed(killed: Mapping[str, Any] | None) -> str:
+def _killed_text(killed: Mapping[str, Any] | None) -> str:
     if killed is None:
         return "nobody was killed"
     if killed["next_worker"] is None:
@@ -188,7 +193,7 @@ def _tell_killed(killed: Mapping[str, Any] | None) -> str:
     return f"GPU {killed['gpu']} of {killed['worker']} was {killed['next_worker']}'s {took} later"
 
 
-def _tell_restart(restart: Mapping[str, Any] | None) -> str:
+def _restart_text(restart: Mapping[str, Any] | None) -> str:
     if restart is None:
         return "it was not killed"
     return (

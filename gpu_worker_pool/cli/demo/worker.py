@@ -43,7 +43,7 @@ LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerSettings:
     """The settings of all workers. The cheat releases its GPU half-way through each turn, and goes on using it."""
 
     names: list[str]
@@ -57,15 +57,15 @@ class Crew:
 class Worker:
     """One worker: takes turns until it must finish."""
 
-    def __init__(self, crew: Crew, name: str) -> None:
-        self._crew, self._name = crew, name
-        self._random = random.Random(f"{crew.seed}/{name}")  # noqa: S311 - no secret
+    def __init__(self, settings: WorkerSettings, name: str) -> None:
+        self._settings, self._name = settings, name
+        self._random = random.Random(f"{settings.seed}/{name}")  # noqa: S311 - no secret
         self._turn, self._asked_at, self._pace = 0, 0.0, 1.0
         self._finish = asyncio.Event()
 
     def work(self, go: int) -> None:
         """Wait for the start, and take turns until the end."""
-        self._say("ready", pid=os.getpid())
+        self._write_line("ready", pid=os.getpid())
         pace = os.read(go, PACE_BYTES)
         if not pace:
             return  # the demo has ended
@@ -73,9 +73,9 @@ class Worker:
         try:
             asyncio.run(self._take_turns())
         except PoolError as error:
-            self._say("could_not_go_on", reason=str(error)[:LONGEST_REASON])
+            self._write_line("could_not_go_on", reason=str(error)[:LONGEST_REASON])
         else:
-            self._say("exits")
+            self._write_line("exits")
 
     async def _take_turns(self) -> None:
         loop = asyncio.get_running_loop()
@@ -86,10 +86,10 @@ class Worker:
 
         loop.add_reader(sys.stdin, finish)
         async with GPUWorkerPoolClient(
-            self._crew.endpoint,
+            self._settings.endpoint,
             polling_interval=5.0,
             endpoint_health_check_interval=0.25,  # the server is down for a second only
-            on_event=self._hear,
+            on_event=self._on_event,
         ) as client:
             await self._rest(0.5)
             while not self._finish.is_set():
@@ -99,21 +99,21 @@ class Worker:
     async def _take_turn(self, client: GPUWorkerPoolClient) -> None:
         self._turn += 1
         self._asked_at = boot_time()
-        self._say("asks", gpus=1, memory_mb=None, priority=0)
+        self._write_line("asks", gpus=1, memory_mb=None, priority=0)
         assignment = await client.request_gpu(PATIENCE_S, labels={"demo": self._name})
         hold_s = self._pace * self._random.uniform(SHORTEST_HOLD_S, LONGEST_HOLD_S)
         gpus = {"uuids": assignment.uuids, "gpu_ids": assignment.gpu_ids}
-        self._say("took", id=assignment.lease_id, fence=assignment.fence, for_s=round(hold_s, 2), **gpus)
-        is_cheat = self._name == self._crew.cheat
+        self._write_line("took", id=assignment.lease_id, fence=assignment.fence, for_s=round(hold_s, 2), **gpus)
+        is_cheat = self._name == self._settings.cheat
         with self._witness(assignment.uuids[0]):
             await self._hold(assignment, hold_s / 2 if is_cheat else hold_s)
             if is_cheat:
                 await client.release_gpu(assignment)
                 await asyncio.sleep(hold_s / 2)
             left_at = boot_time()
-        self._say("left", left_at=left_at)
+        self._write_line("left", left_at=left_at)
         if assignment.is_lost:
-            self._say("lost", reason=getattr(assignment.lost, "reason", None) or "no heartbeat got through")
+            self._write_line("lost", reason=getattr(assignment.lost, "reason", None) or "no heartbeat got through")
         elif not is_cheat:
             await client.release_gpu(assignment)
 
@@ -138,19 +138,19 @@ class Worker:
     @contextlib.contextmanager
     def _witness(self, uuid: str) -> Iterator[None]:
         """Lock the GPU's file. A lock that another worker has is recorded, not waited for."""
-        with Path(self._crew.folder, f"{uuid}.witness").open("ab") as file:
+        with Path(self._settings.folder, f"{uuid}.witness").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._say("witness_busy", uuid=uuid)
+                self._write_line("witness_busy", uuid=uuid)
             yield
 
-    def _hear(self, event: ClientEvent) -> None:
+    def _on_event(self, event: ClientEvent) -> None:
         if event.kind == "waiting":
-            told = {"call": "PUT", "status": 202, "state": "queued", "sent": self._asked_at, "uuids": []}
-            self._say("answered", id=event.lease_id, **told)
+            answer = {"call": "PUT", "status": 202, "state": "queued", "sent": self._asked_at, "uuids": []}
+            self._write_line("answered", id=event.lease_id, **answer)
 
-    def _say(self, what: str, **facts: Any) -> None:
+    def _write_line(self, what: str, **facts: Any) -> None:
         """Write one line in a single call: it is complete or missing, however the process ends."""
         about = {"lease": f"{self._name}-{self._turn}", "turn": self._turn}
         line = {"what": what, "who": self._name, "at": boot_time(), **about, **facts}
@@ -167,18 +167,18 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
-def main(go: int, crew: Crew) -> int:
-    die_with(crew.parent)
+def main(go: int, settings: WorkerSettings) -> int:
+    die_with(settings.parent)
     parent = os.getpid()
-    for name in crew.names:
+    for name in settings.names:
         if os.fork() == 0:
             die_with(parent)
-            Worker(crew, name).work(go)
+            Worker(settings, name).work(go)
             return 0
-    for _ in crew.names:
+    for _ in settings.names:
         os.wait()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Crew(**json.loads(sys.argv[2]))))
+    sys.exit(main(int(sys.argv[1]), WorkerSettings(**json.loads(sys.argv[2]))))

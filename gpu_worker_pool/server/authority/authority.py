@@ -40,7 +40,7 @@ GRACE_S = 2.0
 LATE_SAMPLE_S = 0.1
 
 
-class Occupied(Protocol):
+class SimulatedGpus(Protocol):
     """GPUs that must be told which processes run on them, because no hardware shows it."""
 
     def occupy(self, uuid: str, holders: Sequence[SimulatedHolder]) -> None:
@@ -58,7 +58,7 @@ class Authority:
         *,
         node: str,
         max_waiting: int,
-        simulated: Occupied | None = None,
+        simulated: SimulatedGpus | None = None,
     ) -> None:
         self._node = node
         self._sampler = sampler
@@ -124,7 +124,7 @@ class Authority:
             if not isinstance(lease, DrainingLease) and lease.request.holder.process is not None:
                 self._watch(lease.request.holder.process, lease.id)
         self._observe(self._sampler.snapshot, is_regular=True)
-        self._tell_simulated({key for key, slot in self._driver.state.slots.items() if slot.occupants})
+        self._update_simulated({key for key, slot in self._driver.state.slots.items() if slot.occupants})
 
     async def _keep_trying_to_open(self) -> None:
         while self._driver.trouble is not None:
@@ -166,11 +166,11 @@ class Authority:
                 left.update(event.draining)
         if left:
             # Real hardware shows at once that a process has stopped; so must simulated GPUs.
-            self._tell_simulated(left)
+            self._update_simulated(left)
         if left or self._late_sample is not None:
-            self._sample_what_was_left()
+            self._sample_after_release()
 
-    def _sample_what_was_left(self) -> None:
+    def _sample_after_release(self) -> None:
         """Sample at once if a request waits; otherwise soon, so that many releases share one sample."""
         if len(self._driver.state.queue):
             if self._late_sample is not None:
@@ -191,23 +191,23 @@ class Authority:
                 case ev.LeaseGranted():
                     changed.update(event.gpus)
                     if self._presence.is_away(event.lease_id):
-                        asyncio.get_running_loop().call_later(GRACE_S, self._give_up_on, event.lease_id)
+                        asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
                 case ev.LeaseEnded():
                     changed.update(event.draining)
-                    self._presence.was_heard_of(event.lease_id)
+                    self._presence.note_heartbeat(event.lease_id)
                     if self._deaths is not None:
                         self._deaths.forget(event.lease_id)
                 case _:
                     pass
-        self._tell_simulated(changed)
+        self._update_simulated(changed)
 
-    def _give_up_on(self, lease_id: str) -> None:
+    def _end_if_away(self, lease_id: str) -> None:
         lease = self._driver.state.leases.get(lease_id)
         if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and not lease.request.holder.is_local:
             logger.info("nobody was heard of after lease %s was granted", lease_id)
             self._driver.note(cmd.ReportDeath(lease_id))
 
-    def _tell_simulated(self, keys: set[GpuKey]) -> None:
+    def _update_simulated(self, keys: set[GpuKey]) -> None:
         if self._simulated is None:
             return
         for key in keys:
@@ -217,7 +217,7 @@ class Authority:
                 lease = self._driver.state.leases.get(lease_id)
                 if isinstance(lease, ActiveLease):
                     # A holder without a local process gets a pid that no process can have.
-                    pid, started = occupant.process or ProcessId(_made_up_pid(lease), None)
+                    pid, started = occupant.process or ProcessId(_simulated_pid(lease), None)
                     holders.append(SimulatedHolder(pid, started, occupant.asked_mb))
             try:
                 self._simulated.occupy(key.uuid, holders)
@@ -229,5 +229,5 @@ def _is_draining(slot: GpuSlot | None) -> bool:
     return slot is None or any(occupant.is_draining for occupant in slot.occupants.values())
 
 
-def _made_up_pid(lease: ActiveLease | EndedLease) -> int:
+def _simulated_pid(lease: ActiveLease | EndedLease) -> int:
     return 10_000_000 + (lease.fence or 0)

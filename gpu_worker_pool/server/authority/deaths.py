@@ -97,7 +97,7 @@ class DeathWatch:
         watched.leases[lease_id] = None
         self._by_lease[lease_id] = watched
         if is_new:
-            self._begin(watched)
+            self._start(watched)
 
     def forget(self, lease_id: str) -> None:
         """Never report this lease. A lease that is not watched is ignored."""
@@ -108,12 +108,12 @@ class DeathWatch:
         if watched.leases or self._by_process.get(watched.process) is not watched:
             return
         if watched.descriptor is None:
-            self._let_go(watched)
+            self._remove(watched)
             return
         del self._by_process[watched.process]
         self._idle[watched.process] = watched
         if len(self._idle) > MOST_IDLE:
-            self._let_go(next(iter(self._idle.values())))
+            self._remove(next(iter(self._idle.values())))
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether the process runs at this moment; with a descriptor this is quick."""
@@ -129,9 +129,9 @@ class DeathWatch:
         self._is_closed = True
         self._by_lease.clear()
         for watched in [*self._by_process.values(), *self._idle.values()]:
-            self._let_go(watched)
+            self._remove(watched)
 
-    def _begin(self, watched: _Watched) -> None:
+    def _start(self, watched: _Watched) -> None:
         try:
             is_alive = self._attach(watched)
         except OSError as error:
@@ -191,7 +191,7 @@ class DeathWatch:
             self._set_timer()
 
     def _ended(self, watched: _Watched) -> None:
-        self._let_go(watched)
+        self._remove(watched)
         for lease_id in watched.leases:
             # Later, as this may run within `watch`; and one by one, so that a report that fails does not stop the
             # others.
@@ -203,7 +203,7 @@ class DeathWatch:
             del self._by_lease[lease_id]
             self._on_death(lease_id)
 
-    def _let_go(self, watched: _Watched) -> None:
+    def _remove(self, watched: _Watched) -> None:
         # If it was removed before, another watch on the same process may exist by now, and must go on.
         for known in (self._by_process, self._idle):
             if known.get(watched.process) is watched:

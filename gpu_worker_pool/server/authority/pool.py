@@ -108,16 +108,16 @@ class Pool:
             if process is not None:
                 request = replace(request, holder=replace(request.holder, process=process))
         events = await self._driver.do(cmd.RequestLease(lease_id, request))
-        self._presence.was_heard_of(lease_id)
+        self._presence.note_heartbeat(lease_id)
         return events
 
     async def renew(self, *lease_ids: str) -> list[ev.Event]:
-        self._presence.was_heard_of(*lease_ids)
+        self._presence.note_heartbeat(*lease_ids)
         return await self._driver.do(cmd.Renew(lease_ids))
 
-    def was_heard_of(self, lease_id: str) -> None:
+    def note_heartbeat(self, lease_id: str) -> None:
         """Note that the client of a lease is there, without renewing the lease."""
-        self._presence.was_heard_of(lease_id)
+        self._presence.note_heartbeat(lease_id)
 
     async def release(self, lease_id: str) -> None:
         """Release a lease, or take the request out of the queue."""

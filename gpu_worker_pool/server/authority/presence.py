@@ -59,7 +59,7 @@ class Presence:
                 if not connection.is_broken:
                     self._away.discard(lease_id)
 
-    def was_heard_of(self, *lease_ids: str) -> None:
+    def note_heartbeat(self, *lease_ids: str) -> None:
         """Note a heartbeat of these leases, or their end."""
         self._away.difference_update(lease_ids)
 

@@ -66,15 +66,15 @@ class LeaseCalls:
         lease = await self._known(lease_id)
         # Every caller may read a lease; only a caller that may release it renews it by that.
         caller = call.caller_or_none()
-        is_askers = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
+        may_renew = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
         if isinstance(lease, QueuedLease):
-            if is_askers:
+            if may_renew:
                 await self._pool.renew(lease_id)
             if query["wait_s"] > 0:
-                await self._pool.wait(lease, query["wait_s"], call.receive, renews=is_askers)
+                await self._pool.wait(lease, query["wait_s"], call.receive, renews=may_renew)
                 lease = await self._known(lease_id)
-        elif is_askers:
-            self._pool.was_heard_of(lease_id)
+        elif may_renew:
+            self._pool.note_heartbeat(lease_id)
         return Response(200, self._encode(lease, query))
 
     async def renew(self, call: Call) -> Response:

@@ -35,17 +35,17 @@ class PastLeases:
         self._asking += 1
         try:
             async with self._turn:
-                self.check_is_well()
+                self.check_journal()
                 leases = list(self._pool.state.leases.values())
                 await self._pool.caught_up()
-                self.check_is_well()
+                self.check_journal()
                 return await asyncio.to_thread(lambda: work(leases, self._open_accounts()))
         except JournalError as error:
             raise _not_readable(str(error)) from error
         finally:
             self._asking -= 1
 
-    def check_is_well(self) -> None:
+    def check_journal(self) -> None:
         """Raise Refused while the journal is in trouble."""
         if self._pool.trouble is not None:
             raise _not_readable(self._pool.trouble)

@@ -44,7 +44,7 @@ class PeerCalls:
         """The last answer of each peer. Calling this keeps the polling of the peers going."""
         if self._peers is None:
             return b'{"peers":[]}'
-        await self._peers.watch()
+        await self._peers.ensure_polling()
         return self._peers.encode()
 
     async def close(self) -> None:

@@ -63,7 +63,7 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
         # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
-    for slot in sorted(state.slots.values(), key=_place):
+    for slot in sorted(state.slots.values(), key=_slot_order):
         gpus.append(encode(gpu_view(pool, slot)))
         await loop_share.yield_if_due()
     thresholds = state.settings.thresholds
@@ -171,14 +171,14 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
                 pid=process.id.pid,
                 name=process.name,
                 used_mb=process.memory_mb,
-                lease_ids=tuple(place.lease_ids),
-                is_outside=place.is_outside,
-                is_ignored=place.is_ignored,
+                lease_ids=tuple(ownership.lease_ids),
+                is_outside=ownership.is_outside,
+                is_ignored=ownership.is_ignored,
             )
-            for process, place in attribute_processes(slot, state.ignored_processes)
+            for process, ownership in attribute_processes(slot, state.ignored_processes)
         ),
     )
 
 
-def _place(slot: GpuSlot) -> tuple[str, float, str]:
+def _slot_order(slot: GpuSlot) -> tuple[str, float, str]:
     return (slot.key.node, slot.reading.gpu.index if slot.reading else float("inf"), slot.key.uuid)

@@ -15,9 +15,9 @@ from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.places import Polled
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Response
+from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.metrics.gpus import make_registry, render
 from gpu_worker_pool.server.metrics.leases import LeaseMetrics
@@ -119,9 +119,9 @@ class Statistics:
 
     async def health(self, _: Call) -> Response:
         snapshot = self.snapshot()
-        sick = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
+        faulty = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
         trouble = self._pool.trouble
-        reasons = [snapshot.error, *sick, f"no GPU can be granted: {trouble}" if trouble else None]
+        reasons = [snapshot.error, *faulty, f"no GPU can be granted: {trouble}" if trouble else None]
         reason = "; ".join(filter(None, reasons)) or None
         body = Health(
             status="healthy" if reason is None else "degraded",

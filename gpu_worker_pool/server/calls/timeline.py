@@ -33,7 +33,7 @@ class TimelineCalls(PastLeases):
 
     async def timeline(self, hours: float) -> bytes:
         span_s = hours * 3600
-        self.check_is_well()
+        self.check_journal()
         gpus = _gpus(self._pool.state.slots.values())
 
         def trace(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:

@@ -35,12 +35,12 @@ class UsageCalls(PastLeases):
 
     async def show(self, call: Call) -> Response:
         query = call.query(SINCE, UNTIL)
-        self.check_is_well()  # not even the time is known before the journal is open
+        self.check_journal()  # not even the time is known before the journal is open
         return Response(200, await self.usage(_time(query, "since"), _time(query, "until")))
 
     async def usage_today(self) -> bytes:
         """The usage since midnight in this machine's time zone."""
-        self.check_is_well()
+        self.check_journal()
         now = self._pool.wall_now()
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
         return await self.usage(min(midnight.timestamp(), now - 1.0), None)
@@ -65,7 +65,7 @@ class UsageCalls(PastLeases):
         return await self.read(count)
 
     def _encode(self, account: UsageAccount, complete_since: float | None) -> bytes:
-        shown = nsmallest(MOST_OWNERS, account.by_owner.items(), key=_place)
+        shown = nsmallest(MOST_OWNERS, account.by_owner.items(), key=_most_use_first)
         names = {owner for owner, _ in shown}
         others = UsageTotals()
         for owner, usage in account.by_owner.items():
@@ -106,7 +106,7 @@ def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
     return found
 
 
-def _place(item: tuple[str | None, UsageTotals]) -> tuple[int, int, int, str]:
+def _most_use_first(item: tuple[str | None, UsageTotals]) -> tuple[int, int, int, str]:
     """The sort key: most use first; equal use by name, so that the order is stable."""
     owner, usage = item
     return (-usage.gpu_us - usage.shared_gpu_us, -usage.leases, -usage.wait_us, owner or "")

@@ -33,7 +33,7 @@ class Body:
         return cls(plain, await asyncio.to_thread(_compress, plain))
 
 
-class _Round:
+class _Run:
     """The callers that wait for one run."""
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class SharedAnswer:
         self._work_clock = work_clock
         self._sleep = sleep
         self._not_before = float("-inf")
-        self._next: _Round | None = None
-        self._current: _Round | None = None
+        self._next: _Run | None = None
+        self._current: _Run | None = None
         self._maker: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -93,7 +93,7 @@ class SharedAnswer:
             if self._last is not None and self._clock() < self._not_before:
                 return self._last
         if self._next is None:
-            self._next = _Round()
+            self._next = _Run()
         mine = self._next
         if self._maker is None:
             self._maker = asyncio.create_task(self._make_while_wanted())
@@ -116,8 +116,8 @@ class SharedAnswer:
             await asyncio.wait([self._maker])
 
     def _stop_waiting(self) -> None:
-        for round_ in filter(None, (self._current, self._next)):
-            round_.end(Refused(503, STOPPING))
+        for run in filter(None, (self._current, self._next)):
+            run.end(Refused(503, STOPPING))
 
     async def _make_while_wanted(self) -> None:
         try:

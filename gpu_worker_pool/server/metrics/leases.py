@@ -17,7 +17,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
 
 MB = 1024 * 1024
-NOBODY = ""
+NO_OWNER = ""
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.
 WAIT_BUCKETS_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
 HOLD_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 7 * 24 * 3600)
@@ -142,7 +142,7 @@ class LeaseMetrics(Collector):
         return lease.ended if isinstance(lease, DrainingLease) else lease
 
     def _label(self, owner: str | None) -> str:
-        name = owner or NOBODY
+        name = owner or NO_OWNER
         if name not in self._owners and len(self._owners) >= MAX_OWNERS:
             return OTHERS
         self._owners.add(name)

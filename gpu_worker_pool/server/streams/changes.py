@@ -36,17 +36,19 @@ class ChangeStream:
     def follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:
             if isinstance(event, ev.GpusObserved):
-                self.show(self._pool.snapshot)
+                self.note_snapshot(self._pool.snapshot)
             elif not isinstance(event, _NO_CHANGE):
                 self._change()
                 return  # one change for all events; the application reports new snapshots too
 
-    def show(self, snapshot: Snapshot) -> None:
+    def note_snapshot(self, snapshot: Snapshot) -> None:
         if snapshot is not self._shown:
             self._shown = snapshot
             self._change()
 
-    async def tell(self, listener: Listener, last_event_id: str | None, pace_s: float) -> AsyncGenerator[bytes, None]:
+    async def messages(
+        self, listener: Listener, last_event_id: str | None, pace_s: float
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the messages for a listener until it is gone. A client that comes back learns at once whether it missed
         a change. The first message has the count too, so that this also works for a client that saw no change.
         """

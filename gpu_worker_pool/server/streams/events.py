@@ -43,37 +43,37 @@ class EventStream:
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Record the events of the pool."""
         if not self._is_wanted():
-            self._forget()
+            self._stop_recording()
             return
         was_queue_changed = False
         for event in events:
             match event:
                 case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseEnded():
-                    self._put_lease(event)
+                    self._record_lease(event)
                     was_queue_changed = True
                 case ev.GpuDrained():
-                    self._put("gpu_drained", DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu)))
+                    self._record("gpu_drained", DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu)))
                 case ev.GpuExcluded():
-                    self._put("gpu_out_of_service", GpuOutOfService(**_gpu(event.gpu), reason=event.reason))
+                    self._record("gpu_out_of_service", GpuOutOfService(**_gpu(event.gpu), reason=event.reason))
                 case ev.GpuIncluded():
-                    self._put("gpu_in_service", GpuInService(**_gpu(event.gpu)))
+                    self._record("gpu_in_service", GpuInService(**_gpu(event.gpu)))
                 case ev.ProcessIgnored() | ev.ProcessCounted():
                     names = tuple(sorted(self._pool.state.ignored_processes))
-                    self._put("ignored_processes", IgnoredNames(names=names))
+                    self._record("ignored_processes", IgnoredNames(names=names))
                 case _:
                     pass
         if was_queue_changed:
             queue = self._pool.state.queue
-            self._put("queue", QueueChange(length=len(queue), first=tuple(islice(queue, MOST_QUEUED))))
+            self._record("queue", QueueChange(length=len(queue), first=tuple(islice(queue, MOST_QUEUED))))
         self._wake()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def note_snapshot(self, snapshot: Snapshot) -> None:
         """Record new readings."""
         if self._is_wanted():
-            self._put("readings", snapshot.summary)
+            self._record("readings", snapshot.summary)
             self._wake()
 
-    async def tell(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
+    async def messages(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
         """Yield the messages for a listener until it is gone."""
         cursor = self._cursor(last_event_id)
         self._listeners.add(listener)
@@ -97,21 +97,21 @@ class EventStream:
     def _is_wanted(self) -> bool:
         return bool(self._listeners) or self._pool.now() < self._wanted_until
 
-    def _forget(self) -> None:
+    def _stop_recording(self) -> None:
         """Stop recording: a client that comes back later must start over."""
         if self._kept:
             self._kept.clear()
             self._epoch = secrets.token_hex(4)
 
-    def _put_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
+    def _record_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
         state = self._pool.state
         lease = state.find(event.lease_id)
         if lease is not None:
             # More may have happened since; the event shows the lease as it was.
             view = replace(lease_view(state, lease, self._pool.now()), **_AS_IT_WAS[type(event)])
-            self._put(_LEASE_EVENTS[type(event)], view)
+            self._record(_LEASE_EVENTS[type(event)], view)
 
-    def _put(self, name: str, data: object) -> None:
+    def _record(self, name: str, data: object) -> None:
         self._count += 1
         head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
         self._kept.append(head + encode(data) + b"\n\n")

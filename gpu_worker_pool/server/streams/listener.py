@@ -13,22 +13,22 @@ class Listener:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._news = asyncio.Event()
+        self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        self._news.set()
+        self._woken.set()
 
     def end(self) -> None:
         self.is_over = True
-        self._news.set()
+        self._woken.set()
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait to be woken; return whether it was within this time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._woken.wait()
         except TimeoutError:
             return False
         finally:
-            self._news.clear()
+            self._woken.clear()
         return True

@@ -34,9 +34,9 @@ class Streams:
         self._open: set[Listener] = set()
         self._is_closed = False
 
-    def show(self, snapshot: Snapshot) -> None:
-        self._events.show(snapshot)
-        self._changes.show(snapshot)
+    def note_snapshot(self, snapshot: Snapshot) -> None:
+        self._events.note_snapshot(snapshot)
+        self._changes.note_snapshot(snapshot)
 
     def close(self) -> None:
         self._is_closed = True
@@ -54,15 +54,15 @@ class Streams:
             detail = f"{MAX_STREAMS} streams are open already, and no more can be; poll /pool instead."
             raise Refused(503, detail, {"Retry-After": "5"})
         listener = Listener()
-        told = (
-            self._events.tell(listener, last_event_id)
+        messages = (
+            self._events.messages(listener, last_event_id)
             if pace_s is None
-            else self._changes.tell(listener, last_event_id, pace_s)
+            else self._changes.messages(listener, last_event_id, pace_s)
         )
-        return Response(200, self._stream(listener, told, call.receive), HEADERS)
+        return Response(200, self._stream(listener, messages, call.receive), HEADERS)
 
     async def _stream(
-        self, listener: Listener, told: AsyncGenerator[bytes, None], receive: Receive
+        self, listener: Listener, messages: AsyncGenerator[bytes, None], receive: Receive
     ) -> AsyncGenerator[bytes, None]:
         if self._is_closed:
             listener.end()
@@ -70,7 +70,7 @@ class Streams:
         gone = asyncio.ensure_future(until_gone(receive))
         gone.add_done_callback(lambda _: listener.end())
         try:
-            async with aclosing(told) as bodies:
+            async with aclosing(messages) as bodies:
                 async for body in bodies:
                     yield body
         finally:

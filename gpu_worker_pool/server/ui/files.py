@@ -34,22 +34,22 @@ class PageFiles:
     def __init__(self) -> None:
         folder = files(__package__) / FOLDER
         found = list(folder.iterdir()) if folder.is_dir() else []
-        self._places: dict[str, Traversable] = {place.name: place for place in found if _type_of(place.name)}
+        self._paths: dict[str, Traversable] = {path.name: path for path in found if _type_of(path.name)}
         self._read: dict[str, PageFile] = {}
 
     def find(self, name: str) -> PageFile | None:
         known = self._read.get(name)
         if known is not None:
             return known
-        place, content_type = self._places.get(name), _type_of(name)
-        if place is None or content_type is None:
+        path, content_type = self._paths.get(name), _type_of(name)
+        if path is None or content_type is None:
             return None
-        body = place.read_bytes()
+        body = path.read_bytes()
         etag = f'"{sha256(body).hexdigest()[:32]}"'
         return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._places)
+        return frozenset(self._paths)
 
 
 def _type_of(name: str) -> str | None:

@@ -15,18 +15,18 @@ from typing import Any
 from gpu_worker_pool.testing import inherited_environment
 
 from .folder import DemoFolder
-from .worker import PACE_BYTES, Crew
+from .worker import PACE_BYTES, WorkerSettings
 
 
 class DemoWorkers:
     """The workers, and the process that forks them. `on_line` is called with each line of a worker."""
 
-    def __init__(self, crew: Crew, folder: DemoFolder, on_line: Callable[[dict[str, Any]], None]) -> None:
-        self._number, self._on_line, self._rest = len(crew.names), on_line, b""
+    def __init__(self, settings: WorkerSettings, folder: DemoFolder, on_line: Callable[[dict[str, Any]], None]) -> None:
+        self._number, self._on_line, self._rest = len(settings.names), on_line, b""
         self._log = folder.path / "workers.log"
         go, go_end = os.pipe()
         self._go = os.fdopen(go_end, "wb")
-        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", str(go), json.dumps(asdict(crew))]
+        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", str(go), json.dumps(asdict(settings))]
         with self._log.open("wb") as log:
             streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             env, kept = inherited_environment(os.environ), (folder.lock, go)
@@ -40,7 +40,7 @@ class DemoWorkers:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         asyncio.get_running_loop().add_reader(self._stdout, self._read)
 
-    def go(self, pace: float) -> None:
+    def start(self, pace: float) -> None:
         """Start all workers."""
         self._go.write(f"{pace:<{PACE_BYTES}.4f}".encode() * self._number)
         self._go.close()
@@ -49,7 +49,7 @@ class DemoWorkers:
         """Let no worker ask again."""
         self._stdin.close()
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         """The last line that the workers wrote to standard error."""
         return last_line(self._log.read_text(encoding="utf-8", errors="replace"))
 

@@ -22,10 +22,10 @@ from gpu_worker_pool.testing import Answer, ServerDidNotStartError, ServerProces
 
 from .folder import DemoFolder
 from .scene import Scene, WorkerRow
-from .stage import DemoWorkers, last_line
 from .summary import Record, open_at, survival
 from .view import View
-from .worker import Crew
+from .worker import WorkerSettings
+from .workers import DemoWorkers, last_line
 
 SIMULATED: Final = "4"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -65,12 +65,12 @@ class Demo:
         self._scene = Scene(plan.seconds, {name: WorkerRow(name) for name in self._names})
         self._view = View(console, self._scene)
         self._lines: list[Line] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._began_at = boot_time()
         self._server = ServerProcess({"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}, folder=folder.path)
         self._announce(f"starting a server on {self._server.url} and {plan.workers} worker processes")
-        crew = Crew(self._names, self._server.url, str(folder.path), plan.seed, self._cheat, os.getpid())
-        self._workers = DemoWorkers(crew, folder, self._take_in)
+        settings = WorkerSettings(self._names, self._server.url, str(folder.path), plan.seed, self._cheat, os.getpid())
+        self._workers = DemoWorkers(settings, folder, self._add_line)
         self._usable = 1
         # The fewer GPUs there are, the shorter each is held, so that every worker gets turns.
         self._pace = 1.0
@@ -81,11 +81,11 @@ class Demo:
         try:
             async with asyncio.timeout(self._plan.longest_s):
                 with self._view:
-                    pool = await self._raise_curtain()
-                    await self._play()
+                    pool = await self._start()
+                    await self._compete()
                     await self._finish()
                     self._workers.close()
-                    await self._look_at_the_end()
+                    await self._record_end()
                     await asyncio.to_thread(self._server.stop, _STOPPING_S)
         except TimeoutError:
             raise Failure("the demo did not end in time; is this machine very busy?", 1) from None
@@ -104,13 +104,13 @@ class Demo:
             if self._scene.is_up and (pool := await self._pool()):
                 self._scene.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
                 self._scene.why = pool["queue"][0]["reason"] if pool["queue"] else ""
-            self._news.set()
+            self._changed.set()
             self._view.refresh()
             await asyncio.sleep(_FRAME_S)
 
     # --- before ----------------------------------------------------------------------------------------------------
 
-    async def _raise_curtain(self) -> dict[str, Any]:
+    async def _start(self) -> dict[str, Any]:
         """Start the server while the workers start; return its first `/pool`."""
         pool = await self._choose_gpus()
         number, is_simulated = len(pool["gpus"]), pool["source"] == "simulated"
@@ -124,7 +124,7 @@ class Demo:
         self._pace = min(1.0, 3 * self._usable / self._plan.workers)
         await self._until(lambda: not self._scene.in_state("starts"), _STARTING_S)
         if self._scene.in_state("starts"):
-            raise Failure(f"the workers of the demo did not start: {self._workers.last_words()}", 1)
+            raise Failure(f"the workers of the demo did not start: {self._workers.last_error()}", 1)
         return pool
 
     async def _choose_gpus(self) -> dict[str, Any]:
@@ -156,14 +156,14 @@ class Demo:
             raise Failure("the server of the demo has started and does not answer; is this machine very busy?", 1)
         return pool
 
-    # --- the play --------------------------------------------------------------------------------------------------
+    # --- competing --------------------------------------------------------------------------------------------------
 
-    async def _play(self) -> None:
+    async def _compete(self) -> None:
         now = boot_time()
         self._scene.began_at = now
         # A slow machine takes longer to start, and competes for a shorter time.
         ends_at = min(now + self._plan.seconds, self._began_at + self._plan.longest_s - _ENDING_S)
-        self._workers.go(self._pace)
+        self._workers.start(self._pace)
         number = len(self._scene.spans)
         self._announce(f"{self._plan.workers} workers ask for {number} GPU{'s'[: number - 1]}", "bold")
         await asyncio.sleep((ends_at - now) * _WORKER_DIES)
@@ -185,7 +185,7 @@ class Demo:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, signal.SIGKILL)
         _, waiting = open_at(History(self._lines), at)
-        self._say("killed", at, worker=victim.name, has_waiters=bool(waiting))
+        self._record("killed", at, worker=victim.name, has_waiters=bool(waiting))
         self._scene.worker_killed(at, victim)
 
     async def _kill_server(self, ends_at: float) -> None:
@@ -199,23 +199,23 @@ class Demo:
         await self._until(lambda: bool(self._scene.in_state("holds")), ends_at - boot_time())
         killed_at, pid = boot_time(), self._server.pid
         self._server.kill()
-        self._say("server_killed", killed_at)
+        self._record("server_killed", killed_at)
         self._scene.server_killed(killed_at, pid)
         await asyncio.sleep(_AWAY_S)
         self._server.launch()
         await asyncio.to_thread(self._server.wait_until_ready)
         back_at = boot_time()
-        self._say("server_back", back_at)
+        self._record("server_back", back_at)
         self._scene.is_up, self._scene.away[-1].ended_at = True, back_at
         leases = itertools.chain(*open_at(History(self._lines), killed_at))
-        await asyncio.gather(*(self._look_up(lease.who, lease.key, lease.id) for lease in leases))
+        await asyncio.gather(*(self._record_lease(lease.who, lease.key, lease.id) for lease in leases))
         await asyncio.sleep(2 * _FRAME_S)  # by then a worker that released has written so
         held, kept, waiting, places = survival(History(self._lines), killed_at)
         text = f"{kept} of {held} leases and {places} of {waiting} places in line are as before"
         style = "green" if (kept, places) == (held, waiting) else "bold red"
         self._announce(f"the server is back after {back_at - killed_at:.1f} s: {text}", style)
 
-    async def _look_up(self, worker: str, key: str, lease_id: str) -> None:
+    async def _record_lease(self, worker: str, key: str, lease_id: str) -> None:
         """Read a lease in its worker's place, and add the answer to the worker's lines."""
         sent, answer = boot_time(), await self._ask(f"/leases/{lease_id}")
         found = answer.json if answer is not None and answer.status == 200 else {}
@@ -233,24 +233,24 @@ class Demo:
         await self._until(lambda: not self._scene.in_state("rests", "waits", "holds"), _FINISHING_S)
         if self._scene.in_state("rests", "waits", "holds") and (pool := await self._pool()):
             free = [gpu["gpu_id"] for gpu in pool["gpus"] if gpu["state"] == "free"]
-            self._say("pool", leases=[lease["id"] for lease in (*pool["leases"], *pool["queue"])], free=free)
+            self._record("pool", leases=[lease["id"] for lease in (*pool["leases"], *pool["queue"])], free=free)
 
-    async def _look_at_the_end(self) -> None:
+    async def _record_end(self) -> None:
         """Record the leases that are left once the server has noticed that all workers are gone."""
         until = boot_time() + _NOTICING_S
         while pool := await self._pool():
             live = [lease for lease in (*pool["leases"], *pool["queue"]) if lease["state"] != "draining"]
             if not live or boot_time() >= until:
-                self._say("final", leases=[f"{lease['id']} is still {lease['state']}" for lease in live], gpus=[])
+                self._record("final", leases=[f"{lease['id']} is still {lease['state']}" for lease in live], gpus=[])
                 return
             await asyncio.sleep(_FRAME_S)
 
-    def _take_in(self, line: Line) -> None:
+    def _add_line(self, line: Line) -> None:
         self._lines.append(line)
-        self._scene.take_in(line)
-        self._news.set()
+        self._scene.add_line(line)
+        self._changed.set()
 
-    def _say(self, what: str, at: float | None = None, **facts: Any) -> None:
+    def _record(self, what: str, at: float | None = None, **facts: Any) -> None:
         self._lines.append({"what": what, "who": "demo", "at": boot_time() if at is None else at, **facts})
 
     def _announce(self, text: str, style: str = "") -> None:
@@ -260,8 +260,8 @@ class Demo:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not is_so():
-                    await self._news.wait()
-                    self._news.clear()
+                    await self._changed.wait()
+                    self._changed.clear()
 
     async def _pool(self) -> dict[str, Any] | None:
         answer = await self._ask("/pool")

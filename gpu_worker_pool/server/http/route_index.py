@@ -24,7 +24,7 @@ class Polled:
         return Response(200, self.body())
 
 
-class Place(NamedTuple):
+class RouteMatch(NamedTuple):
     """A resource that matches a path: its handlers by method, and the parameters in the path."""
 
     resource: Resource
@@ -32,31 +32,31 @@ class Place(NamedTuple):
     parameters: Mapping[str, str]
 
 
-class Places:
+class RouteIndex:
     """Finds the resources of a path. A ValueError unless the handlers are exactly those of the table."""
 
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
         self.polled: dict[str, Callable[[], bytes]] = {}
-        self._exact: dict[str, Place] = {}
-        self._patterns: list[tuple[re.Pattern[str], Place]] = []
+        self._exact: dict[str, RouteMatch] = {}
+        self._patterns: list[tuple[re.Pattern[str], RouteMatch]] = []
         by_name = _only_once(handlers)
         for resource in table:
             path = f"{prefix}{resource.path}"
-            place = Place(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
+            match = RouteMatch(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
             if "{" in path:
-                self._patterns.append((_pattern(path), place))
+                self._patterns.append((_pattern(path), match))
                 continue
-            self._exact[path] = place
-            if isinstance(handler := place.handlers.get("GET"), Polled):
+            self._exact[path] = match
+            if isinstance(handler := match.handlers.get("GET"), Polled):
                 self.polled[path] = handler.body
         if by_name:
             raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(by_name))}")
 
-    def find(self, path: str) -> list[Place]:
+    def find(self, path: str) -> list[RouteMatch]:
         """The resources at this path; several if one resource's name matches another one's parameter."""
         exact = self._exact.get(path)
-        matches = ((pattern.fullmatch(path), place) for pattern, place in self._patterns)
-        found = [place._replace(parameters=match.groupdict()) for match, place in matches if match]
+        tried = ((pattern.fullmatch(path), route) for pattern, route in self._patterns)
+        found = [route._replace(parameters=parts.groupdict()) for parts, route in tried if parts]
         return found if exact is None else [exact, *found]
 
 
