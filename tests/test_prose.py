@@ -59,7 +59,10 @@ DOCUMENT_ROOTS = (
     *(".env.example", "Makefile", ".ci/run", "deploy", "examples", "run_examples.py", "scripts"),
 )
 # Folders of code, each checked as a whole; one is added here once its prose keeps to the rules.
-CODE_ROOTS: tuple[str, ...] = ()
+CODE_ROOTS: tuple[str, ...] = (
+    *(f"gpu_worker_pool/{folder}" for folder in ("cli/demo", "core", "gpus", "host", "ledger", "server", "wire")),
+    *(str(module.relative_to(ROOT)) for module in sorted((ROOT / "gpu_worker_pool").glob("*.py"))),
+)
 
 CODE = frozenset({".py", ".js", ".html", ".css", ".sql"})
 NOT_PROSE = frozenset({".pyc", ".svg", ".png"})

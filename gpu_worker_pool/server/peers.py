@@ -167,7 +167,7 @@ def read_pool(raw: RawReply) -> PeerPool:
         raise CallFailed("its answer is not JSON; is this a GPU server?") from None
     view = read(PoolView, pool)
     if view is None:
-        raise CallFailed("its answer is no pool; is this a GPU server?")
+        raise CallFailed("its answer is not a pool; is this a GPU server?")
     if isinstance(queue := pool.get("queue"), list):
         pool["queue"] = queue[:MOST_QUEUED]
     return PeerPool(encode(pool), view.node, view.server_id)

@@ -47,11 +47,11 @@ def listen(settings: ServerSettings) -> socket.socket:
 def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:
     """Say what is wrong with an address and what to do. `host` and `port` are the names of the user's settings."""
     if isinstance(error, socket.gaierror):
-        return f"this is no address of this machine; set {host} to one, or to 0.0.0.0 for all"
+        return f"this is not an address of this machine; set {host} to one, or to 0.0.0.0 for all"
     if isinstance(error, PermissionError):
         return f"ports below 1024 need more rights; set {port} to a higher one"
     if error.errno == errno.EADDRINUSE:
-        return f"the port is in use; stop who uses it, or set {port} to another one"
+        return f"the port is in use; stop the program that uses it, or set {port} to another one"
     return f"{error.strerror}; check {host} and {port}"
 
 

@@ -157,10 +157,10 @@ class ServerSettings(BaseSettings):
         except (ValueError, OSError) as error:
             # A decoding error would quote a part of the tokens.
             reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error
-            logger.error("the tokens cannot be used (%s); no token is accepted until that is mended", reason)  # noqa: TRY400
+            logger.error("the tokens cannot be used (%s); no token is accepted until that is fixed", reason)  # noqa: TRY400
             return Tokens.broken()
         if tokens.is_unset and (texts or self._is_env_file_unreadable):
-            logger.error("no token was found where some were configured; none is accepted until that is mended")
+            logger.error("no token was found where some were configured; none is accepted until that is fixed")
             return Tokens.broken()
         return tokens
 

@@ -50,7 +50,7 @@ def parse_form(kind: type[FormT], body: bytes) -> FormT:
 def check_lease_id(text: str) -> str:
     """Return the id; FormError if it is invalid."""
     if not is_lease_id(text):
-        raise FormError(f"{_show(text)} is no lease id; 1 to 128 letters, digits, or any of . _ ~ - are possible.")
+        raise FormError(f"{_show(text)} is not a lease id; it must be 1 to 128 letters, digits or signs (. _ ~ -).")
     return text
 
 
@@ -102,21 +102,17 @@ def _check_of(bare: Any, bounds: tuple[Any, ...]) -> Callable[[str, Any], Any]:
 
 def _number(name: str, value: Any, limits: Range, *, is_whole: bool) -> float:
     if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float) or not isfinite(value):
-        raise _fault(name, f"{_show(value)} is not a {'whole' if is_whole else 'finite'} number; {_possible(limits)}")
+        raise _fault(name, f"{_show(value)} is not a {'whole' if is_whole else 'finite'} number; it must be {limits}")
     if not limits.low <= value <= limits.high:
-        raise _fault(name, f"{_show(value)} is out of range; {_possible(limits)}")
+        raise _fault(name, f"{_show(value)} is out of range; it must be {limits}")
     return value if is_whole else float(value)
-
-
-def _possible(limits: Range) -> str:
-    return f"{limits} are possible"
 
 
 def _text(name: str, value: Any, longest: int) -> str:
     if not isinstance(value, str):
         raise _fault(name, f"{_show(value)} is not a text")
     if len(value) > longest:
-        raise _fault(name, f"{len(value)} characters are too many; at most {longest} are possible")
+        raise _fault(name, f"{len(value)} characters are too many; there must be at most {longest}")
     if not is_printable(value):
         raise _fault(name, f"{_show(value)} has characters that cannot be printed; leave them out")
     return value
@@ -142,12 +138,14 @@ def _labels(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _fault(name, f"{_show(value)} is not an object")
     if len(value) > MAX_LABELS:
-        raise _fault(name, f"{len(value)} are too many; at most {MAX_LABELS} are possible")
+        raise _fault(name, f"{len(value)} are too many; there must be at most {MAX_LABELS}")
     for key, text in value.items():
         if not is_label_key(key):
-            raise _fault(name, f"the key {_show(key)} is not usable; 1 to 64 of A-Z a-z 0-9 . _ / - are possible")
+            raise _fault(
+                name, f"the key {_show(key)} is not valid; it must be 1 to 64 letters, digits or signs (. _ / -)"
+            )
         if not isinstance(text, str) or len(text) > MAX_TEXT or not is_printable(text):
-            raise _fault(name, f"{key} is {_show(text)}; at most {MAX_TEXT} printable characters are possible")
+            raise _fault(name, f"{key} is {_show(text)}; it must be a text of at most {MAX_TEXT} printable characters")
     return value
 
 
@@ -155,7 +153,7 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise _fault(name, f"{_show(value)} is not a list")
     if not 1 <= len(value) <= MAX_IDS:
-        raise _fault(name, f"1 to {MAX_IDS} are possible")
+        raise _fault(name, f"there are {len(value)}; there must be 1 to {MAX_IDS}")
     faults = []
     for number, item in enumerate(value):
         if not isinstance(item, str):
@@ -218,16 +216,16 @@ def _fault(name: str, text: str) -> _Faults:
 
 
 def _error(faults: list[str]) -> FormError:
-    said = [fault if fault[-1] in ".?" else f"{fault}." for fault in faults[:MAX_FAULTS]]
+    sentences = [fault if fault[-1] in ".?" else f"{fault}." for fault in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
-        said.append("And more.")
-    return FormError(" ".join(said))
+        sentences.append("And more.")
+    return FormError(" ".join(sentences))
 
 
 def _unknown_fault(known: dict[str, _Field], name: str) -> str:
     # Comparing long texts is slow.
     close = get_close_matches(name, known, n=2) if len(name) <= 64 else []
-    hint = f"did you mean {' or '.join(close)}?" if close else f"possible are {', '.join(known)}"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"it must be one of {', '.join(known)}"
     return f"{_show(name).strip(chr(34))}: there is no such field; {hint}"
 
 

@@ -26,20 +26,22 @@ def demo(
     workers: Annotated[int, typer.Option(min=2, max=64, help="How many worker processes compete.")] = 12,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, max=32, help="So many simulated GPUs. Otherwise this machine's, or four simulated ones."),
+        typer.Option(
+            min=1, max=32, help="Number of simulated GPUs. By default this machine's GPUs, or four simulated ones."
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=3, max=600, help="How long they compete.")] = 14.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="For how long each holds its GPU; by chance if not given.")
+        int | None, typer.Option(min=0, help="Seed of the times for which GPUs are held; random by default.")
     ] = None,
     json: Json = False,
-    cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after giving back.")] = False,
+    cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after its release.")] = False,
     limit: Annotated[float | None, typer.Option(min=1, hidden=True, help="Give up after so many seconds.")] = None,
 ) -> int:
     """See the pool at work: workers compete for GPUs, one of them is killed, and so is the server.
 
     It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
-    itself. What it then says is measured; the exit code is 1 if a promise was broken.
+    itself. All results are measured; the exit code is 1 if a promise was broken.
     """
     from .demo import Demo, DemoPlan  # noqa: PLC0415 - loads the client
     from .folder import demo_folder  # noqa: PLC0415

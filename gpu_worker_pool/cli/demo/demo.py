@@ -211,7 +211,7 @@ class Demo:
         await asyncio.gather(*(self._record_lease(lease.who, lease.key, lease.id) for lease in leases))
         await asyncio.sleep(2 * _FRAME_S)  # by then a worker that released has written so
         held, kept, waiting, places = survival(History(self._lines), killed_at)
-        text = f"{kept} of {held} leases and {places} of {waiting} places in line are as before"
+        text = f"{kept} of {held} leases and {places} of {waiting} queue positions are as before"
         style = "green" if (kept, places) == (held, waiting) else "bold red"
         self._announce(f"the server is back after {back_at - killed_at:.1f} s: {text}", style)
 
@@ -228,7 +228,7 @@ class Demo:
 
     async def _finish(self) -> None:
         """Stop new requests, and serve the workers that wait."""
-        self._announce("no new requests; who is in line is still served", "bold")
+        self._announce("no new requests; the waiters are still served", "bold")
         self._workers.finish()
         await self._until(lambda: not self._scene.in_state("rests", "waits", "holds"), _FINISHING_S)
         if self._scene.in_state("rests", "waits", "holds") and (pool := await self._pool()):

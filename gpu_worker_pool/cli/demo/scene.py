@@ -72,7 +72,7 @@ class Scene:
     def server_killed(self, at: float, pid: int) -> None:
         self.is_up = False
         self.away.append(Span("server", at))
-        self.announce(at, f"kill -9 of the server (pid {pid}), with everybody's leases", "bold red")
+        self.announce(at, f"kill -9 of the server (pid {pid}), with all leases", "bold red")
 
     def worker_killed(self, at: float, row: WorkerRow) -> None:
         self.announce(at, f"kill -9 of {row.name} (pid {row.pid}), which holds GPU {row.gpu}", "bold red")
@@ -93,12 +93,12 @@ class Scene:
             case "took":
                 self._take(row, at, line)
             case "left":
-                self.announce(at, f"{row.name} gives GPU {row.gpu} back", "dim", is_big=False)
+                self.announce(at, f"{row.name} releases GPU {row.gpu}", "dim", is_big=False)
                 self._leave(row, line["left_at"])
             case "exits":
                 row.state, row.since = "done", at
             case "witness_busy":
-                self.announce(at, f"{row.name} finds somebody else on GPU {row.gpu}!", "bold red")
+                self.announce(at, f"{row.name} finds another worker on GPU {row.gpu}!", "bold red")
             case "lost" | "could_not_go_on":
                 row.state, row.since = "failed", at
                 self.announce(at, f"{row.name}: {line['reason']}", "bold red")

@@ -73,7 +73,7 @@ def summarize(record: Record) -> dict[str, Any]:
 def _check_course(history: History) -> Iterator[Violation]:
     """Check what the workers' lines do not show: that the demo killed both, and saw its end."""
     if not history.tenures:
-        yield Violation("unserved", "no GPU was granted to anybody")
+        yield Violation("unserved", "no GPU was granted")
     elif _first_at(history, "server_back") == inf or not any(lease.was_killed for lease in history.tenures):
         yield Violation("not_shown", "there was no moment to kill a worker that holds a GPU, and the server")
     if _first_at(history, "final") == inf:
@@ -171,7 +171,7 @@ def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, 
     yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", text, grants > 0
     text = f"from {fences['first']} to {fences['last']}, through the restart"
     yield {"fence"}, f"Fences that did not grow: {fences['faults']}", text, grants > 1
-    text = f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer"
+    text = f"of {order['pairs']} pairs of requests that waited at the same time, one certainly longer"
     yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", text, order["pairs"] > 0
     is_handed_on = killed is not None and killed["next_worker"] is not None
     yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _killed_text(killed), is_handed_on
@@ -186,19 +186,19 @@ def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, 
 
 def _killed_text(killed: Mapping[str, Any] | None) -> str:
     if killed is None:
-        return "nobody was killed"
+        return "no worker was killed"
     if killed["next_worker"] is None:
-        return f"nobody waited for GPU {killed['gpu']} of {killed['worker']}"
+        return f"no worker waited for GPU {killed['gpu']} of {killed['worker']}"
     took = f"{killed['handover_ms']:.1f} ms"
     return f"GPU {killed['gpu']} of {killed['worker']} was {killed['next_worker']}'s {took} later"
 
 
 def _restart_text(restart: Mapping[str, Any] | None) -> str:
     if restart is None:
-        return "it was not killed"
+        return "the server was not killed"
     return (
         f"away for {restart['away_s']:.1f} s; {restart['leases_survived']} of {restart['leases']} leases and "
-        f"{restart['places_kept']} of {restart['waiting']} places in line survived"
+        f"{restart['places_kept']} of {restart['waiting']} queue positions survived"
     )
 
 
@@ -209,7 +209,7 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Waits", f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s{still}"
     if handover["count"]:
         times = f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms"
-        yield f"Hand-overs: {handover['count']}", f"{times}, from one who gives back to the next who holds"
+        yield f"Hand-overs: {handover['count']}", f"{times}, from the release to the next holder"
 
 
 def _verdict(summary: Mapping[str, Any]) -> RenderableType:

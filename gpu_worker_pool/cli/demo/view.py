@@ -82,7 +82,7 @@ def picture(scene: Scene, now: float, width: int, height: int) -> RenderableType
 
     return Group(
         _heading(scene, now, width),
-        panel(_gpus(scene, now, width - 4), "GPUs, and who had them"),
+        panel(_gpus(scene, now, width - 4), "GPUs and their holders"),
         panel(_workers(scene, now, width - 4), "workers"),
         panel(_queue(scene), "the queue", 4),
         panel(_news(scene, min(max(height - taken - 1, 2), _MOST_NEWS)), "what happened"),
@@ -178,9 +178,9 @@ def _worker(scene: Scene, row: WorkerRow, now: float) -> Text:
 
 def _queue(scene: Scene) -> RenderableType:
     if scene.away and not scene.is_up:
-        return Text("The server is away. Holders go on; those in line keep their places.", "red")
+        return Text("The server is away. Holders go on; waiters keep their positions.", "red")
     if not scene.queue:
-        return Text("nobody waits", "dim")
+        return Text("no worker waits", "dim")
     line = Text(no_wrap=True, overflow="ellipsis")
     for place, name in enumerate(scene.queue):
         line.append(" ← " if place else "", "dim").append(name, f"bold {_colour(scene, name)}")

@@ -73,5 +73,5 @@ class DemoWorkers:
 
 def last_line(log: str) -> str:
     """The last line of a log, with what to do about it if that is known."""
-    text = next((line for line in reversed(log.splitlines()) if line.strip()), "nothing was said about it")
+    text = next((line for line in reversed(log.splitlines()) if line.strip()), "its log is empty")
     return f"{text}; pip install 'gpu-worker-pool[all]'" if "No module named" in text else text

@@ -133,7 +133,7 @@ class Authority:
                 await self._open()
             except JournalError as error:
                 self._driver.trouble = str(error)
-        logger.warning("the journal could be opened; leases are granted from now on")
+        logger.warning("the journal is open; leases are granted from now on")
 
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         readings = snapshot.readings
@@ -204,7 +204,7 @@ class Authority:
     def _end_if_away(self, lease_id: str) -> None:
         lease = self._driver.state.leases.get(lease_id)
         if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and not lease.request.holder.is_local:
-            logger.info("nobody was heard of after lease %s was granted", lease_id)
+            logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
             self._driver.note(cmd.ReportDeath(lease_id))
 
     def _update_simulated(self, keys: set[GpuKey]) -> None:
@@ -222,7 +222,7 @@ class Authority:
             try:
                 self._simulated.occupy(key.uuid, holders)
             except ValueError:
-                logger.debug("no simulated GPU %s any more", key.uuid)
+                logger.debug("there is no simulated GPU %s any more", key.uuid)
 
 
 def _is_draining(slot: GpuSlot | None) -> bool:

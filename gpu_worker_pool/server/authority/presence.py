@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 class TooManyWaiting(Exception):  # noqa: N818 - a state, not a mistake
     def __init__(self, most: int) -> None:
-        super().__init__(f"{most} connections wait for a lease already, and no more can; ask without wait_s, or later.")
+        super().__init__(
+            f"{most} connections wait for a lease already, which is the limit; ask without wait_s, or later."
+        )
 
 
 @dataclass(slots=True)

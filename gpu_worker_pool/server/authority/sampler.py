@@ -48,7 +48,7 @@ class Sampler:
         self._attempts = 0
         self._last_error: str | None = None
         self._next_attempt_at = float("-inf")
-        self._unavailable_because = "the GPUs have not been looked at yet"
+        self._unavailable_because = "the GPUs have not been read yet"
         self._is_stopping = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -107,9 +107,9 @@ class Sampler:
             if found.error is None:
                 logger.info("the GPUs can be read again")
             elif probe is not None:
-                logger.warning("looking at the GPUs: %s", found.error)
+                logger.warning("reading the GPUs: %s", found.error)
             self._last_error = found.error
-        logger.debug("looked at %d GPUs in %.3f s", len(found.readings), self.last_sample_s)
+        logger.debug("read %d GPUs in %.3f s", len(found.readings), self.last_sample_s)
 
     def _run(self) -> None:
         due_at = self._clock()
@@ -121,7 +121,7 @@ class Sampler:
                 self.sample(for_history=is_due)
             except Exception:
                 # A probe must not raise. If one does, the server continues and reports the age of its readings.
-                logger.exception("looking at the GPUs failed")
+                logger.exception("reading the GPUs failed")
             self._first_sample.set()
             if is_due:
                 due_at = began + self._interval_s
@@ -143,12 +143,12 @@ class Sampler:
             self._probe = self._make_probe()
         except ProbeUnavailable as unavailable:
             if self._unavailable_because != str(unavailable):
-                logger.warning("no GPU can be looked at: %s", unavailable)
+                logger.warning("no GPU can be read: %s", unavailable)
             self._unavailable_because = str(unavailable)
             self._next_attempt_at = now + TRY_AGAIN.delay_s(self._attempts, 0.5)
             self._attempts += 1
             return None
-        logger.info("looking at GPUs with %s", self._probe.source)
+        logger.info("reading GPUs with %s", self._probe.source)
         return self._probe
 
     def _visible_of(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
@@ -156,7 +156,7 @@ class Sampler:
         visibility = select_visible(self._visible_devices, installed)
         if readings and visibility != self.visibility:
             logger.debug("CUDA_VISIBLE_DEVICES=%r among the installed %s", self._visible_devices, installed)
-            logger.debug("shown are the indices %s, filtering: %s", visibility.indices, visibility.is_filtering)
+            logger.debug("the indices %s are shown, filtering: %s", visibility.indices, visibility.is_filtering)
             for warning in visibility.warnings:
                 logger.warning("%s", warning)
             if visibility.is_filtering:

@@ -18,8 +18,8 @@ from .lease_view import outcome_view
 from .pool_view import gpu_view
 
 NOT_ADMIN = (
-    "Only admin may do this: send the token of the name admin (GPU_POOL_TOKENS). On a server without any tokens, "
-    "everybody on its own machine may."
+    "Only admin may do this; send the token of the name admin (GPU_POOL_TOKENS). On a server without tokens, "
+    "every caller on its own machine may."
 )
 
 
@@ -43,7 +43,7 @@ class AdminCalls:
         is_known = await self._pool.revoke(lease_id)
         lease = await self._pool.find(lease_id)
         if not is_known or lease is None:
-            raise Refused(404, f"There is no lease {lease_id}; /leases lists those there are.")
+            raise Refused(404, f"There is no lease {lease_id}; /leases lists all live leases.")
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
@@ -96,6 +96,6 @@ def _process_name(call: Call) -> str:
     name = call.parameters["name"]
     if len(name) > MAX_PROCESS_NAME or not name.isprintable() or not name.strip():
         raise Refused(
-            422, f"A process name has 1 to {MAX_PROCESS_NAME} printable characters, as `ps -o comm` shows it."
+            422, f"The process name must be 1 to {MAX_PROCESS_NAME} printable characters, as `ps -o comm` shows them."
         )
     return name

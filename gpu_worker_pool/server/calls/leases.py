@@ -88,7 +88,7 @@ class LeaseCalls:
             if (lease := state.find(lease_id)) and not may_manage(caller, lease.request.holder.owner, self._tokens)
         ]
         if others:
-            raise Denied(403, f"Leases of somebody else cannot be renewed: {', '.join(others[:5])}.")
+            raise Denied(403, f"Only their owner or admin may renew these leases: {', '.join(others[:5])}.")
         return Response(200, encode(self._outcome(await self._pool.renew(*ids))))
 
     async def release(self, call: Call) -> Response:
@@ -135,13 +135,14 @@ class LeaseCalls:
         owner = lease.request.holder.owner
         if not may_manage(caller, owner, self._tokens):
             raise Denied(
-                403, f"The lease {lease.id} is {owner or 'somebody'}'s; only its owner or admin may change it."
+                403,
+                f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner or admin may change it.",
             )
 
     async def _known(self, lease_id: str) -> Lease:
         lease = await self._pool.find(lease_id)
         if lease is None:
-            raise Refused(404, f"There is no lease {lease_id}; it may have ended long ago. Ask with PUT for a new one.")
+            raise Refused(404, f"There is no lease {lease_id}; it may have ended long ago. Request a new one with PUT.")
         return lease
 
     def _encode(self, lease: Lease, query: dict[str, Any]) -> bytes:
@@ -181,12 +182,14 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
             case ev.LeaseRefused(lease_id=refused, why=why) if refused == lease_id:
                 raise Refused(422, f"This can never be granted here: {why}.")
             case ev.LeaseConflicted(lease_id=refused) if refused == lease_id:
-                raise Refused(409, f"The lease {lease_id} was asked for with other wishes; use a new id.")
+                raise Refused(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
             case ev.QueueFull(lease_id=refused, limit=limit, is_owners_limit=True) if refused == lease_id:
-                whose = event.owner or "owners without a name"
-                raise Refused(429, f"{limit} requests of {whose} wait already, and no more may.", RETRY_AFTER)
+                whose = event.owner or "callers that named no owner"
+                raise Refused(
+                    429, f"{limit} requests of {whose} wait already, which is the limit; ask later.", RETRY_AFTER
+                )
             case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
-                raise Refused(503, f"{limit} requests wait already, and no more can; ask later.", RETRY_AFTER)
+                raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
             case _:
                 pass
 

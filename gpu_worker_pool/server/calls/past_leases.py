@@ -31,7 +31,9 @@ class PastLeases:
         the read, and those that end in between are recognized by their id.
         """
         if self._asking >= MOST_ASKING:
-            raise Refused(503, f"{MOST_ASKING} others ask for the same; ask again in a moment.", RETRY_AFTER)
+            raise Refused(
+                503, f"{MOST_ASKING} such calls wait already, which is the limit; ask again in a moment.", RETRY_AFTER
+            )
         self._asking += 1
         try:
             async with self._turn:
@@ -52,4 +54,4 @@ class PastLeases:
 
 
 def _not_readable(why: str) -> Refused:
-    return Refused(503, f"What was used cannot be told now: {why.rstrip('.')}. Mend that, or ask later.", RETRY_AFTER)
+    return Refused(503, f"The past leases cannot be read now: {why.rstrip('.')}. Fix that, or ask later.", RETRY_AFTER)

@@ -126,7 +126,7 @@ def _why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
     if not pool.is_open:
         return f"its leases are not known: {pool.trouble}"
     if not all(map(pool.is_written, slot.occupants)):
-        return "what happens to it is being written down"
+        return "its last event is being written"
     return None
 
 

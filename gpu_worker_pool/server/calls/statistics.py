@@ -79,7 +79,7 @@ class Statistics:
     def why_not_ready(self) -> str | None:
         """Why there is nothing to show yet, or no more; None if there is."""
         if not self.sampler.has_sampled:
-            return "The GPUs have not been looked at yet; ask again in a moment."
+            return "The GPUs have not been read yet; ask again in a moment."
         return self.why_stale()
 
     def metrics(self) -> bytes:

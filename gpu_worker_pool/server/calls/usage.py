@@ -51,7 +51,7 @@ class UsageCalls(PastLeases):
         end = now if until is None else min(until, now)
         since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
         if since >= end:
-            raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, where the span ends.")
+            raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, the end of the span.")
 
         def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
             live = _live(leases)
@@ -138,7 +138,7 @@ def _time(query: dict[str, Any], name: str) -> float | None:
     if found is None or not 0 <= found <= LATEST_S:
         raise Refused(
             422,
-            f"{name}: {text[:40]!r} is no time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
+            f"{name}: {text[:40]!r} is not a time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
             "otherwise) or in seconds since 1970.",
         )
     return found

@@ -123,10 +123,11 @@ def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None
     owner = (claimed or "").strip() or None
     if owner is not None and tokens.is_broken:
         raise Denied(
-            403, "This server's tokens cannot be read, so no owner can be checked; leave owner out, or mend them."
+            403,
+            "This server's tokens cannot be read, so no owner can be checked; leave owner out, or let the operator fix them.",
         )
     if owner in tokens.names:
-        raise Denied(403, f"The owner {owner} has a token; send it, or claim another owner.")
+        raise Denied(403, f"The owner {owner} has a token; send that token, or name another owner.")
     return owner
 
 
@@ -176,11 +177,11 @@ def _parse_entry(entry: str, position: int) -> tuple[str, str]:
     if not name:
         raise ValueError(f"entry {position} has no name before its colon; write name:token")
     if not NAME.fullmatch(name):
-        raise ValueError(f"entry {position}: a name has 1 to 64 letters, digits, or any of . _ @ -")
+        raise ValueError(f"entry {position}: the name must be 1 to 64 letters, digits or signs (. _ @ -)")
     if len(token) < MIN_TOKEN_LENGTH:
-        raise ValueError(f"entry {position}: its token is shorter than {MIN_TOKEN_LENGTH} characters")
+        raise ValueError(f"entry {position}: the token must have at least {MIN_TOKEN_LENGTH} characters")
     if not TOKEN.fullmatch(token):
-        raise ValueError(f"entry {position}: its token has characters that are not visible ASCII")
+        raise ValueError(f"entry {position}: the token must be visible ASCII characters only")
     return name, token
 
 
@@ -201,7 +202,7 @@ def _name_by_token(authorization: str, tokens: Tokens) -> str:
     elif tokens.is_unset:
         detail = "This server has no tokens; set GPU_POOL_TOKENS there, or call from its own machine without one."
     else:
-        detail = "This token is not known, or no longer; ask whoever runs this server for a new one."
+        detail = "This token is not known, or no longer valid; ask the operator of this server for a new one."
     raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
 
 
@@ -215,14 +216,14 @@ def _refuse_other_sites(headers: Mapping[str, str]) -> None:
         raise Denied(
             403,
             "A page of another origin may read here but not change anything: Origin and Host differ. "
-            "If a proxy stands between, let it pass the Host header on.",
+            "A proxy in between must pass the Host header on.",
         )
 
 
 def _refuse_unless_local(client_host: str | None, headers: Mapping[str, str]) -> None:
     if not is_loopback(client_host):
         raise Denied(
-            401, f"Without a token, only calls from the server's own machine change anything; {HOW_TO_PROVE_IT}."
+            401, f"Without a token, only calls from the server's own machine may change anything; {HOW_TO_PROVE_IT}."
         )
     passed_on = proxy_header(headers)
     if passed_on is not None:

@@ -71,4 +71,4 @@ def _says_more_than(limit: int, length: str) -> bool:
 
 
 def _too_large(limit: int) -> Refused:
-    return Refused(413, f"The body is too large; at most {limit} bytes are taken.", CLOSE)
+    return Refused(413, f"The body is too large; it must be at most {limit} bytes.", CLOSE)

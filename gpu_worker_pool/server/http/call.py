@@ -18,6 +18,8 @@ from .bodies import read_body
 from .problems import Refused
 from .response import Response
 
+MAX_PARAMETERS = 20
+
 FormT = TypeVar("FormT")
 
 
@@ -78,15 +80,15 @@ class Call:
         names = {parameter.name: parameter for parameter in known}
         found: dict[Parameter, str | None] = dict.fromkeys(known)
         try:
-            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=20)
+            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
         except ValueError:
-            raise Refused(422, "The query has too many parameters.") from None
+            raise Refused(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
         for name, text in pairs:
             if name not in names:
-                possible = f"possible are {', '.join(names)}" if names else "none is possible here"
-                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {possible}.")
+                allowed = f"it must be {_one_of(tuple(names))}" if names else "this call takes none"
+                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {allowed}.")
             if found[names[name]] is not None:
-                raise Refused(422, f"The query's parameter {name} is given twice.")
+                raise Refused(422, f"The query's parameter {name} is given twice; send it once.")
             found[names[name]] = text
         return found
 
@@ -96,11 +98,15 @@ def _value(parameter: Parameter, text: str | None) -> Any:
         return parameter.default
     if parameter.choices:
         if text not in parameter.choices:
-            raise Refused(422, f"{parameter.name}: {text[:40]!r} is {_none_of(parameter.choices)}.")
+            raise Refused(
+                422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {_one_of(parameter.choices)}."
+            )
         return text
     if parameter.is_whole:
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise Refused(422, f"{parameter.name}: {text[:40]!r} is no whole number of 0 or more.")
+            raise Refused(
+                422, f"{parameter.name}: {text[:40]!r} is not valid; it must be a whole number from 0 to 999999999."
+            )
         return int(text)
     if parameter.range is None:
         return text
@@ -111,13 +117,15 @@ def _value(parameter: Parameter, text: str | None) -> Any:
     low, high = parameter.range.low, parameter.range.high
     if not isfinite(number) or not low <= number <= high:
         raise Refused(
-            422, f"{parameter.name}: {text[:40]!r} is no number of {parameter.unit} from {low:g} to {high:g}."
+            422,
+            f"{parameter.name}: {text[:40]!r} is not valid; "
+            f"it must be a number of {parameter.unit} from {low:g} to {high:g}.",
         )
     return number
 
 
-def _none_of(choices: tuple[str, ...]) -> str:
-    return f"neither {' nor '.join(choices)}" if len(choices) == 2 else f"none of {', '.join(choices)}"
+def _one_of(choices: tuple[str, ...]) -> str:
+    return " or ".join(choices) if len(choices) <= 2 else f"one of {', '.join(choices)}"
 
 
 async def until_gone(receive: Receive) -> None:

@@ -120,7 +120,7 @@ class Docs:
             found = await static.get_response(call.parameters["file"], {**call.scope, "method": "GET"})
         except HTTPException:
             prefix = self._settings.api_prefix
-            raise Refused(404, f"There is nothing at {path[:200]}; {prefix}/ lists what there is.") from None
+            raise Refused(404, f"There is nothing at {path[:200]}; {prefix}/ lists all calls.") from None
         body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
         headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
         return Response(found.status_code, body, headers)

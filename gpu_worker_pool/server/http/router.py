@@ -90,10 +90,10 @@ class Router:
             shorter = path.rstrip("/")
             if shorter != path and any(not match.resource.tag for match in self._index.find(shorter)):
                 return redirect(str(URL(scope={**call.scope, "path": shorter})))
-            raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists what there is.")
+            raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists all calls.")
         allowed = ", ".join(dict.fromkeys(known for match in reversed(matches) for known in match.handlers))
         is_page = matches[0].resource.tag == "page"
-        detail = f"{method} is not possible at {path[:200]}; use {allowed}."
+        detail = f"{method} is not allowed at {path[:200]}; use {allowed}."
         raise Refused(405, detail, {"Allow": "GET, HEAD" if is_page else allowed})
 
     def _redirect_to_prefix(self, path: str, call: Call) -> Response | None:

@@ -42,7 +42,7 @@ OWN = (
     Gauge("gpupool_gpu_temperature_celsius", "Temperature.", lambda r: r.temperature_c),
     Gauge("gpupool_gpu_power_watts", "Power drawn.", lambda r: r.power_draw_w),
     Gauge("gpupool_gpu_power_limit_watts", "Power limit.", lambda r: r.power_limit_w),
-    Gauge("gpupool_gpu_healthy", "1 where the GPU answers without an error.", lambda r: float(r.fault is None)),
+    Gauge("gpupool_gpu_healthy", "1 if the GPU answers without an error.", lambda r: float(r.fault is None)),
 )
 DCGM = (
     Gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", lambda r: r.utilization_percent),
@@ -72,9 +72,9 @@ class SamplerCollector(Collector):
             yield family
         yield GaugeMetricFamily("gpupool_gpus", "GPUs that are shown.", len(snapshot.readings))
         yield GaugeMetricFamily("gpupool_reading_age_seconds", "Age of the last reading.", self._sampler.age_s())
-        yield GaugeMetricFamily("gpupool_look_seconds", "How long the last look took.", self._sampler.last_sample_s)
-        yield CounterMetricFamily("gpupool_looks", "Looks at the GPUs.", self._sampler.samples)
-        yield CounterMetricFamily("gpupool_looks_failed", "Looks that went wrong.", self._sampler.failed_samples)
+        yield GaugeMetricFamily("gpupool_look_seconds", "Duration of the last sample.", self._sampler.last_sample_s)
+        yield CounterMetricFamily("gpupool_looks", "Samples of the GPUs.", self._sampler.samples)
+        yield CounterMetricFamily("gpupool_looks_failed", "Samples that failed.", self._sampler.failed_samples)
 
 
 def make_registry(sampler: Sampler, *, with_dcgm_names: bool) -> CollectorRegistry:

@@ -38,13 +38,13 @@ class LeaseMetrics(Collector):
         for reason in EndReason:
             self._ended.labels(reason)
         self._wait = Histogram(
-            "gpupool_lease_wait_seconds", "From asking to the grant.", buckets=WAIT_BUCKETS_S, registry=registry
+            "gpupool_lease_wait_seconds", "From the request to the grant.", buckets=WAIT_BUCKETS_S, registry=registry
         )
         self._hold = Histogram(
             "gpupool_lease_hold_seconds", "From the grant to the end.", buckets=HOLD_BUCKETS_S, registry=registry
         )
         self._write = Histogram(
-            "gpupool_journal_write_seconds", "How long a commit took.", buckets=WRITE_BUCKETS_S, registry=registry
+            "gpupool_journal_write_seconds", "Duration of a commit.", buckets=WRITE_BUCKETS_S, registry=registry
         )
         pool.follow(self._follow)
         pool.follow_writes(self._write.observe)
@@ -55,14 +55,16 @@ class LeaseMetrics(Collector):
         kinds = Counter(type(lease) for lease in state.leases.values())
         yield GaugeMetricFamily("gpupool_leases_active", "Leases that hold GPUs.", kinds[ActiveLease])
         yield GaugeMetricFamily("gpupool_leases_queued", "Requests that wait.", kinds[QueuedLease])
-        yield GaugeMetricFamily("gpupool_leases_draining", "Ended leases not yet gone.", kinds[DrainingLease])
+        yield GaugeMetricFamily(
+            "gpupool_leases_draining", "Ended leases whose GPUs are not free yet.", kinds[DrainingLease]
+        )
         yield GaugeMetricFamily("gpupool_waiting_connections", "Connections that wait for a lease.", self._pool.waiting)
         yield GaugeMetricFamily(
-            "gpupool_can_grant", "1 where the journal can be written.", float(self._pool.trouble is None)
+            "gpupool_can_grant", "1 if the journal can be written.", float(self._pool.trouble is None)
         )
         yield GaugeMetricFamily(
             "gpupool_reading_stale_after_seconds",
-            "Age from which a reading is too old to grant by.",
+            "Age from which a reading is too old for a grant.",
             state.settings.stale_after_s,
         )
         yield self._gpu_states()

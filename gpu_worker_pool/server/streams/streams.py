@@ -51,7 +51,7 @@ class Streams:
         pace_s = call.lenient_query(PACE_S)
         last_event_id = call.headers.get("last-event-id")
         if len(self._open) >= MAX_STREAMS and call.scope["method"] != "HEAD":
-            detail = f"{MAX_STREAMS} streams are open already, and no more can be; poll /pool instead."
+            detail = f"{MAX_STREAMS} streams are open already, which is the limit; poll /pool instead."
             raise Refused(503, detail, {"Retry-After": "5"})
         listener = Listener()
         messages = (

@@ -64,7 +64,7 @@ class PageCalls:
     async def me(self, call: Call) -> Response:
         call.query()
         if "authorization" not in call.headers:
-            raise Denied(401, 'Send "Authorization: Bearer" with a token, to hear whose it is.', CHALLENGE)
+            raise Denied(401, 'There is no Authorization header; send "Authorization: Bearer" with a token.', CHALLENGE)
         caller = call.caller()
         return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin)), _DATA)
 

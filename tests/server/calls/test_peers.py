@@ -154,7 +154,7 @@ def test_each_peer_is_shown_as_it_is() -> None:
             assert down[second.url]["age_s"] > 0
             assert {url.rpartition("/")[2]: peer["error"] for url, peer in down.items() if f"{odd.url}/" in url} == {
                 "garbage": "its answer is not JSON; is this a GPU server?",
-                "list": "its answer is no pool; is this a GPU server?",
+                "list": "its answer is not a pool; is this a GPU server?",
                 "huge": "its answer is larger than 2 MiB",
                 "packed": "its answer is not JSON; is this a GPU server?",
                 "redirects": "it redirects (status 307), which is not followed; give the address it leads to",
@@ -163,7 +163,7 @@ def test_each_peer_is_shown_as_it_is() -> None:
 
             token = {"Authorization": "Bearer a-secret", "Cookie": "a=b", "X-Forwarded-For": "10.0.0.1"}
             assert first.ask("/peers", headers=token).status == 200
-            assert_problem(first.ask("/peers?url=http://elsewhere"), 422, "none is possible here")
+            assert_problem(first.ask("/peers?url=http://elsewhere"), 422, "this call takes none")
             assert first.ask("/peers", "POST").headers["allow"] == "GET"
             assert "GPU_POOL_PEERS: 'nonsense' is not an endpoint URL" in first.log()
             assert "Traceback" not in first.log()

@@ -104,7 +104,7 @@ export class TokenDialog {
     text(byId("token-error"), "");
     // A header cannot carry other characters, and the browser's own error would not say so.
     if (!/^[!-~]+$/.test(token)) {
-      text(byId("token-error"), "A token has visible ASCII characters only, without blanks.");
+      text(byId("token-error"), "The token must be visible ASCII characters only, without blanks.");
       return;
     }
     const attempt = (this.#attempt += 1);
@@ -146,7 +146,7 @@ export class Actions {
     if (lease.state === "queued") {
       this.#confirm({
         title: `Take ${who} out of the queue?`,
-        lines: [`The request ${lease.id} of ${who}, at position ${lease.position ?? "unknown"}, is cancelled.`, "Whoever waits for it is told that it ended. He can ask anew, and then stands last."],
+        lines: [`The request ${lease.id} of ${who}, at position ${lease.position ?? "unknown"}, is cancelled.`, "The waiter learns that its request ended. A new request starts at the end of the queue."],
         yes: "Take out",
         done: (answer) => (answer.end_reason === "cancelled" ? `${who} is out of the queue.` : ended(lease, answer, "cancelled", "cancelled")),
         call: () => this.#access.ask(path, { method: "DELETE" }),
@@ -155,7 +155,7 @@ export class Actions {
     }
     this.#confirm({
       title: `Release ${gpuNames(lease.gpus)} of ${who}?`,
-      lines: [`The lease ${lease.id} of ${who} ends as if ${who} had given it back.`, ...consequences(lease, pool)],
+      lines: [`The lease ${lease.id} of ${who} ends as if ${who} had released it.`, ...consequences(lease, pool)],
       yes: "Release",
       done: (answer) => ended(lease, answer, "released", "released"),
       call: () => this.#access.ask(path, { method: "DELETE" }),
@@ -166,7 +166,7 @@ export class Actions {
     const who = holderName(lease);
     this.#confirm({
       title: `Revoke the lease of ${who} on ${gpuNames(lease.gpus)}?`,
-      lines: [`The lease ${lease.id} is taken away from ${who}, who is told that it was revoked.`, ...consequences(lease, pool)],
+      lines: [`The lease ${lease.id} is revoked, and ${who} learns of it.`, ...consequences(lease, pool)],
       yes: "Revoke",
       done: (answer) => ended(lease, answer, "revoked", "revoked"),
       call: () => this.#access.ask(`admin/leases/${encodeURIComponent(lease.id)}/revoke`, { method: "POST" }),
@@ -175,10 +175,10 @@ export class Actions {
 
   drain(gpu, pool) {
     const holders = gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease?.state === "active");
-    const held = holders.length ? `${holders.map(holderName).join(", ")} may keep it until the lease ends.` : "Nobody holds it now.";
+    const held = holders.length ? `${holders.map(holderName).join(", ")} may keep it until the lease ends.` : "It has no holder now.";
     this.#confirm({
       title: `Take ${gpuName(gpu)} out of service?`,
-      lines: [`Nobody is given ${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) until it is put back, also after a restart of the server.`, held],
+      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is not granted until it is put back, also after a restart of the server.`, held],
       yes: "Drain",
       reason: true,
       done: () => `${gpuName(gpu)} is out of service.`,
@@ -189,7 +189,7 @@ export class Actions {
   undrain(gpu) {
     this.#confirm({
       title: `Put ${gpuName(gpu)} back into service?`,
-      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is given to whoever is next in the queue, as soon as its readings allow.`],
+      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is granted to the next waiter as soon as its readings allow.`],
       yes: "Put back",
       done: () => `${gpuName(gpu)} is back in service.`,
       call: () => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/undrain`, { method: "POST" }),
@@ -245,8 +245,8 @@ function consequences(lease, pool) {
   const next = pool.queue[0];
   return [
     held,
-    "Whoever holds it hears of it with the next sign of life; the server itself stops no program.",
-    used.length ? `${used.join(", ")}; what is still there then keeps the GPU draining for a while.` : null,
+    "The holder learns of it with its next heartbeat; the server does not stop its program.",
+    used.length ? `${used.join(", ")}; the GPU drains while that memory is in use.` : null,
     next ? `Next in the queue: ${holderName(next)}${next.priority ? `, priority ${next.priority}` : ""}.` : "Nobody waits.",
   ].filter((line) => line !== null);
 }

@@ -81,7 +81,7 @@ export class Gpus {
     });
     const nothing = byId("nothing-found");
     show(nothing, found === 0);
-    text(nothing, counts.get(ALL) === 0 ? "No GPU is to be seen." : "No GPU is like that.");
+    text(nothing, counts.get(ALL) === 0 ? "There are no GPUs." : "No GPU matches.");
   }
 }
 
@@ -142,7 +142,7 @@ class Node {
 
 function aboutNode(node) {
   if (node.isUp === null) return "being asked";
-  if (!node.isUp) return `no answer: ${node.error ?? "unknown why"}${node.pool.gpus.length ? `; as it was ${duration(node.ageS)} ago` : ""}`;
+  if (!node.isUp) return `no answer: ${node.error ?? "reason unknown"}${node.pool.gpus.length ? `; as it was ${duration(node.ageS)} ago` : ""}`;
   const simulated = node.key !== "" && node.pool.source === "simulated" ? ", simulated" : "";
   return `${plural(node.pool.gpus.length, "GPU")}${simulated}`;
 }

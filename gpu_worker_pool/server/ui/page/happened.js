@@ -41,10 +41,10 @@ function sentence(event) {
       return `${holderName(event)} has ${gpus}`;
     case "ended":
       return event.gpus.length === 0
-        ? `${holderName(event)} waits no more: ${END_REASONS[event.reason] ?? event.reason}`
+        ? `${holderName(event)} no longer waits: ${END_REASONS[event.reason] ?? event.reason}`
         : `${holderName(event)} no longer has ${gpus}: ${END_REASONS[event.reason] ?? event.reason}`;
     case "drained":
-      return `${gpus} is clear of what ${holderName(event)} left there`;
+      return `${gpus} is free of the processes of ${holderName(event)}`;
     case "out_of_service":
       return `${gpus} out of service: ${event.reason ?? "no reason given"}`;
     case "in_service":

@@ -130,7 +130,7 @@ function ownNode() {
 function peerNode(peer) {
   const ageS = (peer.age_s ?? 0) + (performance.now() - peersReceivedAt) / 1000;
   const { url, node, pool: itsPool, measuredAt } = peer;
-  const [isUp, error] = peersError === null ? [peer.is_up, peer.error] : [false, `this server does not tell (${peersError})`];
+  const [isUp, error] = peersError === null ? [peer.is_up, peer.error] : [false, `this server does not answer (${peersError})`];
   const clocks = clocksOf(itsPool.sentAt, ageS, isUp !== false && live.state !== "lost");
   return { key: url, title: node ?? url, url, pool: itsPool, isUp, error, ageS, measuredAt, clocks };
 }
@@ -143,7 +143,7 @@ function titleOf(fleet) {
   return `${state} · ${pool.node ?? view.title}`;
 }
 
-const STATES = { connecting: "connecting", live: "live", polling: "looking every few seconds", lost: "no connection" };
+const STATES = { connecting: "connecting", live: "live", polling: "polling every few seconds", lost: "no connection" };
 
 function drawConnection() {
   const { state } = live;
@@ -154,14 +154,14 @@ function drawConnection() {
     return;
   }
   const ageS = view.reading_age_s === null ? null : view.reading_age_s + serverTimeAgeS();
-  text(byId("age"), ageS === null ? "the GPUs have not been looked at yet" : `measured ${duration(ageS)} ago`);
+  text(byId("age"), ageS === null ? "the GPUs have not been read yet" : `measured ${duration(ageS)} ago`);
   // A screen reader reads these when they change, so they state a time and not a duration.
   const seenAt = parseTime(view.now);
   const found = [];
   if (state === "lost") {
-    found.push(["lost", "bad", `No connection to the server since ${clock(seenAt)} (${live.whyLost}). What you see was so then, and may be otherwise by now.`]);
+    found.push(["lost", "bad", `No connection to the server since ${clock(seenAt)} (${live.whyLost}). The page shows the pool at that time.`]);
   } else if (view.reading_age_s !== null && view.reading_age_s > view.stale_after_s) {
-    found.push(["stale", "bad", `The GPUs have not been measured since ${clock(view.measured_at * 1000)}, so that none is granted.`]);
+    found.push(["stale", "bad", `The GPUs have not been measured since ${clock(view.measured_at * 1000)}, so none is granted.`]);
   }
   if (pool.trouble !== null) found.push(["trouble", "bad", `No GPU can be granted now: ${pool.trouble}`]);
   if (view.version !== firstVersion) found.push(["version", "warn", `The server is now version ${view.version}: reload this page.`]);

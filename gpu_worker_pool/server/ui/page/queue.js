@@ -76,7 +76,7 @@ class Waiter {
     text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
     const since = `waits ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
     text(this.#times, lease.priority ? `${since}, priority ${lease.priority}` : since);
-    text(this.#reason, lease.reason ?? "why is unknown");
+    text(this.#reason, lease.reason ?? "reason unknown");
     show(this.#release, access.mayRelease(lease));
     attribute(this.#release, "aria-label", `Take out of the queue: ${holderName(lease)}, ${lease.id}`);
   }

@@ -44,7 +44,7 @@ export class Timeline {
   }
 
   fail(error) {
-    text(byId("timeline-note"), `Not known now: ${error.message}`);
+    text(byId("timeline-note"), `Not available now: ${error.message}`);
   }
 
   #draw() {
@@ -177,9 +177,9 @@ function hourOf(ms, spanMs) {
 
 function noteOn(answer) {
   const notes = [];
-  if (answer.is_cut) notes.push("There were too many leases to show; those that ended first are left out.");
+  if (answer.is_cut) notes.push("There are too many leases to show; those that ended first are left out.");
   const complete = parseTime(answer.complete_since);
-  if (complete > parseTime(answer.since)) notes.push(`Of what ended before ${clock(complete)} not all is known any more.`);
-  if (answer.unknown_leases) notes.push(`${answer.unknown_leases} leases are left out: a clock was set meanwhile.`);
+  if (complete > parseTime(answer.since)) notes.push(`Not all leases that ended before ${clock(complete)} are known.`);
+  if (answer.unknown_leases) notes.push(`${answer.unknown_leases} leases are left out, because a clock was set meanwhile.`);
   return notes.join(" ");
 }

@@ -78,8 +78,8 @@ export function gpuNames(gpus) {
 export const stateWord = (state) => state.replaceAll("_", " ");
 
 export const END_REASONS = {
-  released: "given back",
-  expired: "ran out without a sign of life",
+  released: "released",
+  expired: "expired without a heartbeat",
   cancelled: "left the queue",
   holder_died: "its process died",
   revoked: "revoked by the operator",
