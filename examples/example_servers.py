@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.testing import ServerProcess
 
 VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINT")
@@ -60,7 +60,7 @@ def your_servers(endpoint: str | None) -> list[str]:
     return [answer.url for answer in sorted(answers, key=lambda answer: not answer.is_ok)]
 
 
-async def _ask(urls: Sequence[str]) -> list[Answer]:
+async def _ask(urls: Sequence[str]) -> list[ServerAnswer]:
     async with Servers(urls, timeout_s=ANSWER_S) as servers:
         return await servers.ask_all("/gpu/summary")
 

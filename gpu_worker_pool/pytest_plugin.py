@@ -147,12 +147,13 @@ class _Leases:
 
     def __init__(self, config: pytest.Config) -> None:
         from . import GPUWorkerPool  # noqa: PLC0415 - loaded only for tests that use the fixture
+        from .urls import split_endpoints  # noqa: PLC0415 - see above
 
         self._config = config
         self._timeout_s = _timeout_s(config)
         self._skips = _skips(config)
         given = config.getoption("gpu_endpoint")
-        urls = [url.strip() for url in (given or "").split(",") if url.strip()]
+        urls = split_endpoints(given or "")
         if given is not None and not urls:
             raise pytest.UsageError("--gpu-endpoint is empty; give it a URL, such as http://localhost:8000")
         options: dict[str, Any] = {"service_endpoints": urls} if len(urls) > 1 else {}

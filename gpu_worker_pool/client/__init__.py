@@ -1,4 +1,4 @@
-"""The client: ask for a GPU, use it, give it back."""
+"""The client: ask for a GPU, use it, release it."""
 
 from .contexts import GPUContextManager, gpu_worker_pool_client
 from .events import ClientEvent

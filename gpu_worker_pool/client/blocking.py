@@ -17,15 +17,15 @@ from gpu_worker_pool.models import PoolStatus
 from .pool_client import Assignment, GPUWorkerPoolClient
 
 ResultT = TypeVar("ResultT")
-# How long the end of the program waits for GPUs to be given back.
+# How long the end of the program waits for GPUs to be released.
 END_S = 10.0
 
 
 class GPUWorkerPool:
     """Every method of GPUWorkerPoolClient, blocking. Safe to use from several threads at once.
 
-    After a fork it belongs to the parent: the child neither renews nor releases what its parent holds, and must make a
-    pool of its own.
+    After a fork it belongs to the parent: the child neither renews nor releases what its parent holds, and must create
+    a pool of its own.
     """
 
     def __init__(self, service_endpoint: str | None = None, **options: Any) -> None:
@@ -56,7 +56,7 @@ class GPUWorkerPool:
             raise
 
     def stop(self) -> None:
-        """Give back all GPUs, and end. Stopping twice is harmless."""
+        """Release all GPUs, and stop. Stopping twice is harmless."""
         if self._thread is None:
             return
         if os.getpid() != self._pid:
@@ -84,7 +84,7 @@ class GPUWorkerPool:
         return self._wait(self._client.request_gpu(timeout, **wishes), release=self._client.release_gpu)
 
     def release_gpu(self, assignment: Assignment) -> None:
-        """Give a GPU back."""
+        """Release a GPU."""
         self._wait(self._client.release_gpu(assignment))
 
     @contextmanager
@@ -101,35 +101,35 @@ class GPUWorkerPool:
             self.release_gpu(assignment)
 
     def is_multi_endpoint_mode(self) -> bool:
-        """As the client's."""
+        """See `GPUWorkerPoolClient.is_multi_endpoint_mode`."""
         return self._client.is_multi_endpoint_mode()
 
     def get_pool_status(self) -> PoolStatus:
-        """As the client's."""
+        """See `GPUWorkerPoolClient.get_pool_status`."""
         return self._ask(self._client.get_pool_status)
 
     def get_detailed_metrics(self) -> dict[str, Any]:
-        """As the client's."""
+        """See `GPUWorkerPoolClient.get_detailed_metrics`."""
         return self._ask(self._client.get_detailed_metrics)
 
     def get_endpoints_info(self) -> list[dict[str, Any]] | None:
-        """As the client's."""
+        """See `GPUWorkerPoolClient.get_endpoints_info`."""
         return None if self._thread is None else self._ask(self._client.get_endpoints_info)
 
     def get_error_recovery_status(self) -> dict[str, Any]:
-        """As the client's."""
+        """See `GPUWorkerPoolClient.get_error_recovery_status`."""
         return self._ask(self._client.get_error_recovery_status)
 
     def print_error_recovery_summary(self) -> None:
-        """As the client's."""
+        """See `GPUWorkerPoolClient.print_error_recovery_summary`."""
         self._ask(self._client.print_error_recovery_summary)
 
     def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
-        """As the client's."""
+        """See `GPUWorkerPoolClient.trigger_endpoint_recovery`."""
         return self._wait(self._client.trigger_endpoint_recovery(endpoint_id))
 
     def queue_request_for_retry(self, request_func: Callable[[], ResultT]) -> ResultT:
-        """As the client's; the function blocks, and is called in a thread of its own."""
+        """See `GPUWorkerPoolClient.queue_request_for_retry`; the function blocks, and runs in a thread of its own."""
 
         def in_a_thread() -> Awaitable[ResultT]:
             return asyncio.to_thread(request_func)
@@ -149,8 +149,8 @@ class GPUWorkerPool:
         work: Coroutine[Any, Any, ResultT],
         release: Callable[[Any], Coroutine[Any, Any, None]] | None = None,
     ) -> ResultT:
-        """Have it done in the loop's thread. Whoever is interrupted while he waits cancels it, and waits for its end;
-        what it got in that very moment is given back.
+        """Run it in the loop's thread, and wait for its result. An interrupted caller cancels it and waits for its end;
+        a result that arrives in that moment is released.
         """
         loop = self._loop
         if loop is None or os.getpid() != self._pid:
@@ -179,7 +179,7 @@ class GPUWorkerPool:
         loop.call_soon_threadsafe(job.cancel)
         try:
             got = job.future.result(END_S)
-        except (CancelledError, TimeoutError, Exception):  # noqa: BLE001 - whatever it was, it got nothing
+        except (CancelledError, TimeoutError, Exception):  # noqa: BLE001 - however it ended, it has no result
             return
         if release is not None:
             asyncio.run_coroutine_threadsafe(release(got), loop).result(END_S)
@@ -194,8 +194,8 @@ class GPUWorkerPool:
 
 
 class _Job(Generic[ResultT]):
-    """Something that is done in the loop's thread. Its future says how it really ended: unlike one that is cancelled
-    itself, which would forget what was got in that very moment.
+    """Work that runs in the loop's thread. Its future tells how the work really ended; a future that is cancelled
+    itself would forget a result that arrives in that moment.
     """
 
     def __init__(self, work: Coroutine[Any, Any, ResultT]) -> None:
@@ -250,7 +250,7 @@ def gpu(
 ) -> Iterator[Assignment]:
     """A GPU for the length of a `with` block, for a program that needs no more than that.
 
-    What can be wished for is as in `request_gpu`; all else goes to the client (service_endpoint=..., token=...).
+    The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
     with (
         GPUWorkerPool(**options) as pool,

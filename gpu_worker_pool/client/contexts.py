@@ -23,9 +23,10 @@ async def gpu_worker_pool_client(**options: Any) -> AsyncIterator[GPUWorkerPoolC
 
 
 class GPUContextManager:
-    """Assigned on entering, given back on leaving; yields the GPU's id. StaleAssignmentError at the end if it was lost.
+    """Requests a GPU on entering and releases it on leaving; yields the GPU's id. Raises StaleAssignmentError at the
+    end if it was lost.
 
-    `assignment` is what was assigned, while it is.
+    `assignment` is what was assigned, within the block.
     """
 
     def __init__(self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Any) -> None:
@@ -52,5 +53,5 @@ class GPUContextManager:
             if error is None:
                 raise
         except (RuntimeError, ValueError):
-            # Stopped meanwhile, which gave everything back, or given back by hand: there is nothing left to do.
+            # The client was stopped, which released everything, or the GPU was released by hand: nothing is left to do.
             logger.debug("GPU %s was given back before", assignment.gpu_id)

@@ -1,4 +1,4 @@
-"""What happens in a client, as one frozen object, for whoever wants to hook in; and the same as log records."""
+"""What happens in a client: one frozen object for hooks, and the same as log records."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ Hook = Callable[[ClientEvent], None]
 
 
 def log_event(event: ClientEvent) -> None:
-    """As a record with the worker, the GPU, the endpoint and the lease on it."""
+    """Log it as a record with the worker, the GPU, the endpoint and the lease as fields."""
     fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}
     logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={**fields, "event": event.kind})

@@ -29,12 +29,12 @@ from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatu
 from .acquire.tally import Tally
 from .events import ClientEvent, Hook, log_event
 
-# Loaded when a client is started: a program that imports us may never start one, and need not wait for it.
+# Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
     from .acquire.acquisition import Won
-    from .acquire.heartbeat import Held
+    from .acquire.heartbeat import HeldLease
     from .acquire.lost import Lost
-    from .backends.lease_book import Answer, LeaseBook
+    from .backends.lease_book import LeaseAnswer, LeaseBook
     from .endpoints.fleet import Fleet
     from .reports import Reports
 
@@ -42,27 +42,27 @@ logger = logging.getLogger("gpu_worker_pool.client")
 
 Assignment = GPUAssignment | GlobalGPUAssignment
 ResultT = TypeVar("ResultT")
-# How long a stop waits for GPUs to be given back; servers that do not answer let them run out.
+# How long a stop waits for GPUs to be released; at servers that do not answer the leases expire.
 STOP_S = 2.0
-# How long whoever gives a GPU back waits for the server; after that it goes on in the background.
+# How long a release waits for the server; after that it goes on in the background.
 RELEASE_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class _Kept:
-    """An assignment of this client, and how to give it back."""
+    """An assignment of this client, and how to release it."""
 
     assignment: Assignment
     won: Won
-    held: Held
+    held: HeldLease
 
 
 class GPUWorkerPoolClient:
-    """Requests GPUs and gives them back; `async with` starts and stops it.
+    """Requests GPUs and releases them; `async with` starts and stops it.
 
-    What is not given here comes from the environment (see .env.example), and from defaults after that. `on_lost` is called
-    with an assignment that is lost, `on_event` with everything that happens; both in the event loop, so they must be
-    quick.
+    What is not given here comes from the environment (see .env.example), and from defaults after that. `on_lost` is
+    called with an assignment that is lost, `on_event` with everything that happens; both are called in the event loop,
+    so they must be quick.
     """
 
     def __init__(  # noqa: PLR0917 - the documented signature
@@ -108,7 +108,7 @@ class GPUWorkerPoolClient:
         self._leaving: set[asyncio.Task[None]] = set()
         self._acquiring: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
-        # Two clients may be in processes of one number, in two containers, say.
+        # Two clients may run in processes of the same number, in two containers, say.
         self._name = uuid.uuid4().hex[:6]
         self._pid = os.getpid()
 
@@ -119,7 +119,7 @@ class GPUWorkerPoolClient:
     # --- its life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Look at all endpoints. An endpoint that is down is no error: it is tried again, beside the others."""
+        """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
         if self._fleet is not None:
             raise RuntimeError("the client is already started")
         from .endpoints.fleet import Fleet  # noqa: PLC0415 - see above
@@ -135,7 +135,7 @@ class GPUWorkerPoolClient:
             raise
 
     async def stop(self) -> None:
-        """Give back all GPUs, and end everything. Stopping twice is harmless."""
+        """Release all GPUs, and stop. Stopping twice is harmless."""
         fleet = self._fleet
         if fleet is None:
             return
@@ -145,7 +145,7 @@ class GPUWorkerPoolClient:
         self._fleet = None
         fleet.say_that_it_stops()
         for kept in list(self._kept.values()):
-            # Whoever still works with it must hear that it is his no longer.
+            # A worker that still uses the GPU must hear that the lease has ended.
             kept.held.lost.set("the client was stopped")
             self._release_kept(kept)
         try:
@@ -183,17 +183,16 @@ class GPUWorkerPoolClient:
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
-        Several `gpus` are all on one server. With `memory_mb` a GPU is shared with others who said how much they need.
-        `among`: only these GPUs will do, by index as nvidia-smi has it, by UUID or by the beginning of one.
-        `labels` are shown to whoever looks at the lease. `pid` is the process that is to use the GPU, where that is not
-        this one: then its death is what frees the GPU.
-        Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError
-        where no endpoint could ever serve it. Cancelled, it leaves nothing behind.
+        Several `gpus` are all on one server. With `memory_mb` a GPU is shared with other requests that name an amount.
+        `among`: only these GPUs will do, by index as nvidia-smi has it, by UUID or by the beginning of one. `labels`
+        are shown with the lease. `pid` is the process that is to use the GPU, where that is not this one: its death
+        then frees the GPU. Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout),
+        RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing behind.
         """
         fleet = self._started()
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
-            raise ValueError(f"timeout is {timeout!r}; a number of seconds of 0 or more is needed")
+            raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
         from .backends.server_leases import holder  # noqa: PLC0415 - see above
 
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
@@ -220,19 +219,19 @@ class GPUWorkerPoolClient:
         return self._keep(won, worker_id, request.ttl_s)
 
     async def release_gpu(self, assignment: Assignment) -> None:
-        """Give a GPU back. ValueError where it is not one of this client's or was given back before,
-        StaleAssignmentError where it is lost.
+        """Release a GPU. ValueError where it is not one of this client's or was released before, StaleAssignmentError
+        where it is lost.
         """
         self._started()
         kept = self._find(assignment)
         if kept.held.lost.is_set():
-            # Seen here first: the clock says so, and no timer has had its turn yet.
+            # Seen here first: the clock says so, and no timer has run yet.
             kept.held.lost.set("no heartbeat got through in time")
             kept.won.member.heartbeat.drop(kept.won.lease_id)
             self._lose(kept.won.lease_id, kept.held.lost.reason or "")
             raise StaleAssignmentError(assignment, kept.held.lost.reason)
         leaving = self._release_kept(kept)
-        # The caller need not wait for a server that does not answer: the lease runs out by itself.
+        # The caller need not wait for a server that does not answer: the lease expires by itself.
         await asyncio.wait([leaving], timeout=RELEASE_S)
 
     # --- telling ---------------------------------------------------------------------------------------------------
@@ -242,7 +241,7 @@ class GPUWorkerPoolClient:
         return self._config.is_multi
 
     def get_pool_status(self) -> PoolStatus:
-        """The whole pool as its servers see it, with this client's own changes at once."""
+        """The whole pool as its servers see it, with the changes that this client made since."""
         return self._reports().status()
 
     def get_detailed_metrics(self) -> dict[str, Any]:
@@ -264,13 +263,13 @@ class GPUWorkerPoolClient:
         print(self._reports().recovery_summary())  # noqa: T201 - that is what it is for
 
     async def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
-        """Try an endpoint now, whatever its breaker says; whether it answered. False for an unknown id."""
+        """Try an endpoint now, even where its breaker is open; returns whether it answered, False for an unknown id."""
         fleet = self._started_multi()
         member = fleet.members.get(endpoint_id)
         return member is not None and await fleet.try_again(member)
 
     async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Call this as soon as an endpoint is up, again where it failed because none was, for up to worker_timeout."""
+        """Call this as soon as an endpoint is up, and again where it failed because none was, for up to worker_timeout."""
         fleet = self._started_multi()
         limit = asyncio.timeout(self._config.worker_timeout)
         try:
@@ -333,7 +332,7 @@ class GPUWorkerPoolClient:
     def _wishes(
         self, gpus: int, memory_mb: float | None, model: str | None, among: Iterable[int | str] | None
     ) -> Wishes:
-        """With the user's thresholds, if he set any; the server's own apply otherwise."""
+        """The wishes of a request, with the user's thresholds where they are set; the server's own apply otherwise."""
         config = self._config
         return Wishes(
             gpus,
@@ -345,17 +344,17 @@ class GPUWorkerPoolClient:
         )
 
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
-        from .acquire.heartbeat import Held  # noqa: PLC0415 - see above
+        from .acquire.heartbeat import HeldLease  # noqa: PLC0415 - see above
         from .acquire.lost import Lost  # noqa: PLC0415 - see above
 
         lost = Lost()
-        held = Held(won.lease_id, ttl_s, lost)
+        held = HeldLease(won.lease_id, ttl_s, lost)
         assignment = self._assignment(won, worker_id, lost)
         self._kept[won.lease_id] = _Kept(assignment, won, held)
         if won.book.needs_heartbeat():
             won.member.heartbeat.add(held, won.safe_since)
         for gpu in won.grant.gpus:
-            won.member.note_taken(gpu.uuid, worker_id)
+            won.member.note_taken(gpu.key.uuid, worker_id)
         self._tally.granted += 1
         self._tally.by_endpoint[won.member.id] = self._tally.by_endpoint.get(won.member.id, 0) + 1
         self._tell(ClientEvent("assigned", worker_id, won.lease_id, won.member.id, assignment.gpu_id))
@@ -381,7 +380,7 @@ class GPUWorkerPoolClient:
             assignment.gpu_ids = tuple(gpu.index for gpu in won.grant.gpus)
         assignment.lease_id = won.lease_id
         assignment.fence = won.grant.fence
-        assignment.uuids = tuple(gpu.uuid for gpu in won.grant.gpus)
+        assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
         assignment.env = dict(won.grant.env)
         assignment.lost = lost
         return assignment
@@ -392,7 +391,7 @@ class GPUWorkerPoolClient:
         if kept is None:
             if getattr(assignment, "is_lost", False):
                 raise StaleAssignmentError(assignment, getattr(assignment.lost, "reason", None))
-            raise ValueError(f"{assignment!r} is no assignment of this client, or was given back before")
+            raise ValueError(f"{assignment!r} is not an assignment of this client, or was released before")
         return kept
 
     def _release_kept(self, kept: _Kept) -> asyncio.Task[None]:
@@ -406,12 +405,12 @@ class GPUWorkerPoolClient:
         kept.won.member.heartbeat.drop(kept.won.lease_id)
         kept.held.lost.settle()
         for gpu in kept.won.grant.gpus:
-            kept.won.member.note_released(gpu.uuid, kept.assignment.worker_id)
+            kept.won.member.note_released(gpu.key.uuid, kept.assignment.worker_id)
 
     def _leave(
-        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None = None
+        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None = None
     ) -> asyncio.Task[None]:
-        """Give a lease back in the background; the client waits for it before it ends."""
+        """Release a lease in the background; `stop` waits for it."""
         from .acquire.release import release_lease  # noqa: PLC0415 - see above
 
         task = asyncio.get_running_loop().create_task(
@@ -427,14 +426,14 @@ class GPUWorkerPoolClient:
             return
         member, assignment = kept.won.member, kept.assignment
         for gpu in kept.won.grant.gpus:
-            member.note_released(gpu.uuid, assignment.worker_id)
+            member.note_released(gpu.key.uuid, assignment.worker_id)
         self._tell(ClientEvent("lost", assignment.worker_id, lease_id, member.id, assignment.gpu_id, reason))
         if self._on_lost is not None:
             try:
                 self._on_lost(assignment)
             except Exception:
                 logger.exception("on_lost failed")
-        # The server may have missed our signs of life only; then the next one in line need not wait for the TTL.
+        # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
         self._leave(kept.won.book, lease_id)
 
     def _tell(self, event: ClientEvent) -> None:

@@ -1,4 +1,6 @@
-"""What a client tells about its pool: status, metrics, health. Everything is read from the fleet when it is asked for."""
+"""What a client tells about its pool: status, metrics, health. Everything is read from the fleet at the time of the
+call.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from gpu_worker_pool.models import EndpointInfo, MultiEndpointPoolStatus, PoolSt
 
 from .acquire.tally import Tally
 from .endpoints.fleet import Fleet, Member
-from .endpoints.gpu_view import GpuView
+from .endpoints.seen_pool import SeenGpu
 
 
 class Reports:
-    """Makes them."""
+    """Status, metrics and health of a client, from its fleet and its tally."""
 
     def __init__(self, config: ClientConfig, fleet: Fleet, tally: Tally) -> None:
         self._config = config
@@ -54,7 +56,7 @@ class Reports:
         )
 
     def endpoints(self) -> list[dict[str, Any]]:
-        """Each endpoint as a dict."""
+        """A dict for each endpoint."""
         return [
             {
                 "endpoint_id": info.endpoint_id,
@@ -71,7 +73,7 @@ class Reports:
         ]
 
     def metrics(self) -> dict[str, Any]:
-        """Everything that is counted."""
+        """All counts, for monitoring."""
         status = self.status()
         used = status.total_gpus - status.available_gpus
         strategy = self._fleet.balancer.name
@@ -140,7 +142,7 @@ class Reports:
         }
 
     def recovery_summary(self) -> str:
-        """The same for people."""
+        """The recovery status for people."""
         found = self.recovery()
         healthy, total = len(found["healthy_endpoints"]), len(self._fleet.members)
         word = "None" if healthy == total else "Full" if not healthy else "Partial"
@@ -184,7 +186,7 @@ class Reports:
             "error": member.endpoint.last_error,
         }
 
-    def _gpu(self, member: Member, gpu: GpuView) -> dict[str, Any]:
+    def _gpu(self, member: Member, gpu: SeenGpu) -> dict[str, Any]:
         return {
             "gpu_id": f"{member.id}:{gpu.index}" if self._config.is_multi else gpu.index,
             "endpoint_id": member.id,

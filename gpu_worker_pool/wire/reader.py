@@ -12,7 +12,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
-from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -33,18 +32,28 @@ def read(kind: type[T], data: object, *, clean: Clean = str) -> T | None:
     return None if found is _UNREADABLE else found
 
 
+def has_all(body: object, data: object, *names: str) -> bool:
+    """Whether a body has every item of these lists: none was left out because it could not be read."""
+    found = [data.get(name) if isinstance(data, dict) else None for name in names]
+    return all(
+        isinstance(items, list) and len(items) == len(getattr(body, name))
+        for name, items in zip(names, found, strict=True)
+    )
+
+
 def read_number(value: object) -> float | None:
     """Read a measured number; None if it is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not abs(value) < MOST:
+    # Compared before the conversion: a whole number of a thousand digits cannot become a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
         return None
     return float(value)
 
 
 def read_whole(value: object) -> int | None:
     """Read a count; None if it is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_WHOLE:
         return None
-    return int(value) if abs(value) < MOST_WHOLE and int(value) == value else None
+    return int(value) if int(value) == value else None
 
 
 def read_time(text: str | None) -> float | None:
@@ -68,7 +77,7 @@ def _reader(kind: Any) -> _Read:
     if origin is Literal:
         return lambda value, _: value if isinstance(value, str) and value in inner else _UNREADABLE
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return lambda value, _: kind(value) if value in set(kind) else _UNREADABLE
+        return lambda value, _: kind(value) if isinstance(value, str) and value in set(kind) else _UNREADABLE
     if origin is tuple:
         return _list(_reader(inner[0]))
     if origin is not None and issubclass(origin, Mapping):

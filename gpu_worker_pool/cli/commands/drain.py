@@ -15,7 +15,7 @@ from gpu_worker_pool.cli.output import out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import REFUSED
 from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 
 GpuArgument = Annotated[
     str, typer.Argument(metavar="GPU", help="Its index or UUID; where there are several servers, server1:2.")
@@ -26,7 +26,7 @@ def drain(
     gpu: GpuArgument,
     endpoint: Endpoints = None,
     *,
-    reason: Annotated[str, typer.Option("--reason", help="Why; everybody is shown it.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
     json: Json = False,
 ) -> None:
     """Take a GPU out of service: no new leases on it; those there run on. Only admin may."""
@@ -34,8 +34,8 @@ def drain(
     if json:
         print_json("drain", found.as_json())
         return
-    runs_on = f"; {', '.join(found.lease_ids)} on it runs on" if found.lease_ids else ""
-    out().print(f"GPU {found.gpu.id}: {found.reason or found.state}{runs_on}", markup=False)
+    runs_on = f"; {', '.join(found.view.leases)} on it runs on" if found.view.leases else ""
+    out().print(f"GPU {found.id}: {found.view.reason or found.view.state}{runs_on}", markup=False)
 
 
 def undrain(gpu: GpuArgument, endpoint: Endpoints = None, *, json: Json = False) -> None:
@@ -44,7 +44,7 @@ def undrain(gpu: GpuArgument, endpoint: Endpoints = None, *, json: Json = False)
     if json:
         print_json("undrain", found.as_json())
         return
-    out().print(f"GPU {found.gpu.id} is in service; it is {found.state.replace('_', ' ')} now", markup=False)
+    out().print(f"GPU {found.id} is in service; it is {found.view.state.replace('_', ' ')} now", markup=False)
 
 
 async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[str, Any]) -> GpuReport:
@@ -52,26 +52,18 @@ async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[st
         endpoint_id, local = find_endpoint(gpu, servers.ids)
         answer = await servers.ask(endpoint_id, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
         if answer.status == HTTPStatus.NOT_FOUND:
-            # It may know no such GPU, or no such call.
+            # The server may not know this GPU, or not know this call.
             raise not_found(answer, await ask_pool(servers, endpoint_id, "?queue=0"), gpu, action)
         if not answer.is_ok:
             raise failure_of(answer, gpu, action)
         found = read_gpu(servers, answer)
-        if not is_gpu(answer.data):
+        if found is None:
             raise Failure(
                 f"whether GPU {gpu} is {action}ed is not known: the answer of {answer.url} shows no GPU; "
                 "`gpu-pool status` shows how it is",
                 FAILED,
             )
         return found
-
-
-def is_gpu(data: object) -> bool:
-    """Whether an answer shows a GPU."""
-    if not isinstance(data, dict) or not isinstance(data.get("state"), str):
-        return False
-    index = data.get("gpu_id")
-    return isinstance(data.get("uuid"), str) or (isinstance(index, int) and not isinstance(index, bool))
 
 
 def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
@@ -87,12 +79,12 @@ def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
     )
 
 
-def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Failure:
-    """For a server that answered that there is no such thing, by what it is."""
+def not_found(answer: ServerAnswer, report: PoolReport, gpu: str, action: str) -> Failure:
+    """The failure for a server that answered 404, by what kind of server it is."""
     message = f"cannot {action} GPU {gpu}"
     if not report.is_up:
         return Failure(
-            f"{message}: {answer.url} is no GPU server ({report.error}); `gpu-pool doctor` looks closer", FAILED
+            f"{message}: {answer.url} is not a GPU server ({report.error}); `gpu-pool doctor` looks closer", FAILED
         )
     if not report.has_leases:
         return Failure(
@@ -103,8 +95,8 @@ def not_found(answer: Answer, report: PoolReport, gpu: str, action: str) -> Fail
     return Failure(f"{message}: {plain(answer.error)} `gpu-pool status` shows what it has.", REFUSED)
 
 
-def failure_of(answer: Answer, gpu: str, action: str) -> Failure:
-    """For an answer that is an error, or none."""
+def failure_of(answer: ServerAnswer, gpu: str, action: str) -> Failure:
+    """The failure for an error, or for no answer."""
     message = f"cannot {action} GPU {gpu}: {plain(answer.error)}"
     if answer.status is None:
         return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer", FAILED)

@@ -1,4 +1,4 @@
-"""`gpu-pool explain`: how it stands with one lease, and why."""
+"""`gpu-pool explain`: the state of one lease, and why."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from rich.text import Text
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools_or_fail, find_lease
-from gpu_worker_pool.cli.pools.report import LeaseReport, Obstacle, PoolReport, show_gpus, show_since
+from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_since
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import iso_time, show_duration
+from gpu_worker_pool.wire.leases import ObstacleView
 
 _ENDS: Final = {
     "released": "it was given back",
-    "expired": "it ran out, as nothing was heard of its holder",
+    "expired": "it expired, as no heartbeat of its holder arrived",
     "cancelled": "it left the queue before it was granted",
     "holder_died": "its holder's process died",
     "revoked": "an operator took it away",
@@ -47,58 +48,58 @@ async def _ask(text: str, endpoint: list[str] | None) -> list[tuple[LeaseReport,
         reports = await ask_pools_or_fail(servers)
         by_endpoint = {report.endpoint: report for report in reports}
         found = await find_lease(servers, reports, text)
-        # Asked for by itself, a waiting one also tells what stands in its way at each GPU.
+        # A waiting lease that is asked for by its id also tells what stands between it and each GPU.
         fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
         return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
 
 
 def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) -> None:
     console.print(_sentence(lease, report, now), markup=False)
-    if lease.state != "queued":
+    if lease.view.state != "queued":
         return
     if not lease.obstacles:
         console.print(lease.why or "The server does not say why.", markup=False)
         return
     table = make_table("GPU", "MODEL", "VERDICT", "HELD BY", whole=("GPU",))
-    models = {gpu.gpu.id: gpu.gpu.name for gpu in report.gpus}
+    models = {gpu.key: gpu.view.name for gpu in report.gpus}
     for obstacle in lease.obstacles:
         table.add_row(
-            Text(obstacle.gpu.id),
-            Text(models.get(obstacle.gpu.id) or "unknown"),
-            Text(obstacle.text, "green" if obstacle.code == "eligible" else ""),
+            Text(lease.naming.id_of(obstacle)),
+            Text(models.get(obstacle.uuid) or "unknown"),
+            Text(obstacle.text or obstacle.code, "green" if obstacle.code == "eligible" else ""),
             Text("\n".join(_holding(console, holder, now) for holder in _holders(obstacle, report))),
         )
     print_table(console, table)
 
 
 def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
-    who = f"{lease.holder} ({lease.id})"
+    view, who = lease.view, f"{lease.holder} ({lease.id})"
     runs = f", for `{lease.command}`" if lease.command else ""
-    left = "an unknown time" if lease.expires_in_s is None else show_duration(lease.expires_in_s)
-    match lease.state:
+    left = "an unknown time" if view.expires_in_s is None else show_duration(view.expires_in_s)
+    match view.state:
         case "queued":
-            place = f"position {lease.position} of {max(report.queue_length, lease.position or 0)}"
+            place = f"position {view.position} of {max(report.queue_length, view.position or 0)}"
             return (
-                f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {lease.priority}, since "
-                f"{_moment(lease.requested_at, now)}. Without a sign of life it leaves the queue in {left}."
+                f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}, since "
+                f"{_moment(lease.requested_at, now)}. Without a heartbeat it leaves the queue in {left}."
             )
         case "active":
-            place = "" if lease.pid is None else f", as pid {lease.pid} on {lease.host or 'an unknown host'}"
+            place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
-                f"{who} holds {show_gpus(lease.gpus)} at {lease.endpoint}{runs}{place}, since "
-                f"{_moment(lease.granted_at, now)}. Without a sign of life it runs out in {left}."
+                f"{who} holds {show_gpus(lease.gpu_ids)} at {lease.endpoint}{runs}{place}, since "
+                f"{_moment(lease.granted_at, now)}. Without a heartbeat it expires in {left}."
             )
         case "draining":
-            end = _ENDS.get(lease.end_reason or "", lease.end_reason)
+            end = _ENDS.get(view.end_reason or "", view.end_reason)
             return (
-                f"{who} is over since {_moment(lease.ended_at, now)}: {end}. {show_gpus(lease.gpus)} at {lease.endpoint} "
-                f"cannot be granted yet: {lease.reason}."
+                f"{who} is over since {_moment(lease.ended_at, now)}: {end}. {show_gpus(lease.gpu_ids)} at {lease.endpoint} "
+                f"cannot be granted yet: {view.reason}."
             )
     held = "held nothing"
     if lease.gpus:
         took = f" for {show_duration(lease.ended_at - lease.granted_at)}" if lease.ended_at and lease.granted_at else ""
-        held = f"held {show_gpus(lease.gpus)}{took}"
-    end = _ENDS.get(lease.end_reason or "", lease.end_reason or "the server does not say why")
+        held = f"held {show_gpus(lease.gpu_ids)}{took}"
+    end = _ENDS.get(view.end_reason or "", view.end_reason or "the server does not say why")
     return f"{who} {held} at {lease.endpoint}, and ended {_moment(lease.ended_at, now)}: {end}."
 
 
@@ -108,9 +109,9 @@ def _moment(at: float | None, now: float) -> str:
     return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S} ({show_since(at, now)} ago)"
 
 
-def _holders(obstacle: Obstacle, report: PoolReport) -> list[LeaseReport]:
-    """Who is on that GPU, whatever the verdict on it says."""
-    on_it = {lease_id for gpu in report.gpus if gpu.gpu.id == obstacle.gpu.id for lease_id in gpu.lease_ids}
+def _holders(obstacle: ObstacleView, report: PoolReport) -> list[LeaseReport]:
+    """The leases on that GPU, whatever its verdict names."""
+    on_it = {lease_id for gpu in report.gpus if gpu.key == obstacle.uuid for lease_id in gpu.view.leases}
     return [lease for lease in report.leases if lease.id in on_it.union(obstacle.lease_ids)]
 
 
@@ -120,18 +121,18 @@ def _holding(console: Console, lease: LeaseReport, now: float) -> str:
 
 
 def _as_json(lease: LeaseReport, report: PoolReport) -> dict[str, Any]:
-    names = {gpu.gpu.id: gpu.gpu.name for gpu in report.gpus}
+    names = {gpu.key: gpu.view.name for gpu in report.gpus}
     return {
         **lease.as_json(),
         "queue_length": report.queue_length,
         "obstacles": [
             {
-                **obstacle.gpu.as_json(),
-                "name": names.get(obstacle.gpu.id),
+                **lease.naming.as_json(obstacle),
+                "name": names.get(obstacle.uuid),
                 "code": obstacle.code,
-                "text": obstacle.text,
+                "text": obstacle.text or obstacle.code,
                 "held_by": [
-                    {"lease": holder.id, "owner": holder.owner, "since": iso_time(holder.since_at)}
+                    {"lease": holder.id, "owner": holder.view.owner, "since": iso_time(holder.since_at)}
                     for holder in _holders(obstacle, report)
                 ],
             }

@@ -1,4 +1,4 @@
-"""`gpu-pool leases`: everybody who holds a GPU or waits for one."""
+"""`gpu-pool leases`: every lease that holds a GPU or waits for one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 
 
-class LeaseState(StrEnum):
-    """The states of a lease that is not over."""
+class LiveState(StrEnum):
+    """The states of a lease that has not ended."""
 
     ACTIVE = "active"
     DRAINING = "draining"
@@ -38,11 +38,11 @@ def leases(
     *,
     mine: Annotated[bool, typer.Option("--mine", help="Only those of the user who asks.")] = False,
     state: Annotated[
-        list[LeaseState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
+        list[LiveState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List all leases: those who hold GPUs, those whose processes still leave, and those who wait.
+    """List all leases: those that hold GPUs, those whose processes are still leaving, and those that wait.
 
     On a terminal ids are shortened to a beginning that `release` and `explain` take.
     """
@@ -51,7 +51,7 @@ def leases(
     found = [
         lease
         for lease in distinct_leases(reports)
-        if (not state or lease.state in state) and (not mine or lease.owner == owner)
+        if (not state or lease.view.state in state) and (not mine or lease.view.owner == owner)
     ]
     if json:
         down = [{"endpoint": item.endpoint, "error": item.error} for item in reports if not item.is_up]
@@ -77,7 +77,7 @@ async def _ask(endpoint: list[str] | None) -> list[PoolReport]:
 
 
 def _user() -> str | None:
-    # As the client does it, which sends this name as the owner.
+    # The client sends the same name as the owner.
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -91,26 +91,26 @@ def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str
         *headings, "EXPIRES", "PRIORITY", "COMMAND", whole=("ID", "STATE", "SINCE", "EXPIRES", "PRIORITY")
     )
     for lease in found:
-        place = [Text(lease.endpoint)] if with_endpoint else []
+        view, place = lease.view, [Text(lease.endpoint)] if with_endpoint else []
         table.add_row(
             Text(ids[lease.id]),
-            Text(lease.state),
+            Text(view.state),
             *place,
-            Text(lease.owner or "-"),
-            Text(lease.worker_id or "-"),
-            Text(", ".join(gpu.id for gpu in lease.gpus) or f"waits for {lease.wants}"),
+            Text(view.owner or "-"),
+            Text(view.worker_id or "-"),
+            Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),
             show_since(lease.since_at, now),
-            "-" if lease.expires_in_s is None else f"in {show_duration(lease.expires_in_s)}",
-            str(lease.priority),
+            "-" if view.expires_in_s is None else f"in {show_duration(view.expires_in_s)}",
+            str(view.priority),
             Text(cut(console, lease.command or "-")),
         )
     return table
 
 
 def short_ids(ids: Sequence[str], at_least: int = 8) -> dict[str, str]:
-    """Each id by the shortest beginning, of at least so many signs, that is its alone."""
+    """Each id by its shortest unique beginning, of at least so many characters."""
     ordered = sorted(set(ids))
-    # Ids are compared sign by sign, as is wanted here.
+    # Ids are compared character by character, as is wanted here.
     shared = [0, *(len(commonprefix(pair)) for pair in itertools.pairwise(ordered)), 0]  # noqa: RUF071
     return {
         id_: id_[: max(at_least, before + 1, after + 1)]

@@ -1,4 +1,4 @@
-"""`gpu-pool release`: give a lease back in its holder's place."""
+"""`gpu-pool release`: release a lease for its holder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
         print_json(
             "release",
             {
-                "released": [{**after.as_json(), "was": before.state} for before, after in released],
+                "released": [{**after.as_json(), "was": before.view.state} for before, after in released],
                 "failed": [{"id": item.id, "endpoint": item.endpoint, "error": item.error} for item in failed],
             },
         )
@@ -56,13 +56,13 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
             out().print(_in_words(before), markup=False)
     for item in failed:
         complain(item.error)
-    if any(before.state == "active" for before, _ in released):
-        complain("a worker that still uses what was given back is told that its lease is lost, and has to stop")
+    if any(before.view.state == "active" for before, _ in released):
+        complain("a worker that still uses a released GPU is told that its lease is lost, and has to stop")
     return max((item.code for item in failed), default=0)
 
 
 async def _release(ids: list[str], endpoint: list[str] | None) -> tuple[list[_Released], list[_Failed]]:
-    """What was released, and what was not."""
+    """Returns what was released, and what was not."""
     released: list[_Released] = []
     failed: list[_Failed] = []
     async with Servers(endpoint) as servers:
@@ -86,26 +86,27 @@ async def _release_at(servers: Servers, lease: LeaseReport) -> LeaseReport | _Fa
     answer = await servers.ask(lease.endpoint, lease_path(lease.id), "DELETE")
     if answer.is_ok:
         after = read_lease(servers, answer)
-        if after.id == lease.id:
+        if after is not None and after.id == lease.id:
             return after
-        unsure = f"whether {lease.id} was given back is not known: the answer of {answer.url} shows no such lease"
+        unsure = f"whether {lease.id} was released is not known: the answer of {answer.url} shows no such lease"
         return _Failed(lease.id, lease.endpoint, f"{unsure}; `gpu-pool leases` lists those there are", FAILED)
-    detail = f"{lease.id} was not given back: {plain(answer.error)}"
+    detail = f"{lease.id} was not released: {plain(answer.error)}"
     if answer.status is None or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _Failed(lease.id, lease.endpoint, f"{detail.rstrip('.')}; try again", FAILED)
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        whose = f"of {lease.owner} or of admin" if lease.owner else "of admin"
-        detail += f" It is {lease.owner or 'somebody'}'s: set GPU_POOL_TOKEN to the token {whose}."
+        owner = lease.view.owner
+        whose = f"of {owner} or of admin" if owner else "of admin"
+        detail += f" It is {owner or 'another user'}'s: set GPU_POOL_TOKEN to the token {whose}."
     return _Failed(lease.id, lease.endpoint, detail, REFUSED)
 
 
 def _in_words(lease: LeaseReport) -> str:
-    whose = lease.owner or lease.holder
-    match lease.state:
+    view, whose = lease.view, lease.view.owner or lease.holder
+    match view.state:
         case "queued":
             return f"{whose} left the queue at {lease.endpoint} ({lease.id})"
         case "active":
-            return f"gave back {show_gpus(lease.gpus)} of {whose} ({lease.id})"
+            return f"gave back {show_gpus(lease.gpu_ids)} of {whose} ({lease.id})"
         case "draining":
-            return f"{lease.id} of {whose} was over before: {lease.reason}"
-    return f"{lease.id} of {whose} was over before: {lease.end_reason}"
+            return f"{lease.id} of {whose} was over before: {view.reason}"
+    return f"{lease.id} of {whose} was over before: {view.end_reason}"

@@ -21,12 +21,12 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.cli.pools.usage import (
     COLUMNS,
     ServerUsage,
-    Usage,
     UsageReport,
+    amounts,
     mark_same,
     no_report,
     read_usage,
@@ -34,9 +34,10 @@ from gpu_worker_pool.cli.pools.usage import (
 )
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import iso_time, parse_duration_s, show_duration
+from gpu_worker_pool.wire.accounting import UsageTotal
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0
-# A server with a million leases to add up takes a while. Who sets a limit himself has that one.
+# A server with a million leases to add up takes a while. A limit that the user sets comes first.
 ANSWER_S: Final = 30.0
 LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
 NOBODY: Final = "(no owner)"
@@ -72,7 +73,7 @@ def report(
     now = time.time()
     until_at = None if until is None else parse_time(until, now, "--until")
     if until_at is not None and until_at >= now:
-        until_at = None  # of what is to come there is nothing to report
+        until_at = None  # there is nothing to report of the future
     end_at = now if until_at is None else until_at
     since_at = max(end_at - DEFAULT_SPAN_S, 0.0) if since is None else parse_time(since, now, "--since")
     if since_at >= end_at:
@@ -89,8 +90,9 @@ def report(
 
 
 def parse_time(text: str, now: float, option: str) -> float:
-    """`7d`, `12h`: so long before now. `2026-11-01`, `2026-11-01 12:00`, `2026-11-01T12:00Z`: then, in local time
-    unless it says otherwise. In seconds since 1970; what is before that is 1970, when there was nothing to report.
+    """`7d`, `12h`: so long before now. `2026-11-01`, `2026-11-01 12:00`, `2026-11-01T12:00Z`: that time, in local time
+    unless it says otherwise. Returns seconds since 1970; an earlier time is 1970, before which there is nothing to
+    report.
     """
     try:
         date = datetime.fromisoformat(text.strip())
@@ -102,12 +104,12 @@ def parse_time(text: str, now: float, option: str) -> float:
         except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
             at = 0.0 if date.year < 1970 else LATEST_S
     if at is None:
-        raise Failure(f"{option}: {text!r} is no time; write 7d, 12h, 2026-11-01 or '2026-11-01 12:00'", USAGE)
+        raise Failure(f"{option}: {text!r} is not a time; write 7d, 12h, 2026-11-01 or '2026-11-01 12:00'", USAGE)
     return max(at, 0.0)
 
 
 def _ago(text: str, now: float) -> float | None:
-    """When that was; None where it is no length of time."""
+    """The time that long ago; None where the text is not a length of time."""
     # A number alone might be meant in days, in seconds ago or since 1970.
     if text.strip().isdigit():
         return None
@@ -119,7 +121,7 @@ def _ago(text: str, now: float) -> float | None:
         parse_duration_s(re.sub(r"[0-9]+", "1", text))
     except typer.BadParameter:
         return None
-    return 0.0  # it is written as it should be, so it is too long
+    return 0.0  # it is written correctly, so it is too long
 
 
 async def _ask(endpoint: list[str] | None, since_at: float, until_at: float | None) -> list[ServerUsage]:
@@ -132,7 +134,7 @@ async def _ask(endpoint: list[str] | None, since_at: float, until_at: float | No
     return found
 
 
-async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[Answer, ServerUsage]:
+async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[ServerAnswer, ServerUsage]:
     answer = await servers.ask(endpoint, path)
     if answer.status == HTTPStatus.NOT_FOUND:
         return answer, without_ledger(await ask_pool(servers, endpoint, "?queue=0"))
@@ -140,23 +142,23 @@ async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[Answer, 
 
 
 def limit_s(environ: Mapping[str, str]) -> float | None:
-    """How long a server may take; None where the user says it himself."""
+    """How long a server may take; None where the user sets a limit."""
     return None if environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
 
 
 def _warn(found: UsageReport) -> None:
-    """What the numbers do not say."""
+    """Says what the numbers leave out."""
     for server in found.servers:
         if server.error is not None:
             complain(f"{server.endpoint} ({server.url}) is missing in these sums: {server.error}")
         elif server.same_as is not None:
             complain(f"{server.endpoint} is the same server as {server.same_as}; it is counted once")
-        elif not server.is_complete:
+        elif server.view is not None and not server.view.is_complete:
             complain(
-                f"{server.endpoint} knows only leases that ended after {server.complete_since}; of those before, some "
+                f"{server.endpoint} knows only leases that ended after {server.view.complete_since}; of those before, some "
                 "are missing in these sums"
             )
-        if server.is_counted and server.source == "simulated":
+        if server.counted is not None and server.source == "simulated":
             complain(f"the GPUs of {server.endpoint} are simulated")
     total = found.total()
     if total.unknown_leases or total.unknown_waits:
@@ -166,7 +168,7 @@ def _warn(found: UsageReport) -> None:
         )
 
 
-def _rows(found: UsageReport) -> Iterator[tuple[str, Usage]]:
+def _rows(found: UsageReport) -> Iterator[tuple[str, UsageTotal]]:
     for owner, usage in found.by_owner():
         yield owner or "", usage
     others = found.others()
@@ -179,8 +181,8 @@ def _print_csv(found: UsageReport) -> None:
     writer.writerow(("owner", *COLUMNS))
     for owner, usage in _rows(found):
         # Not as 4e-06, which not every program takes for a number.
-        amounts = usage.as_json().values()
-        writer.writerow((owner, *(f"{item:.6f}" if isinstance(item, float) else item for item in amounts)))
+        cells = amounts(usage).values()
+        writer.writerow((owner, *(f"{item:.6f}" if isinstance(item, float) else item for item in cells)))
     sys.stdout.flush()
 
 
@@ -192,9 +194,9 @@ def _print_json(found: UsageReport, since_at: float, until_at: float | None) -> 
             "since": iso_time(since_at),
             "until": None if until_at is None else iso_time(until_at),
             "is_complete": found.is_complete,
-            "owners": [{"owner": owner, **usage.as_json()} for owner, usage in found.by_owner()],
-            "others": None if others is None else {"owners": others[0], **others[1].as_json()},
-            "total": found.total().as_json(),
+            "owners": [{"owner": owner, **amounts(usage)} for owner, usage in found.by_owner()],
+            "others": None if others is None else {"owners": others[0], **amounts(others[1])},
+            "total": amounts(found.total()),
             "endpoints": [server.as_json() for server in found.servers],
         },
     )
@@ -212,7 +214,7 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
     print_table(console, _table(rows, total))
 
 
-def _table(rows: list[tuple[str, Usage]], total: Usage) -> Table:
+def _table(rows: list[tuple[str, UsageTotal]], total: UsageTotal) -> Table:
     is_shared, has_unknown = total.shared_gpu_hours > 0, total.unknown_leases > 0
     headings = ["GPU-HOURS", *(["SHARED"] if is_shared else []), "LEASES", "RUNNING", "LONGEST", "WAITED"]
     headings += ["UNKNOWN"] if has_unknown else []
@@ -220,7 +222,7 @@ def _table(rows: list[tuple[str, Usage]], total: Usage) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
 
-    def add(name: str, usage: Usage, style: str | None = None) -> None:
+    def add(name: str, usage: UsageTotal, style: str | None = None) -> None:
         table.add_row(
             Text(name),
             _show_hours(usage.gpu_hours),

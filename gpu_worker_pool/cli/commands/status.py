@@ -1,4 +1,4 @@
-"""`gpu-pool status`: who has which GPU, and who waits for one."""
+"""`gpu-pool status`: which lease has which GPU, and which requests wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuReport, LeaseRepor
 from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 
-# So many of those who wait are shown; `leases` lists all.
+# So many waiting requests are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
 BAR_CELLS: Final = 10
 STATE_STYLES: Final = {
@@ -32,7 +32,7 @@ STATE_STYLES: Final = {
     "unhealthy": "bold red",
     "unknown": "dim",
 }
-# These are said by who holds the GPU; of the others the reason tells something.
+# In these states the holder says why; in the others the reason does.
 _SAID_BY_HOLDERS: Final = frozenset({FREE, "leased", SHARED})
 _GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")
 _TROUBLE: Final = "bold red"
@@ -77,9 +77,9 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
     console.print(_heading(report))
     if report.error is not None or report.same_as is not None:
         return
-    if not report.can_grant:
+    if not report.view.can_grant:
         console.print(
-            Text(f"nothing can be granted: {report.trouble or 'the server does not say why'}", style=_TROUBLE)
+            Text(f"nothing can be granted: {report.view.trouble or 'the server does not say why'}", style=_TROUBLE)
         )
     if not report.has_leases:
         console.print(
@@ -115,16 +115,17 @@ def _gpu_table(console: Console, report: PoolReport, now: float) -> Table:
     table = make_table(*_GPU_HEADINGS, "HELD BY", "SINCE", "RUNS / REASON", whole=(*_GPU_HEADINGS, "SINCE"))
     leases = {lease.id: lease for lease in report.leases}
     for gpu in report.gpus:
-        holders = [leases[lease_id] for lease_id in gpu.lease_ids if lease_id in leases]
+        view = gpu.view
+        holders = [leases[lease_id] for lease_id in view.leases if lease_id in leases]
         runs = [cut(console, lease.command or "") for lease in holders]
-        if gpu.state not in _SAID_BY_HOLDERS:
-            runs = [*(command for command in runs if command), gpu.reason or "the server does not say why"]
+        if view.state not in _SAID_BY_HOLDERS:
+            runs = [*(command for command in runs if command), view.reason or "the server does not say why"]
         table.add_row(
-            Text(gpu.gpu.id),
-            Text(_short_model(gpu.gpu.name or "unknown")),
-            Text(gpu.state.replace("_", " "), STATE_STYLES.get(gpu.state, "")),
+            Text(gpu.id),
+            Text(_short_model(view.name or "unknown")),
+            Text(view.state.replace("_", " "), STATE_STYLES.get(view.state, "")),
             _memory(gpu, is_ascii=is_ascii),
-            _percent(gpu.utilization_percent),
+            _percent(view.utilization_percent),
             Text("\n".join(lease.holder for lease in holders)),
             Text("\n".join(show_since(lease.since_at, now) for lease in holders)),
             Text("\n".join(runs)),
@@ -136,9 +137,9 @@ def _queue_table(queue: Sequence[LeaseReport], now: float) -> Table:
     table = make_table("POSITION", "OWNER", "WANTS", "WAITING", "BECAUSE", whole=("POSITION", "WAITING"))
     for lease in queue:
         table.add_row(
-            "?" if lease.position is None else str(lease.position),
+            "?" if lease.view.position is None else str(lease.view.position),
             Text(lease.holder),
-            Text(lease.wants + (f", priority {lease.priority}" if lease.priority else "")),
+            Text(lease.wants + (f", priority {lease.view.priority}" if lease.view.priority else "")),
             show_since(lease.requested_at, now),
             Text(lease.why or ""),
         )
@@ -154,7 +155,7 @@ def _memory(gpu: GpuReport, *, is_ascii: bool) -> Text:
 
 
 def _short_model(name: str) -> str:
-    """Without what is said above the table or goes without saying."""
+    """The model without words that the heading says or that every model has."""
     return name.removeprefix("Simulated ").removeprefix("NVIDIA ")
 
 

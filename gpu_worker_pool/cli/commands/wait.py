@@ -17,53 +17,51 @@ from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
 from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, Memory, Model, Timeout
 from gpu_worker_pool.cli.output import complain, err, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuName, GpuReport, PoolReport, as_answers, show_gpus
+from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuReport, PoolReport, as_answers, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
 POLL_S: Final = 1.0
-# However short the time is, every server gets so long for its first answer.
+# Every server has at least so long for its first answer, however short the timeout is.
 FIRST_POLL_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class WantedGpus:
-    """What is waited for."""
-
     gpus: int = 1
     memory_mb: float | None = None
     model: str | None = None
 
-    def free_in(self, report: PoolReport) -> tuple[GpuName, ...] | None:
-        """As many as are wanted, all at this endpoint; None where there are not so many."""
-        if not report.is_up or not report.can_grant:
+    def free_in(self, report: PoolReport) -> tuple[GpuReport, ...] | None:
+        """As many free GPUs as are wanted, all at this endpoint; None where there are too few."""
+        if not report.is_up or not report.view.can_grant:
             return None
-        free = [gpu.gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
+        free = [gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
         return tuple(free[: self.gpus]) if len(free) >= self.gpus else None
 
     def could_come(self, report: PoolReport) -> bool:
-        """Whether this endpoint has as many as are wanted, whoever has them now."""
+        """Whether this endpoint has as many as are wanted, free or not."""
         return sum(self._fits(gpu) and self._has_room(gpu, 0.0, report) for gpu in report.gpus) >= self.gpus
 
     def standing_in(self, report: PoolReport) -> str:
-        """How many of those that would do are free now; where memory is what is missing, how much of it there is."""
+        """How many of the GPUs that fit are free now; where memory is missing, how much of it there is."""
         if not report.is_up:
             return "down"
-        if not report.can_grant:
-            return f"grants nothing now: {report.trouble or 'it does not say why'}"
+        if not report.view.can_grant:
+            return f"grants nothing now: {report.view.trouble or 'it does not say why'}"
         fitting = [gpu for gpu in report.gpus if self._fits(gpu)]
         standing = f"{sum(self._is_free(gpu, report) for gpu in fitting)} of {len(fitting)} free"
-        open_ = [gpu for gpu in fitting if gpu.state in {FREE, SHARED}]
+        open_ = [gpu for gpu in fitting if gpu.view.state in {FREE, SHARED}]
         if self.memory_mb is None or len(open_) < self.gpus or self.free_in(report) is not None:
             return standing
-        rooms = sorted((_room_mb(gpu, gpu.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
-        # So much as many GPUs as are wanted have, each.
+        rooms = sorted((_room_mb(gpu, gpu.view.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
+        # Each of the wanted number of GPUs has at least this much.
         fits = f"; {int(rooms[self.gpus - 1])}MB would fit now" if rooms[self.gpus - 1] >= 1 else ""
         return f"{standing} with so much room under {_threshold(report)}{fits}"
 
     def most_mb(self, report: PoolReport) -> float | None:
-        """The most memory that a GPU that would do otherwise ever has to give; None where that is not known."""
+        """The most memory that one of the GPUs that fit otherwise can ever grant; None where that is not known."""
         rooms = [room for gpu in report.gpus if self._fits(gpu) and (room := _room_mb(gpu, 0.0, report)) is not None]
         return max(rooms, default=None)
 
@@ -71,13 +69,13 @@ class WantedGpus:
         return str(Wishes(gpus=self.gpus, memory_mb=self.memory_mb, model=self.model))
 
     def _fits(self, gpu: GpuReport) -> bool:
-        return self.model is None or (gpu.gpu.name is not None and matches_model(self.model, gpu.gpu.name))
+        return self.model is None or (gpu.view.name is not None and matches_model(self.model, gpu.view.name))
 
     def _is_free(self, gpu: GpuReport, report: PoolReport) -> bool:
         if self.memory_mb is None:
-            return gpu.state == FREE
-        # Who says how much he needs can also have what others have left of a GPU they share.
-        return gpu.state in {FREE, SHARED} and self._has_room(gpu, gpu.memory_committed_mb, report)
+            return gpu.view.state == FREE
+        # A request that names an amount can also have what is left of a shared GPU.
+        return gpu.view.state in {FREE, SHARED} and self._has_room(gpu, gpu.view.memory_committed_mb, report)
 
     def _has_room(self, gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> bool:
         if self.memory_mb is None:
@@ -88,34 +86,33 @@ class WantedGpus:
 
 def _room_mb(gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> float | None:
     """What is left of a GPU's memory below the threshold; None where that is not known."""
-    if gpu.memory_total_mb is None or committed_mb is None:
+    total_mb, percent = gpu.view.memory_total_mb, report.view.thresholds.memory_percent
+    if total_mb is None or committed_mb is None:
         return None
-    threshold_percent = 100.0 if report.memory_threshold_percent is None else report.memory_threshold_percent
-    return gpu.memory_total_mb * threshold_percent / 100 - committed_mb
+    threshold_percent = 100.0 if percent is None else percent
+    return total_mb * threshold_percent / 100 - committed_mb
 
 
 def _threshold(report: PoolReport) -> str:
-    percent = report.memory_threshold_percent
+    percent = report.view.thresholds.memory_percent
     return "the memory threshold" if percent is None else f"the memory threshold ({percent:g} %)"
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is free, and where."""
-
     endpoint: str
-    gpus: tuple[GpuName, ...]
+    gpus: tuple[GpuReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOver:
-    """What was known of each server when the time was over; nothing of those that had not answered."""
+    """What was known of each server when the time was over; nothing of servers that had not answered."""
 
     reports: Sequence[PoolReport]
     silent: Sequence[str]
 
     def in_words(self, wanted: WantedGpus, timeout_s: float) -> str:
-        """For the user: what nobody told is not said to be busy."""
+        """For the user: a GPU of a silent server is not called busy."""
         if not any(report.is_up for report in self.reports):
             within = _within(max(timeout_s, FIRST_POLL_S))
             down = [f"{report.endpoint} ({report.error})" for report in self.reports]
@@ -142,7 +139,7 @@ def wait(
 ) -> int:
     """Wait until GPUs are free, without taking them.
 
-    That they are free now promises nothing: somebody else may have them a moment later. To get GPUs, use
+    That they are free now promises nothing: another job may have them a moment later. To get GPUs, use
     `gpu-pool run`, which stands in the queue and holds what it is given.
     Ends with 0 when they are free, with 124 when the time is over.
     """
@@ -154,19 +151,19 @@ def wait(
     waited_s = time.monotonic() - began
     is_free = isinstance(found, _Found)
     if json:
-        free = [gpu.as_json() for gpu in found.gpus] if isinstance(found, _Found) else []
+        free = [gpu.naming.as_json(gpu.view) for gpu in found.gpus] if isinstance(found, _Found) else []
         where = found.endpoint if isinstance(found, _Found) else None
         print_json("wait", {"is_free": is_free, "endpoint": where, "gpus": free, "waited_s": round(waited_s, 3)})
     if not isinstance(found, _Found):
         complain(found.in_words(wanted, timeout or 0.0))
         return TIMED_OUT
     if not json:
-        out().print(f"free at {found.endpoint}: {show_gpus(found.gpus)}", markup=False)
+        out().print(f"free at {found.endpoint}: {show_gpus([gpu.id for gpu in found.gpus])}", markup=False)
     return 0
 
 
 async def _wait(wanted: WantedGpus, endpoint: list[str] | None, timeout_s: float) -> _Found | TimeOver:
-    """Look at every server once a second, until the time is over."""
+    """Poll every server once a second, until the time is over."""
     clock = asyncio.get_running_loop().time
     until = clock() + timeout_s
     async with Servers(endpoint) as servers:
@@ -196,7 +193,7 @@ async def _wait(wanted: WantedGpus, endpoint: list[str] | None, timeout_s: float
 
 
 class _ServerWatch:
-    """What was last seen of each server. Each is asked by itself, so that one that hangs delays no other."""
+    """What was last seen of each server. Each is polled by itself, so that one that hangs delays no other."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -214,7 +211,7 @@ class _ServerWatch:
 
     async def poll(self, endpoint: str) -> None:
         while True:
-            # Who waits there does not matter here, and may be many.
+            # The queue does not matter here, and may be long.
             report = await ask_pool(self._servers, endpoint, "?queue=0")
             self.reports[endpoint] = report
             self.was_any_up = self.was_any_up or report.is_up
@@ -229,7 +226,7 @@ class _ServerWatch:
 
 
 def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
-    """Failure where waiting makes no sense. A server that was there and is down may come back."""
+    """Raises Failure where waiting makes no sense. A server that answered before and is down may come back."""
     reports = list(watch.reports.values())
     if not watch.was_any_up:
         raise nobody_answered(as_answers(reports))
@@ -247,7 +244,7 @@ def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
 
 
 class _StatusLine:
-    """Says how it stands: on a terminal in a line that changes, elsewhere once."""
+    """Says how many GPUs are free: on a terminal in a line that changes, elsewhere once."""
 
     def __init__(self, wanted: WantedGpus) -> None:
         self._wanted = wanted

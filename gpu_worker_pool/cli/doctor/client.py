@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,22 +10,29 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.reading import ask_pool
+from gpu_worker_pool.cli.pools.report import NOTHING
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.cli.serve.announcement import count_gpus
 from gpu_worker_pool.cli.units import show_memory
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import EndpointUrl, split_endpoints
+from gpu_worker_pool.wire.pool import PoolGpu, PoolProcess, PoolView
+from gpu_worker_pool.wire.reader import read
+from gpu_worker_pool.wire.same_server import same_as
+from gpu_worker_pool.wire.service import Home
 
 from .finding import Finding
 
 SLOW_S = 1.0
-# A server's clock is told to the second only, and a call takes its time.
+# The Date header has whole seconds only, and a call takes its time.
 CLOCK_OFF_S = 5.0
-# The renewal of no lease: the right to write is checked before anybody looks at what is to be written.
+# The renewal of no lease: the server checks the right to write before it reads the body.
 RIGHT_CALL = "/leases/renew"
 NO_LEASES: Mapping[str, Any] = {"ids": []}
 AS_IF_WRITTEN = 422
+MAX_VERSION = 40
 NO_GPU_SERVER = "its answer is not a GPU server's"
 
 
@@ -35,8 +41,8 @@ NO_GPU_SERVER = "its answer is not a GPU server's"
 
 @dataclass(frozen=True, slots=True)
 class EndpointFacts:
-    """What an endpoint showed. `pool` is what a server with leases shows, `stats` what one with statistics only shows.
-    `same_as` names an earlier endpoint that is the same server.
+    """What an endpoint showed: its `pool`, or in `error` why it cannot be used. `has_leases` is False where the pool is
+    made from statistics. `same_as` names an earlier endpoint that is the same server.
     """
 
     id: str
@@ -45,16 +51,11 @@ class EndpointFacts:
     took_s: float = 0.0
     error: str | None = None
     version: str | None = None
-    pool: Mapping[str, Any] | None = None
-    stats: Mapping[str, Any] | None = None
+    pool: PoolView = NOTHING
+    has_leases: bool = True
     clock_off_s: float | None = None
-    right: Answer | None = None
+    right: ServerAnswer | None = None
     same_as: str | None = None
-
-    @property
-    def answers(self) -> bool:
-        """Whether it is a GPU server, of one kind or the other."""
-        return self.error is None
 
 
 async def ask_all(servers: Servers) -> list[EndpointFacts]:
@@ -63,71 +64,56 @@ async def ask_all(servers: Servers) -> list[EndpointFacts]:
 
 
 def mark_same(asked: Sequence[EndpointFacts]) -> list[EndpointFacts]:
-    """With those marked that are an earlier one by another address."""
-    first: dict[str, str] = {}
-    marked = []
-    for facts in asked:
-        server_id = (facts.pool or {}).get("server_id")
-        other = first.setdefault(server_id, facts.id) if isinstance(server_id, str) else facts.id
-        marked.append(facts if other == facts.id else replace(facts, same_as=other))
-    return marked
+    """The same, with those marked that are an earlier endpoint by another address."""
+    same = same_as((facts.id, facts.pool.server_id) for facts in asked)
+    return [replace(facts, same_as=same.get(facts.id)) for facts in asked]
 
 
 async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
-    url, has_token = servers.config.endpoints[endpoint], endpoint in servers.config.tokens
+    facts = EndpointFacts(endpoint, servers.config.endpoints[endpoint], endpoint in servers.config.tokens)
     began = time.monotonic()
-    pool = await servers.ask(endpoint, "/pool?queue=0")
+    report = await ask_pool(servers, endpoint, "?queue=0")
     took_s = time.monotonic() - began
-    if pool.status is None:
-        return EndpointFacts(endpoint, url, has_token, took_s, error=pool.error)
-    home = await servers.ask(endpoint, "/")
-    version = home.data.get("version") if isinstance(home.data, dict) else None
-    common: dict[str, Any] = {
-        "version": str(version)[:40] if version else None,
-        "clock_off_s": await _clock_off_s(servers.config, url),
-    }
-    if pool.is_ok and isinstance(pool.data, dict) and isinstance(pool.data.get("gpus"), list):
-        right = await servers.ask(endpoint, RIGHT_CALL, "POST", NO_LEASES)
-        return EndpointFacts(endpoint, url, has_token, took_s, pool=pool.data, right=right, **common)
-    if not pool.is_ok and pool.status != HTTPStatus.NOT_FOUND:
-        return EndpointFacts(endpoint, url, has_token, took_s, error=pool.error)
-    for path, key in (("/gpu/stats", "gpus"), ("/gpu/summary", "gpus_summary")):
-        stats = await servers.ask(endpoint, path)
-        if stats.is_ok and isinstance(stats.data, dict) and isinstance(stats.data.get(key), list):
-            shown = {**stats.data, "gpus": stats.data[key]}
-            return EndpointFacts(endpoint, url, has_token, took_s, stats=shown, **common)
-    return EndpointFacts(endpoint, url, has_token, took_s, error=NO_GPU_SERVER)
+    if report.error is not None:
+        error = NO_GPU_SERVER if report.status == HTTPStatus.NOT_FOUND else report.error
+        return replace(facts, took_s=took_s, error=error)
+    answer = await servers.ask(endpoint, "/")
+    clock_off_s = _clock_off_s(answer)
+    home = read(Home, answer.data)
+    return replace(
+        facts,
+        took_s=took_s,
+        version=home.version[:MAX_VERSION] if home and home.version else None,
+        pool=report.view,
+        has_leases=report.has_leases,
+        clock_off_s=clock_off_s,
+        right=await servers.ask(endpoint, RIGHT_CALL, "POST", NO_LEASES) if report.has_leases else None,
+    )
 
 
-async def _clock_off_s(config: ClientConfig, url: EndpointUrl) -> float | None:
-    """How far its clock is ahead of ours, to about a second; None where it does not tell."""
-    import aiohttp  # noqa: PLC0415 - slow to load
-
-    tls = ssl.create_default_context(cafile=config.ca_file) if config.ca_file else True
-    limit = aiohttp.ClientTimeout(total=config.endpoint_timeout)
+def _clock_off_s(answer: ServerAnswer) -> float | None:
+    """How far the clock of a server is ahead of ours, to about a second, by an answer that has just come; None where the
+    server does not tell.
+    """
     try:
-        async with aiohttp.ClientSession(timeout=limit) as session:
-            began = time.time()
-            async with session.get(f"{url.url}/livez", ssl=tls, allow_redirects=False) as response:
-                told = parsedate_to_datetime(response.headers["Date"]).timestamp()
-                ended = time.time()
-    except (aiohttp.ClientError, OSError, TimeoutError, KeyError, ValueError):
+        told = parsedate_to_datetime(answer.date or "").timestamp()
+    except (ValueError, OverflowError):
         return None
-    return told + 0.5 - (began + ended) / 2
+    return told + 0.5 - (time.time() - answer.took_s / 2)
 
 
 # --- what to think of them -----------------------------------------------------------------------------------------
 
 
 def judge_settings(heard: Sequence[str]) -> list[Finding]:
-    """Values in the environment that are no good for a client."""
+    """Values in the environment that a client cannot use."""
     if not heard:
         return [Finding("client-settings", "ok", "the client's settings are in order")]
-    return [Finding("client-settings", "problem", words, "mend or unset that variable") for words in heard]
+    return [Finding("client-settings", "problem", words, "correct or unset that variable") for words in heard]
 
 
 def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, urls: Sequence[str]) -> Finding:
-    """Where the endpoints come from, and what is passed over."""
+    """Where the endpoints come from, and what is ignored."""
     name, listed = "endpoints", ", ".join(urls)
     if given:
         return Finding(name, "ok", f"by --endpoint: {listed}")
@@ -146,7 +132,7 @@ def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, url
 
 
 def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
-    """Whether it answers, and what it is. One that nobody asked for, the default, need not be there."""
+    """Whether it answers, and what it is. The default endpoint, which the user did not choose, need not be there."""
     where = f"{facts.id} ({facts.url.url})"
     if facts.error is not None:
         text = f"{where} cannot be used: {facts.error}"
@@ -155,21 +141,19 @@ def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
             return Finding("endpoint", "warning", text, how, facts.id)
         how = "start it there (gpu-pool serve), check the address and what is between: firewall, proxy, HOST=127.0.0.1 there"
         return Finding("endpoint", "problem", text, how, facts.id)
-    shown = facts.pool or facts.stats or {}
-    gpus = [gpu for gpu in shown.get("gpus", ()) if isinstance(gpu, dict)]
-    source = "simulated" if shown.get("source") == "simulated" else str(shown.get("source") or "source unknown")
+    pool = facts.pool
     version = f", version {facts.version}" if facts.version else ""
-    text = f"{where}: {count_gpus(len(gpus))} ({source}){version}, answers in {1000 * facts.took_s:.0f} ms"
+    text = f"{where}: {count_gpus(len(pool.gpus))} ({pool.source or 'source unknown'}){version}, answers in {1000 * facts.took_s:.0f} ms"
     if facts.same_as is not None:
         how = f"take {facts.id} or {facts.same_as} out: a Python client would take its GPUs for twice as many"
         return Finding("endpoint", "warning", f"{text}; it is the same server as {facts.same_as}", how, facts.id)
-    if facts.pool is None:
+    if not facts.has_leases:
         how = "only the workers of one process are coordinated there; for leases, run gpu-pool serve on that machine"
         return Finding("endpoint", "warning", f"{text}; it has statistics only", how, facts.id)
-    if facts.pool.get("can_grant") is False:
+    if not pool.can_grant:
         how = "see that server's log; the reason says what to do there"
-        return Finding("endpoint", "problem", f"{text}; it grants nothing: {facts.pool.get('trouble')}", how, facts.id)
-    if not gpus:
+        return Finding("endpoint", "problem", f"{text}; it grants nothing: {pool.trouble}", how, facts.id)
+    if not pool.gpus:
         return Finding("endpoint", "warning", f"{text}; it has no GPU", "run gpu-pool doctor on that machine", facts.id)
     if facts.took_s > SLOW_S:
         return Finding("endpoint", "warning", f"{text}, which is slow", "look at the network and its load", facts.id)
@@ -177,7 +161,7 @@ def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
 
 
 def judge_right(facts: EndpointFacts) -> Finding | None:
-    """Whether we may ask it for GPUs, by what it said to a call that changes nothing."""
+    """Whether we may ask it for GPUs, by its answer to a call that changes nothing."""
     if facts.right is None:
         return None
     status, detail = facts.right.status, str(facts.right.error or "")
@@ -186,7 +170,7 @@ def judge_right(facts: EndpointFacts) -> Finding | None:
         return Finding("right", "ok", f"{facts.id}: we may ask for GPUs, {by}", endpoint=facts.id)
     if status in {401, 403}:
         how = (
-            "set GPU_POOL_TOKEN to the token that whoever runs it gives you"
+            "set GPU_POOL_TOKEN to the token that its operator gives you"
             if not facts.has_token
             else "unset GPU_POOL_TOKEN, or set it to a token that this server knows"
         )
@@ -196,7 +180,7 @@ def judge_right(facts: EndpointFacts) -> Finding | None:
 
 
 def judge_open_token(facts: EndpointFacts) -> Finding | None:
-    """A token that everybody on the way can read."""
+    """A token that can be read on its way."""
     if not facts.has_token or facts.url.is_https or is_this_machine(facts.url.host):
         return None
     text = f"the token for {facts.id} goes over the network as it is: {facts.url.url} is not https"
@@ -205,13 +189,13 @@ def judge_open_token(facts: EndpointFacts) -> Finding | None:
 
 
 def judge_clock(facts: EndpointFacts) -> Finding | None:
-    """Whether both machines mean the same by a time of day."""
+    """Whether both clocks agree."""
     off_s = facts.clock_off_s
     if off_s is None:
         return None
     if abs(off_s) <= CLOCK_OFF_S:
         if is_this_machine(facts.url.host):
-            return None  # it could not be otherwise, unless a tunnel begins there
+            return None  # it is our own clock, unless a tunnel begins there
         return Finding("clock", "ok", f"the clock of {facts.id} agrees with ours", endpoint=facts.id)
     text = f"the clock of {facts.id} is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} ours"
     how = "leases do not depend on it, but logs, reports and TLS do: let both be set by NTP (timedatectl set-ntp true)"
@@ -219,26 +203,24 @@ def judge_clock(facts: EndpointFacts) -> Finding | None:
 
 
 def judge_own_thresholds(memory_percent: float | None, utilization_percent: float | None) -> list[Finding]:
-    """What this machine's clients ask for, where they do."""
+    """The thresholds that this machine's clients ask for."""
     return _never_met(memory_percent, utilization_percent, "here", None)
 
 
 def judge_thresholds(
     facts: EndpointFacts, asked_memory: float | None, asked_utilization: float | None
 ) -> list[Finding]:
-    """A server's thresholds that no GPU can be below, and its GPUs that are never below them because of somebody outside
-    the pool. What the client asks for takes the place of the server's.
+    """A server's thresholds that no GPU can be below, and its GPUs that processes outside the pool keep over them. A
+    threshold that the client asks for replaces the server's.
     """
-    if facts.pool is None or facts.same_as is not None:
+    if not facts.has_leases or facts.same_as is not None:
         return []
-    theirs = facts.pool.get("thresholds")
-    theirs = theirs if isinstance(theirs, dict) else {}
-    memory = _number(theirs.get("memory_percent")) if asked_memory is None else None
-    utilization = _number(theirs.get("utilization_percent")) if asked_utilization is None else None
+    theirs = facts.pool.thresholds
+    memory = theirs.memory_percent if asked_memory is None else None
+    utilization = theirs.utilization_percent if asked_utilization is None else None
     found = _never_met(memory, utilization, f"at the server {facts.id}", facts.id)
     if limit := memory if asked_memory is None else asked_memory:
-        gpus = [gpu for gpu in facts.pool.get("gpus", ()) if isinstance(gpu, dict)]
-        found += [finding for gpu in gpus if (finding := _outside_use(facts, gpu, limit))]
+        found += [finding for gpu in facts.pool.gpus if (finding := _outside_use(facts, gpu, limit))]
     return found
 
 
@@ -257,38 +239,33 @@ def _never_met(memory: float | None, utilization: float | None, whose: str, endp
     ]
 
 
-def _outside_use(facts: EndpointFacts, gpu: Mapping[str, Any], limit_percent: float) -> Finding | None:
-    total_mb, outside_mb = _number(gpu.get("memory_total_mb")), _number(gpu.get("memory_outside_mb"))
-    if not total_mb or outside_mb is None or gpu.get("leases") or 100 * outside_mb / total_mb < limit_percent:
+def _outside_use(facts: EndpointFacts, gpu: PoolGpu, limit_percent: float) -> Finding | None:
+    total_mb, outside_mb = gpu.memory_total_mb, gpu.memory_outside_mb
+    if not total_mb or outside_mb is None or gpu.leases or 100 * outside_mb / total_mb < limit_percent:
         return None
-    processes = [process for process in gpu.get("processes") or () if isinstance(process, dict)]
+    processes = gpu.processes or ()
     named = ", ".join(map(_process, processes)) or "processes that it cannot see"
     text = (
-        f"GPU {gpu.get('gpu_id')} of {facts.id} is not granted: {100 * outside_mb / total_mb:.0f} % of its memory is used from "
+        f"GPU {gpu.gpu_id} of {facts.id} is not granted: {100 * outside_mb / total_mb:.0f} % of its memory is used from "
         f"outside the pool (threshold {limit_percent:g} %), by {named}"
     )
     how = "end them, or raise the threshold"
-    if names := list(dict.fromkeys(str(process["name"]) for process in processes if process.get("name"))):
+    if names := [process.name for process in processes if process.name]:
         how += f"; if they are always there: curl -X PUT {facts.url.url}/admin/ignored-processes/{names[0]}"
     return Finding("thresholds", "warning", text, how, facts.id)
 
 
-def _process(process: Mapping[str, Any]) -> str:
-    used_mb = _number(process.get("used_mb"))
-    held = "" if used_mb is None else f", {show_memory(used_mb)}"
-    return f"{process.get('name') or 'an unknown program'} (pid {process.get('pid')}{held})"
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _process(process: PoolProcess) -> str:
+    held = "" if process.used_mb is None else f", {show_memory(process.used_mb)}"
+    return f"{process.name or 'an unknown program'} (pid {process.pid}{held})"
 
 
 def is_wanted(environ: Mapping[str, str], given: Sequence[str] | None) -> bool:
-    """Whether somebody chose the endpoints, rather than nobody having said anything."""
+    """Whether the user chose the endpoints."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     return bool(given) or any(split_endpoints(environ.get(variable, "")) for variable in variables)
 
 
 def is_client_only(config: ClientConfig) -> bool:
-    """Whether all servers are elsewhere, so that this machine need not be able to be one."""
+    """Whether all servers are elsewhere, so that this machine need not be able to serve."""
     return not any(is_this_machine(endpoint.host) for endpoint in config.endpoints.values())

@@ -1,4 +1,4 @@
-"""`gpu-pool doctor`: look at everything that can be wrong, and say what to do."""
+"""`gpu-pool doctor`: check everything that can be wrong, and say what to do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _summary(counts: Counter[Status]) -> str:
 # --- which checks there are, in their order ------------------------------------------------------------------------
 
 
-# The modules of the checks are loaded here: no other command is to wait for them.
+# The modules of the checks are loaded here, so that no other command waits for them.
 
 
 def _sections(servers: Servers, given: list[str] | None, heard: list[str]) -> Iterator[CheckSection]:
@@ -144,7 +144,7 @@ def _client_checks(servers: Servers, given: list[str] | None, heard: list[str]) 
 
 
 def endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
-    """What there is to say about the servers, once they were asked."""
+    """Asks the servers, and judges their answers."""
     from . import client  # noqa: PLC0415
 
     async def ask() -> list[EndpointFacts]:
@@ -154,7 +154,7 @@ def endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
     config = servers.config
     try:
         asked = asyncio.run(ask())
-    except Failure as failure:  # nobody was asked: the certificates that it is to be done with cannot be used
+    except Failure as failure:  # no server was asked: the certificates cannot be used
         how = "set GPU_POOL_CA_FILE to a file with the certificate of your authority, in PEM format, or unset it"
         return [Finding("endpoint", "problem", str(failure), how)]
     found: list[Finding | None] = []

@@ -1,4 +1,4 @@
-"""What a check found out, and how checks are run: none of them may end the others, by raising or by hanging."""
+"""What a check found, and how checks are run: none may end the others, by raising or by hanging."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpu_worker_pool.cli.output import plain
 Status = Literal["ok", "warning", "problem", "skipped"]
 T = TypeVar("T")
 
-# No check should take so long: what each does is bounded by itself. This is for what nobody thought of.
+# Each check has its own bounds. This one is for what they do not cover.
 LONGEST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result. `advice` says what to do, where there is anything to do; `endpoint` which one it is about."""
+    """One result. `advice` says what to do, where there is something to do; `endpoint` is the one it is about."""
 
     check: str
     status: Status
@@ -32,14 +32,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check by its name. `find` may give one finding, several, or none where it has nothing to say."""
+    """A check by its name. `find` returns one finding, several, or None where it has nothing to say."""
 
     name: str
     find: Callable[[], Finding | Sequence[Finding] | None]
 
     def run(self, limit_s: float = LONGEST_S) -> list[Finding]:
-        """What it finds, in plain text: servers, drivers and variables have their words in it, and it goes to a terminal.
-        One that raises or hangs is a finding itself.
+        """Its findings, in plain text: they quote servers, drivers and variables, and go to a terminal. A check that
+        raises or hangs is a finding itself.
         """
         return [
             replace(found, message=plain(found.message), advice=None if found.advice is None else plain(found.advice))
@@ -51,7 +51,7 @@ class Check:
             found = within(limit_s, self.find)
         except Failure as failure:
             return [Finding(self.name, "problem", str(failure))]
-        except Exception as error:  # noqa: BLE001 - whatever a machine does to a check, the others are to be made
+        except Exception as error:  # noqa: BLE001 - one check must not end the others
             words = f"this check failed: {type(error).__name__}: {error}"
             return [Finding(self.name, "problem", words, "this is a fault of gpu-pool doctor: please report it")]
         if found is None:
@@ -60,12 +60,12 @@ class Check:
 
 
 class TookTooLong(Exception):  # noqa: N818 - what happened
-    """It did not end in time."""
+    """The work did not end in time."""
 
 
 def within(limit_s: float, work: Callable[[], T]) -> T:
-    """Do this, or raise TookTooLong. What hangs is left behind in a thread that keeps no program from ending: a driver
-    or a network file system that hangs cannot be interrupted.
+    """Do this, or raise TookTooLong. Work that hangs is left behind in a daemon thread: a driver or a network file
+    system that hangs cannot be interrupted.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -73,7 +73,7 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
     def do() -> None:
         try:
             results.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again where somebody waits for it
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             errors.append(error)
 
     worker = threading.Thread(target=do, daemon=True)
@@ -88,7 +88,9 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
 
 @contextmanager
 def complaints() -> Iterator[list[str]]:
-    """What our own code logs as warnings and errors meanwhile, kept from the terminal: settings complain in the log."""
+    """Collects the warnings and errors that our own code logs meanwhile, and keeps them from the terminal: settings
+    complain in the log.
+    """
     heard: list[str] = []
 
     class WarningListener(logging.Handler):

@@ -22,7 +22,7 @@ from gpu_worker_pool.gpus.probe import Probe, ProbeUnavailable
 from .finding import Finding, TookTooLong, within
 
 OLDEST_PYTHON = (3, 11)
-# nvidia-smi is run twice for a look, and is stopped by itself after this; NVML has no such bound of its own.
+# A reading runs nvidia-smi twice, and stops it after this; NVML has no such bound of its own.
 SMI_S = 10.0
 NVML_S = 20.0
 SLOW_S = 2.0
@@ -42,7 +42,6 @@ class NvidiaDriver:
 
     @classmethod
     def here(cls, root: Path = Path("/")) -> NvidiaDriver:
-        """Of this machine."""
         try:
             text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -56,7 +55,7 @@ class NvidiaDriver:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A look at the GPUs in one way. `unavailable` says why that way is closed; None with no readings and no error is a
+    """The result of one probe. `unavailable` says why the probe cannot be used; None with no readings and no error is a
     driver without GPUs.
     """
 
@@ -67,17 +66,15 @@ class Probed:
 
     @property
     def is_working(self) -> bool:
-        """Whether there are GPUs to hand out."""
         return bool(self.readings)
 
     @property
     def trouble(self) -> str:
-        """Why there is none."""
         return self.unavailable or self.error or "it shows no GPU"
 
 
 def probe_once(make_probe: Callable[[], Probe], limit_s: float) -> Probed:
-    """Look once; a driver that hangs is a finding, not a reason to wait for ever."""
+    """Read once; a driver that hangs is a finding, not a reason to wait for ever."""
 
     def read_once() -> Probed:
         began = time.monotonic()
@@ -96,21 +93,18 @@ def probe_once(make_probe: Callable[[], Probe], limit_s: float) -> Probed:
 
 
 class GpuFacts:
-    """What is to be known about this machine's GPUs, each found out when it is first asked for."""
+    """What is known of this machine's GPUs, each found out when it is first asked for."""
 
     @cached_property
     def driver(self) -> NvidiaDriver:
-        """What the system shows."""
         return NvidiaDriver.here()
 
     @cached_property
     def nvml(self) -> Probed:
-        """By the driver's library."""
         return probe_once(lambda: NvmlProbe(socket.gethostname()), NVML_S)
 
     @cached_property
     def smi(self) -> Probed:
-        """By nvidia-smi."""
         return probe_once(lambda: NvidiaSmiProbe(socket.gethostname(), timeout_s=SMI_S), 3 * SMI_S)
 
     @property
@@ -123,7 +117,6 @@ class GpuFacts:
 
 
 def judge_python(version: Sequence[int] = sys.version_info[:3]) -> Finding:
-    """Whether this Python will do."""
     text = f"gpu-worker-pool {gpu_worker_pool.__version__}, Python {'.'.join(map(str, version))} on {platform.system()}"
     if tuple(version[:2]) < OLDEST_PYTHON:
         return Finding("python", "problem", text, "Python 3.11 or newer is needed")
@@ -135,15 +128,15 @@ def check_boot_clock() -> Finding:
     try:
         time.clock_gettime(time.CLOCK_BOOTTIME)
     except (AttributeError, OSError):
-        text = "there is no CLOCK_BOOTTIME here: leases do not run out while the machine sleeps"
+        text = "there is no CLOCK_BOOTTIME here: leases do not expire while the machine sleeps"
         return Finding("boot-clock", "warning", text, "do not let a machine that hands out GPUs go to sleep")
-    return Finding("boot-clock", "ok", "leases are reckoned on a clock that nobody can set")
+    return Finding("boot-clock", "ok", "leases run on a clock that cannot be set")
 
 
 def judge_driver(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
-    """Whether there is a driver, and whether we are let at the GPUs."""
+    """Whether there is a driver, and whether this user may use the GPUs."""
     if driver.version is None:
-        if nvml.is_working or smi.is_working:  # as in WSL, where the driver is Windows'
+        if nvml.is_working or smi.is_working:  # as in WSL, where Windows has the driver
             return Finding("driver", "ok", "the GPUs can be read, though the system shows no NVIDIA driver")
         return Finding(
             "driver", "warning", "no NVIDIA driver is loaded: this machine has no GPU to hand out", GET_A_DRIVER
@@ -166,9 +159,7 @@ def judge_nvml(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
     if nvml.is_working:
         return Finding("nvml", "ok", f"{_count(nvml.readings)}: {_models(nvml.readings)}, read in {_ms(nvml.took_s)}")
     if smi.is_working:
-        return Finding(
-            "nvml", "warning", nvml.trouble, "mend it: until then the slower nvidia-smi is used in its place"
-        )
+        return Finding("nvml", "warning", nvml.trouble, "fix it: until then the slower nvidia-smi is used in its place")
     if driver.version is None and nvml.unavailable is not None:
         return Finding("nvml", "skipped", nvml.unavailable)
     return Finding("nvml", "problem", nvml.trouble, f"compare with nvidia-smi below; {TRY_SIMULATED}")
@@ -201,7 +192,7 @@ def judge_nvidia_smi(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding
 
 
 def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Finding:
-    """CUDA_VISIBLE_DEVICES as a server that is started from here would understand it."""
+    """CUDA_VISIBLE_DEVICES as a server that is started here would understand it."""
     name = "visible-devices"
     if value is None:
         return Finding(name, "ok", "CUDA_VISIBLE_DEVICES is not set: all GPUs are shown")
@@ -214,7 +205,7 @@ def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Fin
     if not installed:
         return Finding(name, "skipped", f"{shown}; there is no GPU that it could show or hide")
     if visible.warnings:
-        advice = "mend it: CUDA itself hides what comes after a name that it does not know"
+        advice = "correct it: CUDA itself hides what comes after a name that it does not know"
         return Finding(name, "warning", "; ".join(visible.warnings), advice)
     return Finding(
         name, "ok", f"{shown}: of {_count(readings)} these are shown: {', '.join(map(str, visible.indices))}"
@@ -222,7 +213,7 @@ def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Fin
 
 
 def judge_device_order(value: str | None, readings: Sequence[Reading]) -> Finding:
-    """Whether CUDA numbers the GPUs as everybody else does."""
+    """Whether CUDA numbers the GPUs as nvidia-smi does."""
     name, advice = (
         "device-order",
         "export CUDA_DEVICE_ORDER=PCI_BUS_ID; gpu-pool run and assignment.env do it by themselves",
@@ -242,7 +233,7 @@ def _uuids(probed: Probed) -> set[str]:
 
 
 def _has_mig(probed: Probed) -> bool:
-    """NVML shows MIG devices in place of the GPU that they divide, nvidia-smi shows that."""
+    """Whether there are MIG devices: NVML shows them in place of their GPU, nvidia-smi shows the GPU."""
     return any(uuid.startswith("MIG-") for uuid in _uuids(probed))
 
 

@@ -23,7 +23,7 @@ from .finding import Finding, Status, complaints
 
 LITTLE_MB = 200.0
 HARDLY_ANY_MB = 20.0
-# How the settings complain of a file that they left out.
+# How the settings complain of a file that they did not read.
 LOST_FILE = ".env cannot be read"
 
 _NETWORK = re.compile(
@@ -36,7 +36,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 def load_settings() -> tuple[ServerSettings, list[str]]:
-    """As a server that is started here would have them, and what it would complain about."""
+    """The settings that a server started here would have, and what it would complain of."""
     with complaints() as heard:
         settings = ServerSettings.load()
     return settings, heard
@@ -44,7 +44,7 @@ def load_settings() -> tuple[ServerSettings, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Whether the server's address can be taken; `holder` is a server of ours that has it already."""
+    """Whether the server's address can be bound; `holder` is a GPU server that has it already."""
 
     host: str
     port: int
@@ -53,7 +53,7 @@ class Port:
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Port:
-        """Try it, for a moment and without listening."""
+        """Try to bind it, for a moment and without listening."""
         try:
             bind(settings).close()
         except OSError as error:
@@ -64,7 +64,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
-    """Where the leases are to be kept. `nearest` is the folder itself, or the one in which it would be made."""
+    """Where the leases are kept. `nearest` is the folder itself, or the one in which it would be created."""
 
     journal: Path
     nearest: Path
@@ -76,7 +76,7 @@ class StateDir:
 
     @classmethod
     def of(cls, journal: Path) -> StateDir:
-        """Look without touching: a lock that was taken to try it would keep a server that starts just now from starting."""
+        """Look without locking: a lock taken here would keep a server that starts just now from starting."""
         folder = journal.absolute().parent
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         return cls(
@@ -90,7 +90,6 @@ class StateDir:
 
     @property
     def exists(self) -> bool:
-        """Whether it need not be made."""
         return self.nearest == self.journal.parent
 
 
@@ -102,14 +101,14 @@ def file_system_of(path: Path, mounts: str) -> str | None:
         if len(fields := place.split()) < 5 or not rest:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
-        # The last one that was mounted at a place hides those before it.
+        # The last file system that was mounted at a path hides those before it.
         if path.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
             best = len(point.parts), rest.split()[0]
     return None if best is None else best[1]
 
 
 def holder_of(lock: Path, locks: str) -> int | None:
-    """The process that has this file locked, by the text of /proc/locks; None where nobody has."""
+    """The process that has locked this file, by the text of /proc/locks; None where the file is not locked."""
     try:
         inode = lock.stat().st_ino
     except OSError:
@@ -119,7 +118,7 @@ def holder_of(lock: Path, locks: str) -> int | None:
 
 
 def can_everybody_read(path: Path) -> bool:
-    """Whether every user of the machine can: he must also get through all the folders above it."""
+    """Whether every user of the machine can read it, which includes passing through all folders above it."""
     try:
         folders = [folder.stat().st_mode & 0o001 for folder in path.resolve().parents]
         return bool(path.stat().st_mode & 0o004) and all(folders)
@@ -138,23 +137,25 @@ def _read(path: Path) -> str:
 
 
 def judge_settings(heard: list[str]) -> list[Finding]:
-    """Values in the environment or in .env that are no good."""
+    """Values in the environment or in .env that a server cannot use."""
     if not heard:
         return [Finding("server-settings", "ok", "the server's settings are in order")]
-    in_file = "mend that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
+    in_file = (
+        "correct that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
+    )
     return [
         Finding(
             "server-settings",
             "problem",
             words,
-            in_file if words.startswith(LOST_FILE) else "mend or unset that variable",
+            in_file if words.startswith(LOST_FILE) else "correct or unset that variable",
         )
         for words in heard
     ]
 
 
 def judge_simulated(simulated_gpus: str | None, *, has_gpus: bool) -> Finding | None:
-    """GPUs that are not there, on a machine that may have real ones."""
+    """Simulated GPUs, on a machine that may have real ones."""
     if not simulated_gpus:
         return None
     text = f"SIMULATED_GPUS={simulated_gpus}: a server that is started here hands out GPUs that are not there"
@@ -182,7 +183,7 @@ def judge_port(port: Port, *, is_client_only: bool) -> Finding:
 
 
 def judge_state_dir(state: StateDir) -> list[Finding]:
-    """Whether leases can be written down, and are still there after a crash."""
+    """Whether leases can be written, and survive a crash."""
     name, folder = "state-dir", state.journal.parent
     elsewhere = "set GPU_POOL_STATE_DIR to a folder of the server's own on a local disk"
     if not state.is_writable:
@@ -210,17 +211,17 @@ def judge_state_dir(state: StateDir) -> list[Finding]:
 
 
 def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> list[Finding]:
-    """Whether those who have a token get in, and nobody else can read it. `open_file` is one that everybody can read."""
+    """Whether the tokens can be used and are secret. `open_file` is a file of tokens that every user can read."""
     name = "tokens"
     if tokens.is_broken:
-        return [Finding(name, "problem", "; ".join(heard), "mend GPU_POOL_TOKENS or the file: lines of name:token")]
+        return [Finding(name, "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")]
     if tokens.is_unset:
         text = "no tokens are set: only programs on this machine may ask for its GPUs"
         return [
             Finding(name, "ok", text, "for other machines set GPU_POOL_TOKENS=name:secret, or GPU_POOL_TOKENS_FILE")
         ]
     if open_file is not None:
-        text = f"everybody on this machine can read the tokens in {open_file}, and be whom he likes with them"
+        text = f"every user of this machine can read the tokens in {open_file}, and use them"
         return [Finding(name, "problem", text, f"chmod 600 {open_file}, and give out new tokens")]
     return [Finding(name, "ok", f"these have one: {', '.join(sorted(tokens.names))}")]
 
@@ -229,7 +230,6 @@ def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> lis
 
 
 def check_state_dir(settings: ServerSettings) -> list[Finding]:
-    """Where the leases are."""
     try:
         return judge_state_dir(StateDir.of(journal_path(settings)))
     except JournalError as error:
@@ -237,7 +237,7 @@ def check_state_dir(settings: ServerSettings) -> list[Finding]:
 
 
 def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Finding]:
-    """Who has a token. `heard_before` is what the settings complained about."""
+    """The tokens. `heard_before` is what the settings complained of."""
     with complaints() as heard:
         tokens = settings.load_tokens()
     file = settings.gpu_pool_tokens_file
@@ -249,7 +249,7 @@ def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Find
 
 
 def check_pidfd() -> Finding:
-    """Whether the kernel tells of deaths."""
+    """Whether the kernel can report deaths of processes."""
     try:
         os.close(open_pidfd(os.getpid()))
     except OSError as error:

@@ -1,1 +1,1 @@
-"""What the servers answer, read and put into the words of the commands."""
+"""What the servers answer, and how the commands put it."""

@@ -19,7 +19,7 @@ from .reading import ask_pools, read_lease
 from .report import LeaseReport, PoolReport, as_answers, distinct_leases
 from .servers import Servers, nobody_answered
 
-# The answer was no. What could not be answered at all is FAILED.
+# The server said no. Where it could not answer at all, it is FAILED.
 REFUSED: Final = 1
 MOST_SHOWN: Final = 10
 EMPTY_ID: Final = "the id is empty; `gpu-pool leases` lists those there are"
@@ -28,15 +28,15 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._~@/, -]")
 
 
 def complete_lease_id(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """For the shell: the ids of live leases with whose they are. Quick, and silent about whatever goes wrong."""
+    """For the shell: the ids of live leases with their holders. Quick, and silent about errors."""
     logging.disable()
     try:
         leases = asyncio.run(_live(ctx.params.get("endpoint")))
-    except Exception:  # noqa: BLE001 - in the middle of a line that somebody types, nothing may be said
+    except Exception:  # noqa: BLE001 - nothing may be printed into a line that is being typed
         return []
     given: Any = ctx.params.get("ids") or ()
-    ids = {lease.id: f"{lease.state}, {lease.holder}" for lease in leases if lease.id not in given}
-    # A shell may evaluate what it is given, and the texts are other people's.
+    ids = {lease.id: f"{lease.view.state}, {lease.holder}" for lease in leases if lease.id not in given}
+    # A shell may evaluate what it is given, and these texts come from other users.
     return [
         (id_, _UNSAFE.sub("?", help_))
         for id_, help_ in ids.items()
@@ -68,17 +68,18 @@ async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:
 
 
 async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str) -> list[LeaseReport]:
-    """The lease with this id or beginning: several where it waits at several endpoints, as it then has one id at all.
+    """The lease with this id or beginning: several reports where it waits at several endpoints, as it has the same id
+    at all.
 
-    One that has ended is found by its whole id, for as long as its server remembers it. Failure where there is none, or
-    where several ids begin so.
+    A lease that has ended is found by its whole id, for as long as its server remembers it. Failure where there is
+    none, or where several ids begin so.
     """
     if not text:
         raise Failure(EMPTY_ID, USAGE)
     live = distinct_leases(reports)
     found = [lease for lease in live if lease.id == text]
     if not found:
-        # Before it is taken for the beginning of another one: nobody means run-10 by run-1 only because run-1 is over.
+        # Before it is taken for a beginning: run-1 does not mean run-10 only because run-1 has ended.
         asked = (ask_lease(servers, report.endpoint, text) for report in reports if _is_worth_asking(report))
         found = [lease for lease in await asyncio.gather(*asked) if lease is not None]
     if not found:
@@ -94,14 +95,13 @@ async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str)
 
 
 async def ask_lease(servers: Servers, endpoint: str, lease_id: str) -> LeaseReport | None:
-    """A lease as its server shows it now, with what stands in its way; None where it is not known there."""
+    """A lease as its server shows it now, with its obstacles; None where the server does not know it."""
     answer = await servers.ask(endpoint, lease_path(lease_id))
     lease = read_lease(servers, answer) if answer.status == HTTPStatus.OK else None
     return lease if lease is not None and lease.id == lease_id else None
 
 
 def lease_path(lease_id: str) -> str:
-    """Where a lease is, at every server."""
     return f"/leases/{quote(lease_id, safe='')}"
 
 

@@ -1,148 +1,184 @@
-"""What the servers report of their pools, as the commands show it. Unknown is None, and every text is plain."""
+"""What the servers say of their pools, as the commands show it: unknown is None, and every text is plain. Each
+`as_json` is described in docs/CLI.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker_pool.cli.units import iso_time, show_duration
-from gpu_worker_pool.core.model.request import Holder
+from gpu_worker_pool.core.model.request import Holder, Wishes
+from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, ObstacleView, WaitingLeaseView
+from gpu_worker_pool.wire.pool import PoolGpu, PoolView
+from gpu_worker_pool.wire.reader import read_time
 
-from .servers import Answer
+from .servers import ServerAnswer
 
 FREE = "free"
 SHARED = "shared"
-# The label under which `run` and `batch` say what they run.
+# The label in which `run` and `batch` say what they run.
 COMMAND_LABEL = "command"
+NOTHING = PoolView(gpus=())
 
 
 @dataclass(frozen=True, slots=True)
-class GpuName:
-    """A GPU as people call it: `2`, or `server1:2` where there are several servers. `id` is its UUID where it has no
-    index yet.
-    """
+class Naming:
+    """How people call the GPUs of an endpoint: `2`, or `server1:2` where there are several endpoints."""
 
-    id: str
-    index: int | None
-    uuid: str | None
-    name: str | None
+    endpoint: str
+    is_multi: bool
 
-    def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
-        return {"id": self.id, "gpu_id": self.index, "uuid": self.uuid, "name": self.name}
+    def id_of(self, gpu: GpuRef | PoolGpu | ObstacleView) -> str:
+        """The name of one GPU; it has the UUID where there is no index yet."""
+        local = gpu.uuid or "?" if gpu.gpu_id is None else str(gpu.gpu_id)
+        return f"{self.endpoint}:{local}" if self.is_multi else local
+
+    def as_json(self, gpu: GpuRef | PoolGpu | ObstacleView) -> dict[str, Any]:
+        return {"id": self.id_of(gpu), "gpu_id": gpu.gpu_id, "uuid": gpu.uuid or None, "name": gpu.name}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One GPU: what it is, how it is, and why it is not free."""
+    """One GPU. A server with statistics only tells its `memory_percent`, and no amounts."""
 
-    gpu: GpuName
-    state: str
-    reason: str | None
-    memory_total_mb: float | None
-    memory_used_mb: float | None
-    memory_committed_mb: float | None
+    naming: Naming
+    view: PoolGpu
     memory_percent: float | None
-    utilization_percent: float | None
-    lease_ids: tuple[str, ...]
+
+    @classmethod
+    def of(cls, naming: Naming, view: PoolGpu) -> GpuReport:
+        """A GPU of a server that tells the amounts."""
+        total_mb, used_mb = view.memory_total_mb, view.memory_used_mb
+        return cls(naming, view, 100 * used_mb / total_mb if total_mb and used_mb is not None else None)
+
+    @property
+    def id(self) -> str:
+        return self.naming.id_of(self.view)
+
+    @property
+    def key(self) -> str | int | None:
+        """Tells it from the other GPUs of its server, in every answer."""
+        return self.view.uuid or self.view.gpu_id
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         return {
-            **self.gpu.as_json(),
-            "state": self.state,
-            "reason": self.reason,
-            "memory_total_mb": self.memory_total_mb,
-            "memory_used_mb": self.memory_used_mb,
+            **self.naming.as_json(self.view),
+            "state": self.view.state,
+            "reason": self.view.reason,
+            "memory_total_mb": self.view.memory_total_mb,
+            "memory_used_mb": self.view.memory_used_mb,
             "memory_percent": None if self.memory_percent is None else round(self.memory_percent, 2),
-            "utilization_percent": self.utilization_percent,
-            "leases": list(self.lease_ids),
+            "utilization_percent": self.view.utilization_percent,
+            "leases": list(self.view.leases),
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
-    """What stands between one GPU and somebody who waits."""
-
-    gpu: GpuName
-    code: str
-    text: str
-    lease_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """A lease at one endpoint. Fields ending in `_at` are wall-clock seconds of the server."""
+    """A lease at one endpoint. Properties ending in `_at` are wall-clock seconds of the server."""
 
-    id: str
-    endpoint: str
-    state: str
-    owner: str | None
-    worker_id: str | None
-    host: str | None
-    pid: int | None
-    priority: int
-    wants: str
-    gpus: tuple[GpuName, ...]
-    labels: Mapping[str, str]
-    position: int | None
-    reason: str | None
-    requested_at: float | None
-    granted_at: float | None
-    ended_at: float | None
-    end_reason: str | None
-    expires_in_s: float | None
-    obstacles: tuple[Obstacle, ...]
+    naming: Naming
+    view: LeaseView
+
+    @property
+    def id(self) -> str:
+        return self.view.id
+
+    @property
+    def endpoint(self) -> str:
+        return self.naming.endpoint
+
+    @property
+    def gpus(self) -> tuple[GpuRef, ...]:
+        """Its GPUs; of a lease whose processes are still leaving, those that they have not left."""
+        leaving = self.view.draining_gpus if isinstance(self.view, DrainingLeaseView) else ()
+        return leaving or self.view.gpus
+
+    @property
+    def gpu_ids(self) -> list[str]:
+        """Its GPUs as people call them."""
+        return [self.naming.id_of(gpu) for gpu in self.gpus]
+
+    @property
+    def obstacles(self) -> tuple[ObstacleView, ...]:
+        """What stands between it and each GPU; only told where a waiting lease was asked for by its id."""
+        return self.view.obstacles if isinstance(self.view, WaitingLeaseView) else ()
 
     @property
     def holder(self) -> str:
-        """Whose it is, in the words of the server's own reasons."""
-        return str(Holder(worker_id=self.worker_id, owner=self.owner, pid=self.pid))
+        """Its holder, in the words of the server's own reasons."""
+        return str(Holder(worker_id=self.view.worker_id, owner=self.view.owner, pid=self.view.pid))
 
     @property
     def command(self) -> str | None:
         """What it runs, if its holder says so."""
-        return self.labels.get(COMMAND_LABEL)
+        return self.view.labels.get(COMMAND_LABEL)
+
+    @property
+    def wants(self) -> str:
+        """What was asked for, in words."""
+        wishes = self.view.wishes
+        try:
+            return str(
+                Wishes(
+                    gpus=wishes.gpus, memory_mb=wishes.memory_mb, model=wishes.model or None, among=wishes.among or None
+                )
+            )
+        except ValueError:  # from a server with other bounds
+            return "GPUs"
+
+    @property
+    def requested_at(self) -> float | None:
+        return read_time(self.view.requested_at)
+
+    @property
+    def granted_at(self) -> float | None:
+        return read_time(self.view.granted_at)
+
+    @property
+    def ended_at(self) -> float | None:
+        return read_time(self.view.ended_at)
 
     @property
     def since_at(self) -> float | None:
-        """Since when it holds its GPUs, or waits for some."""
-        return self.granted_at if self.granted_at is not None else self.requested_at
+        """When it got its GPUs, or began to wait for some."""
+        return self.requested_at if self.granted_at is None else self.granted_at
 
     @property
     def why(self) -> str | None:
         """What it waits for, without its position and wishes, which stand beside it."""
-        _, found, rest = (self.reason or "").partition(f"waiting for {self.wants}: ")
-        return rest if found else self.reason
+        _, found, rest = (self.view.reason or "").partition(f"waiting for {self.wants}: ")
+        return rest if found else self.view.reason
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
+        view = self.view
         return {
-            "id": self.id,
+            "id": view.id,
             "endpoint": self.endpoint,
-            "state": self.state,
-            "owner": self.owner,
-            "worker_id": self.worker_id,
-            "host": self.host,
-            "pid": self.pid,
-            "priority": self.priority,
+            "state": view.state,
+            "owner": view.owner,
+            "worker_id": view.worker_id,
+            "host": view.host,
+            "pid": view.pid,
+            "priority": view.priority,
             "wants": self.wants,
-            "gpus": [gpu.as_json() for gpu in self.gpus],
-            "labels": dict(self.labels),
-            "position": self.position,
-            "reason": self.reason,
+            "gpus": [self.naming.as_json(gpu) for gpu in self.gpus],
+            "labels": dict(view.labels),
+            "position": view.position,
+            "reason": view.reason,
             "requested_at": iso_time(self.requested_at),
             "granted_at": iso_time(self.granted_at),
             "ended_at": iso_time(self.ended_at),
-            "end_reason": self.end_reason,
-            "expires_in_s": self.expires_in_s,
+            "end_reason": view.end_reason,
+            "expires_in_s": view.expires_in_s,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """One endpoint: its pool, or in `error` why there is none to show.
+    """One endpoint: its pool, or in `error` why there is none to show; `status` is of that error, where it was answered.
 
     `has_leases` is False for a server with statistics only. `same_as` names an earlier endpoint that is the same server.
     """
@@ -150,36 +186,33 @@ class PoolReport:
     endpoint: str
     url: str
     error: str | None = None
+    status: int | None = None
     has_leases: bool = True
     same_as: str | None = None
-    node: str | None = None
-    server_id: str | None = None
-    source: str | None = None
-    can_grant: bool = True
-    trouble: str | None = None
-    memory_threshold_percent: float | None = None
+    view: PoolView = NOTHING
     gpus: tuple[GpuReport, ...] = ()
     leases: tuple[LeaseReport, ...] = ()
     queue: tuple[LeaseReport, ...] = ()
-    queue_length: int = 0
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered."""
         return self.error is None
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its GPUs are made up."""
-        return self.source == "simulated"
+        return self.view.source == "simulated"
+
+    @property
+    def queue_length(self) -> int:
+        """How many requests wait, also where only the first were asked for."""
+        return max(self.view.queue_length or 0, len(self.queue))
 
     @property
     def free(self) -> int:
         """How many GPUs an ordinary request could have at once."""
-        return sum(gpu.state == FREE for gpu in self.gpus) if self.can_grant else 0
+        return sum(gpu.view.state == FREE for gpu in self.gpus) if self.view.can_grant else 0
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         return {
             "endpoint": self.endpoint,
             "url": self.url,
@@ -187,11 +220,11 @@ class PoolReport:
             "error": self.error,
             "has_leases": self.has_leases if self.is_up else None,
             "same_as": self.same_as,
-            "node": self.node,
-            "source": self.source,
+            "node": self.view.node,
+            "source": self.view.source,
             "is_simulated": self.is_simulated,
-            "can_grant": self.is_up and self.has_leases and self.can_grant,
-            "trouble": self.trouble,
+            "can_grant": self.is_up and self.has_leases and self.view.can_grant,
+            "trouble": self.view.trouble,
             "gpus": [gpu.as_json() for gpu in self.gpus],
             "leases": [lease.as_json() for lease in self.leases],
             "queue": [lease.as_json() for lease in self.queue],
@@ -199,9 +232,9 @@ class PoolReport:
         }
 
 
-def as_answers(reports: Iterable[PoolReport]) -> list[Answer]:
-    """For saying that nobody answered."""
-    return [Answer(report.endpoint, report.url, error=report.error) for report in reports]
+def as_answers(reports: Iterable[PoolReport]) -> list[ServerAnswer]:
+    """For saying that no server answered."""
+    return [ServerAnswer(report.endpoint, report.url, error=report.error) for report in reports]
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
@@ -210,10 +243,10 @@ def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
 
 
 def show_since(at: float | None, now: float) -> str:
-    """How long ago that was. The server's clock may go before ours: then it was just now."""
+    """How long ago that was. The server's clock may be ahead of ours: then it is 0 s."""
     return "unknown" if at is None else show_duration(now - at)
 
 
-def show_gpus(gpus: Sequence[GpuName]) -> str:
+def show_gpus(ids: Sequence[str]) -> str:
     """`GPU 2`, `GPUs 2, 3`."""
-    return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpu.id for gpu in gpus)}"
+    return f"GPU{'s' if len(ids) > 1 else ''} {', '.join(ids)}"

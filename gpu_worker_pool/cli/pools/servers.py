@@ -1,4 +1,4 @@
-"""Asking the GPU servers what they know, and telling them what to do: for every command that is not a worker itself."""
+"""Calls to the GPU servers, for every command that is not a worker itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, Self
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
+from gpu_worker_pool.urls import split_endpoints
+from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """What a server answered, or why there is no answer."""
 
     endpoint: str
@@ -23,16 +24,17 @@ class Answer:
     status: int | None = None
     data: Any = None
     error: str | None = None
+    took_s: float = 0.0
+    date: str | None = None
 
     @property
     def is_ok(self) -> bool:
-        """Whether there is something to show."""
         return self.error is None
 
 
 def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
-    """The client's parameters for what was given as --endpoint; several make it a client of many."""
-    urls = [url.strip() for text in endpoints or () for url in text.split(",") if url.strip()]
+    """The client's parameters for the values of --endpoint; several URLs make it a client of many endpoints."""
+    urls = split_endpoints(list(endpoints or ()))
     if endpoints and not urls:
         raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", USAGE)
     if not urls:
@@ -65,14 +67,15 @@ class Servers:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the endpoints, in the order they were given."""
         return list(self.config.endpoints)
 
-    async def ask(self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None) -> Answer:
-        """One call to one endpoint. Never raises for what the server does or does not do: see the answer's error."""
+    async def ask(
+        self, endpoint: str, path: str, method: str = "GET", body: Mapping[str, Any] | None = None
+    ) -> ServerAnswer:
+        """One call to one endpoint. Never raises for what the server does: see the answer's error."""
         url = self.config.endpoints[endpoint].url
         try:
-            reply: Reply = await self._transport.call(
+            reply = await self._transport.call(
                 method,
                 f"{url}{path}",
                 body=body,
@@ -80,18 +83,17 @@ class Servers:
                 timeout_s=self._timeout_s,
             )
         except CallFailed as failed:
-            return Answer(endpoint, url, error=str(failed))
-        if reply.status >= 400:
-            return Answer(endpoint, url, reply.status, reply.data, reply.detail)
-        return Answer(endpoint, url, reply.status, reply.data)
+            return ServerAnswer(endpoint, url, error=str(failed))
+        error = reply.detail if reply.status >= 400 else None
+        return ServerAnswer(endpoint, url, reply.status, reply.data, error, reply.took_s, reply.date)
 
-    async def ask_all(self, path: str) -> list[Answer]:
+    async def ask_all(self, path: str) -> list[ServerAnswer]:
         """A GET to every endpoint, in the order they were given."""
         return list(await asyncio.gather(*(self.ask(endpoint, path) for endpoint in self.ids)))
 
 
-def nobody_answered(answers: Sequence[Answer]) -> Failure:
-    """For when no endpoint could be used."""
+def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
+    """The failure where no endpoint could be used."""
     reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
     return Failure(
         f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "

@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 def show_beside(console: Console, word: Text, text: Text) -> None:
-    """On a terminal a text that is too long goes on under itself; elsewhere it is one line, for whoever searches it."""
+    """On a terminal a long text wraps beside the word; elsewhere it is one line, so that it can be searched."""
     if not console.is_terminal:
         console.print(word + text)
         return

@@ -1,139 +1,96 @@
-"""Who used the GPUs for how long, at one server or at several together. Nothing here asks anybody or prints."""
+"""Who used the GPUs for how long, at one server or at several together. Nothing here calls a server or prints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
-from math import isfinite
 from typing import Any
 
 from gpu_worker_pool.cli.failure import FAILED, USAGE, Failure
 from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.wire.accounting import UsageTotal, UsageView
+from gpu_worker_pool.wire.reader import has_all, read, read_time
+from gpu_worker_pool.wire.same_server import same_as
 
 from .report import PoolReport
-from .servers import Answer, nobody_answered
+from .servers import ServerAnswer, nobody_answered
 
 # What is known of each owner, as the server's documentation of /usage has it.
-COLUMNS = (
-    "gpu_hours",
-    "shared_gpu_hours",
-    "leases",
-    "running",
-    "longest_hours",
-    "wait_hours",
-    "unknown_leases",
-    "unknown_waits",
-)
-NO_REPORT = "its answer is no report of usage; is it an older or another kind of server?"
+COLUMNS = tuple(item.name for item in fields(UsageTotal))
+NO_REPORT = "its answer is not a report of usage; is it an older or another kind of server?"
 STATISTICS_ONLY = "it has statistics only, no leases, so there is no ledger to report from"
 NO_USAGE = "it has leases, but is too old to report from them; update it"
-# What was asked for makes no sense to the server.
+# The statuses by which a server says that the request makes no sense.
 _TYPED_WRONG = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
-
-
-@dataclass(slots=True)
-class Usage:
-    """What leases come to. The server's documentation of /usage says what each of these is."""
-
-    gpu_hours: float = 0.0
-    shared_gpu_hours: float = 0.0
-    leases: int = 0
-    running: int = 0
-    longest_hours: float = 0.0
-    wait_hours: float = 0.0
-    unknown_leases: int = 0
-    unknown_waits: int = 0
-
-    def add(self, other: Usage) -> None:
-        """Count the other's as well."""
-        for name in COLUMNS:
-            mine, others = getattr(self, name), getattr(other, name)
-            setattr(self, name, max(mine, others) if name == "longest_hours" else mine + others)
-
-    def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
-        return {name: round(getattr(self, name), 6) for name in COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
     """What one server reports; `error` says why it does not. `same_as` is the endpoint at which the same server was
-    asked already. Of what ended before `complete_since` it does not know everything any more.
+    asked already.
     """
 
     endpoint: str
     url: str
     error: str | None = None
-    node: str | None = None
-    server_id: str | None = None
-    same_as: str | None = None
-    since: str | None = None
-    until: str | None = None
-    complete_since: str | None = None
-    is_complete: bool = True
+    view: UsageView | None = None
     source: str | None = None
-    by_owner: Mapping[str | None, Usage] = field(default_factory=dict)
-    others: Usage | None = None
-    other_owners: int = 0
+    same_as: str | None = None
 
     @property
-    def is_counted(self) -> bool:
-        """Whether what it reports is in the sums."""
-        return self.error is None and self.same_as is None
+    def counted(self) -> UsageView | None:
+        """What it reports, unless that is in the sums already."""
+        return self.view if self.same_as is None else None
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
+        view = self.view
         return {
             "endpoint": self.endpoint,
             "url": self.url,
-            "node": self.node,
+            "node": view.node if view else None,
             "error": self.error,
             "same_as": self.same_as,
-            "since": self.since,
-            "until": self.until,
-            "complete_since": self.complete_since,
-            "is_complete": self.is_complete if self.error is None else None,
+            "since": view.since if view else None,
+            "until": view.until if view else None,
+            "complete_since": view.complete_since if view else None,
+            "is_complete": view.is_complete if view else None,
             "source": self.source,
         }
 
 
-def read_usage(answer: Answer) -> ServerUsage:
-    """The report in an answer; one that makes no sense is no report, and is not taken for no usage."""
+def read_usage(answer: ServerAnswer) -> ServerUsage:
+    """The report in an answer; an answer that makes no sense is an error, not a report of no usage."""
     if answer.error is not None:
         return ServerUsage(answer.endpoint, answer.url, error=plain(answer.error))
-    data = answer.data
-    try:
-        others = data["others"]
-        return ServerUsage(
-            answer.endpoint,
-            answer.url,
-            node=_text(data["node"]),
-            server_id=_text(data["server_id"]),
-            since=_time(data["since"]),
-            until=_time(data["until"]),
-            complete_since=None if data["complete_since"] is None else _time(data["complete_since"]),
-            is_complete=bool(data["is_complete"]),
-            source=_text(data["source"]),
-            by_owner=_by_owner(data["owners"]),
-            others=None if others is None else _usage(others),
-            other_owners=0 if others is None else int(_number(others["owners"])),
-        )
-    except (KeyError, TypeError, ValueError):
+    view = read(UsageView, answer.data, clean=plain)
+    if view is None or not _is_whole(view, answer.data):
         return ServerUsage(answer.endpoint, answer.url, error=NO_REPORT)
+    return ServerUsage(answer.endpoint, answer.url, view=view, source=view.source)
+
+
+def _is_whole(view: UsageView, data: Any) -> bool:
+    """Whether all of it could be read, and every amount and time can be one."""
+    times = (view.since, view.until, *([] if view.complete_since is None else [view.complete_since]))
+    totals = (*view.owners, *([] if view.others is None else [view.others]))
+    return (
+        has_all(view, data, "owners")
+        and (view.others is None) == (data.get("others") is None)
+        and all(read_time(text) is not None for text in times)
+        and all(getattr(total, name) >= 0 for total in totals for name in COLUMNS)
+    )
 
 
 def without_ledger(report: PoolReport) -> ServerUsage:
-    """For a server that does not know /usage, by what it is otherwise."""
+    """For a server that does not know /usage, by its kind."""
     if not report.is_up:
-        return ServerUsage(report.endpoint, report.url, error=f"it is no GPU server: {report.error}")
+        return ServerUsage(report.endpoint, report.url, error=f"it is not a GPU server: {report.error}")
     error = NO_USAGE if report.has_leases else STATISTICS_ONLY
-    return ServerUsage(report.endpoint, report.url, error=error, source=report.source)
+    return ServerUsage(report.endpoint, report.url, error=error, source=report.view.source)
 
 
-def no_report(asked: Sequence[tuple[Answer, ServerUsage]]) -> Failure:
-    """For when no server has anything to report; what to do depends on what they said."""
+def no_report(asked: Sequence[tuple[ServerAnswer, ServerUsage]]) -> Failure:
+    """The failure where no server has anything to report, by what they said."""
     if all(answer.status is None for answer, _ in asked):
         return nobody_answered([answer for answer, _ in asked])
     reasons = "; ".join(f"{usage.endpoint} ({usage.url}): {usage.error}" for _, usage in asked)
@@ -144,13 +101,10 @@ def no_report(asked: Sequence[tuple[Answer, ServerUsage]]) -> Failure:
 
 
 def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:
-    """A server that goes by two names must not be counted twice."""
-    first: dict[str | None, str] = {None: ""}
-    marked = []
-    for server in servers:
-        other = first.setdefault(server.server_id, server.endpoint)
-        marked.append(replace(server, same_as=other) if other not in {"", server.endpoint} else server)
-    return marked
+    """Marks those that are an earlier server by another name: it must not be counted twice."""
+    found = list(servers)
+    same = same_as((server.endpoint, server.view.server_id if server.view else None) for server in found)
+    return [replace(server, same_as=same.get(server.endpoint)) for server in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,67 +116,39 @@ class UsageReport:
     @property
     def is_complete(self) -> bool:
         """Whether all that was used is known: every server answered, and knows the whole span."""
-        return all(server.error is None and server.is_complete for server in self.servers)
+        return all(server.view is not None and server.view.is_complete for server in self.servers)
 
-    def by_owner(self) -> list[tuple[str | None, Usage]]:
-        """Who used most comes first."""
-        sums: dict[str | None, Usage] = {}
-        for server in self.servers:
-            if server.is_counted:
-                for owner, usage in server.by_owner.items():
-                    sums.setdefault(owner, Usage()).add(usage)
+    def by_owner(self) -> list[tuple[str | None, UsageTotal]]:
+        """The owner who used most comes first. Two owners may look alike once they are made plain."""
+        found: dict[str | None, list[UsageTotal]] = {}
+        for view in self._counted():
+            for usage in view.owners:
+                found.setdefault(usage.owner, []).append(usage)
+        sums = [(owner, add_up(usages)) for owner, usages in found.items()]
         return sorted(
-            sums.items(),
-            key=lambda item: (-item[1].gpu_hours - item[1].shared_gpu_hours, -item[1].wait_hours, item[0] or ""),
+            sums, key=lambda item: (-item[1].gpu_hours - item[1].shared_gpu_hours, -item[1].wait_hours, item[0] or "")
         )
 
-    def others(self) -> tuple[int, Usage] | None:
-        """Those whom a server did not tell one by one: how many at most, and what they used; None where there are none."""
-        found = [server for server in self.servers if server.is_counted and server.others is not None]
-        if not found:
-            return None
-        usage = Usage()
-        for server in found:
-            usage.add(server.others or Usage())
-        return sum(server.other_owners for server in found), usage
+    def others(self) -> tuple[int, UsageTotal] | None:
+        """Owners that a server did not tell one by one: how many at most, and what they used; None where there are none."""
+        found = [view.others for view in self._counted() if view.others is not None]
+        return (sum(other.owners for other in found), add_up(found)) if found else None
 
-    def total(self) -> Usage:
-        """Everybody together."""
-        total = Usage()
-        for _, usage in self.by_owner():
-            total.add(usage)
+    def total(self) -> UsageTotal:
         others = self.others()
-        if others is not None:
-            total.add(others[1])
-        return total
+        return add_up([usage for _, usage in self.by_owner()] + ([others[1]] if others else []))
+
+    def _counted(self) -> list[UsageView]:
+        return [view for server in self.servers if (view := server.counted) is not None]
 
 
-def _usage(item: Mapping[str, Any]) -> Usage:
-    return Usage(**{name: _number(item[name]) for name in COLUMNS})
+def add_up(usages: Iterable[UsageTotal]) -> UsageTotal:
+    found = list(usages)
+    sums: dict[str, Any] = {name: sum(getattr(usage, name) for usage in found) for name in COLUMNS}
+    longest = max((usage.longest_hours for usage in found), default=0.0)
+    return UsageTotal(**{**sums, "longest_hours": longest})
 
 
-def _number(value: object) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is no amount")
-    return value
-
-
-def _by_owner(items: Iterable[Mapping[str, Any]]) -> dict[str | None, Usage]:
-    found: dict[str | None, Usage] = {}
-    for item in items:
-        owner = None if item["owner"] is None else _text(item["owner"])
-        # Two may look alike once they are made plain.
-        found.setdefault(owner, Usage()).add(_usage(item))
-    return found
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return plain(value)
-
-
-def _time(value: object) -> str:
-    text = _text(value)
-    datetime.fromisoformat(text)
-    return text
+def amounts(usage: UsageTotal) -> dict[str, Any]:
+    """The amounts as docs/CLI.md describes them."""
+    return {name: round(getattr(usage, name), 6) for name in COLUMNS}

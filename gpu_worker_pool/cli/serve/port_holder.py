@@ -1,16 +1,17 @@
-"""Who has a port on this machine: a server of ours, or somebody else."""
+"""What has a port on this machine: a GPU server, or another program."""
 
 from __future__ import annotations
 
-import http.client
-import json
+import asyncio
 from dataclasses import dataclass
-from typing import Any
 
+from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.host.addresses import is_every_address
+from gpu_worker_pool.wire.pool import PoolView
+from gpu_worker_pool.wire.reader import read
+from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
 ANSWER_S = 2.0
-MOST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +25,19 @@ class PortHolder:
 
 
 def find_server(host: str, port: int, prefix: str = "") -> PortHolder | None:
-    """The GPU server there; None where nobody answers, or somebody who is none."""
+    """The GPU server there; None where nothing answers, or something else does."""
     host = "localhost" if is_every_address(host) else host
-    try:
-        data = _ask(host, port, f"{prefix}/pool")
-    except (OSError, http.client.HTTPException, ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict) or "server_id" not in data or not isinstance(data.get("gpus"), list):
-        return None
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{prefix}"
-    return PortHolder(url, str(data.get("node")), len(data["gpus"]), str(data.get("source")))
-
-
-def _ask(host: str, port: int, path: str) -> Any:
-    # Not by urllib: that would go through the proxy that the environment names.
-    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
     try:
-        connection.request("GET", path)
-        return json.loads(connection.getresponse().read(MOST_BYTES))
-    finally:
-        connection.close()
+        reply = asyncio.run(_ask(f"{url}/pool"))
+    except CallFailed:
+        return None
+    pool = read(PoolView, reply.data, clean=plain)
+    if pool is None or pool.server_id is None:
+        return None
+    return PortHolder(url, pool.node or "unknown", len(pool.gpus), pool.source or "unknown")
+
+
+async def _ask(url: str) -> Reply:
+    async with Transport() as transport:
+        return await transport.call("GET", url, timeout_s=ANSWER_S)

@@ -18,7 +18,7 @@ from rich.live import Live
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
-from gpu_worker_pool.cli.pools.servers import Answer, Servers, nobody_answered
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.units import parse_duration_s
 
 from . import keys
@@ -26,9 +26,9 @@ from .view import NOT_SCROLLED, Picture, Scroll, draw, draw_all
 from .watch import Watch, frame_of
 
 SHORTEST_INTERVAL_S: Final = 0.1
-# The clock and the ages go on, however seldom the servers are asked.
+# The clock and the ages are drawn this often, even where the servers are asked less often.
 _CLOCK_S: Final = 1.0
-# News of many servers come together; they are drawn together.
+# News of several servers arrive together, and are drawn together.
 _GATHER_S: Final = 0.05
 _FAR: Final = 1_000_000
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
@@ -64,7 +64,7 @@ def top(
     Servers that are down are shown so, and again when they are back.
     """
     console = out()
-    # Not what rich takes for a terminal: colours can be forced into a pipe, a screen cannot.
+    # Not by rich's own test: colours can be forced into a pipe, a screen cannot.
     is_live = not (json or once or console.is_dumb_terminal) and sys.stdout.isatty()
     if once or (count is None and not json and not is_live):
         count = 1
@@ -79,7 +79,7 @@ async def _top(
         watches = [Watch(servers, id_, interval_s, news.set, is_complete=not is_live) for id_ in servers.ids]
         screen = _Screen(console, watches, interval_s, news) if is_live else None
         showing = screen.run(count) if screen else _print(console, watches, interval_s, count, is_json=is_json)
-        # Not a task group: what the showing raises is for the command, as it is.
+        # Not a task group: an error of the showing must reach the command as it is.
         tasks = [asyncio.create_task(showing), *(asyncio.create_task(watch.run()) for watch in watches)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +94,7 @@ async def _top(
 
 
 async def _print(console: Console, watches: list[Watch], interval_s: float, count: int | None, *, is_json: bool) -> int:
-    """Print it so many times, for ever without a number; begins when it is known of every server whether it answers."""
+    """Print it `count` times, for ever where that is None; begins when every server has answered or failed."""
     await asyncio.gather(*(watch.is_known.wait() for watch in watches))
     shown = 0
     while True:
@@ -109,7 +109,7 @@ async def _print(console: Console, watches: list[Watch], interval_s: float, coun
         await asyncio.sleep(interval_s)
     if not any(server.is_up for server in frame.servers):
         raise nobody_answered(
-            [Answer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
+            [ServerAnswer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
         )
     return 0
 
@@ -136,7 +136,7 @@ class _Screen:
         self._keyboard = keys.Keyboard(sys.stdin.fileno()) if sys.stdin.isatty() else None
 
     async def run(self, count: int | None) -> int:
-        """Show it until somebody has seen enough; the exit code."""
+        """Show it until the user quits; returns the exit code."""
         loop = asyncio.get_running_loop()
         with ExitStack() as stack:
             self._enter()
@@ -157,7 +157,6 @@ class _Screen:
         return self._exit_code or 0
 
     async def _wait(self) -> None:
-        """Until there is something new to show."""
         with suppress(TimeoutError):
             async with asyncio.timeout(min(self._interval_s, _CLOCK_S)):
                 await self._news.wait()
@@ -205,7 +204,7 @@ class _Screen:
         self._news.set()
 
     def _suspend(self) -> None:
-        """Ctrl-Z: whoever gets the terminal meanwhile finds it as it was."""
+        """Ctrl-Z: give the terminal back as it was, until we continue."""
         self._leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._enter()

@@ -9,11 +9,12 @@ from typing import Any
 
 from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport
 from gpu_worker_pool.cli.units import iso_time
+from gpu_worker_pool.wire.same_server import same_as
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One GPU: what is reported of it, and how busy it was at the last readings, the newest last."""
+    """One GPU: its report, and its utilization at the last readings, the newest last."""
 
     report: GpuReport
     temperature_c: float | None = None
@@ -23,7 +24,6 @@ class GpuRow:
     is_stale: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         return {
             **self.report.as_json(),
             "temperature_c": self.temperature_c,
@@ -36,8 +36,8 @@ class GpuRow:
 class ServerState:
     """One server. `report` is the last one it gave, `age_s` old; None where it never gave one.
 
-    `error` is why the last call failed. `is_stale`: what is known of it may no longer be true, because a call failed or
-    its answer takes too long.
+    `error` is why the last call failed. `is_stale`: what is known may no longer be true, because a call failed or the
+    answer takes too long.
     """
 
     endpoint: str
@@ -51,21 +51,18 @@ class ServerState:
 
     @property
     def leases(self) -> tuple[LeaseReport, ...]:
-        """Those of its last report."""
         return self.report.leases if self.report else ()
 
     @property
     def queue(self) -> tuple[LeaseReport, ...]:
-        """That of its last report, the next one first."""
         return self.report.queue if self.report else ()
 
     @property
     def is_up(self) -> bool:
-        """Whether it answers now."""
         return self.report is not None and not self.is_stale
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it. What a server that does not answer said last is there, with its age."""
+        """The last report of a server that does not answer is shown, with its age."""
         report = self.report or PoolReport(self.endpoint, self.url, self.error or "it has not answered yet")
         return {
             **report.as_json(),
@@ -88,16 +85,14 @@ class Frame:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one server only, so that nothing needs to say which."""
         return len(self.servers) == 1
 
     @property
     def distinct(self) -> tuple[ServerState, ...]:
-        """Each server once, however many of the endpoints lead to it."""
+        """Each server once, however many endpoints lead to it."""
         return tuple(server for server in self.servers if server.same_as is None)
 
     def as_json(self) -> dict[str, Any]:
-        """As docs/CLI.md has it."""
         return {
             "at": iso_time(self.at.timestamp()),
             "interval_s": self.interval_s,
@@ -106,11 +101,9 @@ class Frame:
 
 
 def without_twins(servers: Sequence[ServerState]) -> tuple[ServerState, ...]:
-    """The same, those marked that are the same server under another address."""
-    first: dict[str, str] = {}
-    marked = []
-    for server in servers:
-        server_id = server.report.server_id if server.report else None
-        twin = server.endpoint if server_id is None else first.setdefault(server_id, server.endpoint)
-        marked.append(server if twin == server.endpoint else replace(server, gpus=(), same_as=twin))
-    return tuple(marked)
+    """The same, with those marked that are an earlier server under another address."""
+    twins = same_as((server.endpoint, server.report.view.server_id if server.report else None) for server in servers)
+    return tuple(
+        replace(server, gpus=(), same_as=twins[server.endpoint]) if server.endpoint in twins else server
+        for server in servers
+    )

@@ -44,7 +44,7 @@ def keys_in(data: bytes) -> list[str]:
 
 
 class Keyboard:
-    """While it is entered, the terminal hands over each key at once and does not show it; afterwards it is as it was.
+    """While it is entered, the terminal passes on each key at once and does not echo it; afterwards it is as it was.
 
     Ctrl-C and Ctrl-Z keep their meaning.
     """
@@ -62,7 +62,7 @@ class Keyboard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._before is not None:
-            with suppress(termios.error):  # where the terminal is gone, nobody sees what it is left like
+            with suppress(termios.error):  # the terminal is gone, and cannot be restored
                 termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self._before)
 
     def read(self) -> list[str] | None:

@@ -19,9 +19,9 @@ from .sparkline import UNKNOWN, bar, sparkline
 
 _HEADING = "bold white on grey23"
 _STALE = "dim"
-# These are said by who holds the GPU; of the others the reason tells something.
+# In these states the holder says why; in the others the reason does.
 _SAID_BY_HOLDERS = frozenset({"free", "leased", "shared"})
-# What every name of a GPU begins with tells nothing, and the header says which are simulated.
+# Every name begins with these, and the header says which GPUs are simulated.
 _SAID_ANYWAY = ("Simulated ", "NVIDIA ", "GeForce ")
 _NO_LIMIT = 1000
 
@@ -61,7 +61,7 @@ _QUEUE_COLUMNS = (
 class Section:
     """A heading and so many lines. They are drawn when they are asked for: of a thousand GPUs a screen shows a few.
 
-    The last line may stand for `unlisted` others, which were not asked for one by one.
+    The last line may stand for `unlisted` requests, which were not asked for one by one.
     """
 
     noun: str
@@ -71,19 +71,17 @@ class Section:
     unlisted: int = 0
 
     def below(self, end: int) -> int:
-        """How many there are after the lines up to this one."""
+        """How many there are below the lines up to this one."""
         return self.size - end + max(self.unlisted - 1, 0) if end < self.size else 0
 
     def lines(self, start: int = 0, end: int | None = None) -> list[Text]:
-        """Those that are shown."""
         return [self.draw_line(index) for index in range(start, self.size if end is None else end)]
 
 
 def gpu_section(frame: Frame, width: int) -> Section:
-    """A line for each GPU."""
     found = [(server, row) for server in frame.distinct for row in server.gpus]
     columns = list(_GPU_COLUMNS)
-    # A state is a word or three, and is not cut.
+    # A state is one to three words, and is not cut.
     longest_state = max([columns[_STATE].least, *(cell_len(_state(row)) for _, row in found)])
     columns[_STATE] = replace(columns[_STATE], least=min(longest_state, columns[_STATE].most))
     for index, texts in ((_MEMORY, _memory_texts), (_POWER, _power_texts)):
@@ -93,8 +91,8 @@ def gpu_section(frame: Frame, width: int) -> Section:
     rows = []
     for server, row in found:
         theirs = leases[server.endpoint]
-        holders = [theirs[lease_id] for lease_id in row.report.lease_ids if lease_id in theirs]
-        threshold_percent = server.report.memory_threshold_percent if server.report else None
+        holders = [theirs[lease_id] for lease_id in row.report.view.leases if lease_id in theirs]
+        threshold_percent = server.report.view.thresholds.memory_percent if server.report else None
         rows.append(_gpu_cells(row, holders, threshold_percent, columns, frame.at.timestamp()))
     return _section("GPUs", columns, rows, [row.is_stale for _, row in found], width)
 
@@ -111,8 +109,8 @@ def lease_section(frame: Frame, width: int) -> Section:
 
 
 def queue_section(frame: Frame, width: int, *, is_whole: bool) -> Section:
-    """A line for each who waits, in the order of each server's line; `is_whole`: the reason is told to its end, on as
-    many lines as it takes.
+    """A line for each waiting request, in the order of each server's queue; `is_whole`: the whole reason is shown, on
+    as many lines as it takes.
     """
     found = [(server, lease) for server in frame.distinct for lease in server.queue]
     length = sum(server.report.queue_length for server in frame.distinct if server.report)
@@ -137,7 +135,7 @@ def queue_section(frame: Frame, width: int, *, is_whole: bool) -> Section:
 
 
 def _wrapped(text: Text, last: Text, width: int) -> list[Text]:
-    """A line whose last cell goes on below where it began; as it is, where that cell is not shown."""
+    """A line whose last cell continues below where it began; unchanged where that cell is not shown."""
     if not text.plain.endswith(last.plain):
         return [text]
     before = text[: len(text) - len(last)]
@@ -151,12 +149,11 @@ def _is_known(frame: Frame) -> bool:
 
 
 def _percent(percent: float | None) -> str:
-    """`62%`, or that it is not known."""
     return UNKNOWN if percent is None else f"{percent:.0f}%"
 
 
 def _short_name(name: str | None) -> str:
-    """A GPU's name without the words that tell nothing."""
+    """A GPU's name without the words that every name has."""
     if name is None:
         return UNKNOWN
     for word in _SAID_ANYWAY:
@@ -171,14 +168,14 @@ def _gpu_cells(
     columns: Sequence[Column],
     now: float,
 ) -> list[Cell]:
-    gpu = row.report
-    is_over = gpu.memory_percent is not None and gpu.memory_percent >= (threshold_percent or 100.0)
+    gpu, memory_percent = row.report.view, row.report.memory_percent
+    is_over = memory_percent is not None and memory_percent >= (threshold_percent or 100.0)
     memory_style = "red" if is_over else "cyan"
     return [
-        Text(gpu.gpu.id, "bold"),
-        Text(_short_name(gpu.gpu.name)),
+        Text(row.report.id, "bold"),
+        Text(_short_name(gpu.name)),
         Text(_state(row), STATE_STYLES.get(gpu.state, "")),
-        lambda width: bar(gpu.memory_percent, width, style=memory_style, mark_percent=threshold_percent),
+        lambda width: bar(memory_percent, width, style=memory_style, mark_percent=threshold_percent),
         _stepped(_memory_texts(row), columns[_MEMORY]),
         lambda width: bar(gpu.utilization_percent, width, style="green"),
         Text(_percent(gpu.utilization_percent)),
@@ -190,15 +187,15 @@ def _gpu_cells(
 
 
 def _state(row: GpuRow) -> str:
-    """In words; what it is now is not known where its server does not answer."""
-    word = row.report.state.replace("_", " ")
+    """The state in words, in the past tense where its server does not answer."""
+    word = row.report.view.state.replace("_", " ")
     return f"was {word}" if row.is_stale else word
 
 
 def _memory_texts(row: GpuRow) -> tuple[str, str]:
     """Long and short."""
     short = _percent(row.report.memory_percent)
-    used_mb, total_mb = row.report.memory_used_mb, row.report.memory_total_mb
+    used_mb, total_mb = row.report.view.memory_used_mb, row.report.view.memory_total_mb
     return (short if used_mb is None or total_mb is None else f"{used_mb / 1024:.1f}/{total_mb / 1024:.0f}G"), short
 
 
@@ -218,21 +215,21 @@ def _heat(temperature_c: float | None) -> str:
 
 
 def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
-    gpu = row.report
+    gpu = row.report.view
     if gpu.state not in _SAID_BY_HOLDERS:
         return Text(gpu.reason or "the server does not say why", "italic")
     text = Text()
     for number, lease in enumerate(holders):
         text.append(", " if number else "").append(lease.holder, "bold").append(f" {show_since(lease.since_at, now)}")
-    # Who they are comes before what they run, because the end is cut off first.
+    # The holders come before their commands, because the end is cut off first.
     return text.append("".join(f" {lease.command}" for lease in holders if lease.command), "dim")
 
 
 def _lease_cells(server: ServerState, lease: LeaseReport, now: float) -> list[Cell]:
-    ids = [gpu.id for gpu in lease.gpus]
-    left_s = None if lease.expires_in_s is None else lease.expires_in_s - (server.age_s or 0.0)
-    where = " ".join(part for part in (lease.host, f"pid {lease.pid}" if lease.pid is not None else None) if part)
-    runs = lease.command if lease.state == "active" else f"{lease.state}: {lease.reason or UNKNOWN}"
+    view, ids = lease.view, lease.gpu_ids
+    left_s = None if view.expires_in_s is None else view.expires_in_s - (server.age_s or 0.0)
+    where = " ".join(part for part in (view.host, f"pid {view.pid}" if view.pid is not None else None) if part)
+    runs = lease.command if view.state == "active" else f"{view.state}: {view.reason or UNKNOWN}"
     return [
         Text(lease.holder, "bold"),
         Text(",".join([*ids[:1], *(gpu.rpartition(":")[2] for gpu in ids[1:])]) or UNKNOWN),
@@ -245,11 +242,11 @@ def _lease_cells(server: ServerState, lease: LeaseReport, now: float) -> list[Ce
 
 
 def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
-    position = UNKNOWN if lease.position is None else str(lease.position)
+    position = UNKNOWN if lease.view.position is None else str(lease.view.position)
     return [
         Text(f"{position} " if is_one else f"{lease.endpoint} {position} ").append(lease.holder, "bold"),
         Text(show_since(lease.requested_at, now)),
-        Text(str(lease.priority) if lease.priority else ""),
+        Text(str(lease.view.priority) if lease.view.priority else ""),
         Text(lease.wants),
         Text(lease.why or "the server does not say why"),
     ]

@@ -1,4 +1,4 @@
-"""Percentages drawn in a line of text: a bar for one, a sparkline for the last ones. Unknown is not zero in either."""
+"""Percentages drawn in a line of text: a bar for one, a sparkline for the last ones. Neither shows unknown as zero."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 UNKNOWN = "?"
 # A reading that could not be taken, among others that could.
 GAP = "·"
-# The highest leaves a gap to the line above, so that those of two GPUs do not run together.
+# The highest leaves a gap to the line above, so that two GPUs do not run together.
 _LEVELS = "▁▂▃▄▅▆▇"
 _FULL, _HALF, _EMPTY = "━╾─"
 MARK, _MARK_IN_FULL = "┼╋"
@@ -17,8 +17,8 @@ _GROUND = "bright_black"
 
 
 def sparkline(percents: Sequence[float | None], width: int) -> str:
-    """The last `width` readings, the newest at the right, on a scale that is 0 to 100 whatever they are, so that those of
-    two GPUs can be compared. Where there were fewer, the left is empty.
+    """The last `width` readings, the newest at the right. The scale is always 0 to 100, so that two GPUs can be
+    compared. Where there are fewer readings, the left is empty.
     """
     if width <= 0:
         return ""
@@ -26,7 +26,7 @@ def sparkline(percents: Sequence[float | None], width: int) -> str:
 
 
 def bar(percent: float | None, width: int, *, style: str, mark_percent: float | None = None) -> Text:
-    """A bar of this many cells, exact to half of one, with a mark at the threshold; it can be read without colours.
+    """A bar of this many cells, exact to half a cell, with a mark at the threshold; it can be read without colours.
     Unknown is a question mark.
     """
     if width <= 0:

@@ -31,11 +31,10 @@ class Scroll:
     offsets: Mapping[str, int] = field(default_factory=dict)
 
     def moved(self, by: int) -> Scroll:
-        """The section that has the keys, moved by so many rows. That it stays within its bounds is seen to when drawn."""
+        """The section that has the keys, moved by so many rows. Drawing keeps it within its bounds."""
         return replace(self, offsets={**self.offsets, self.section: max(self.offsets.get(self.section, 0) + by, 0)})
 
     def next_section(self) -> Scroll:
-        """The keys move the next section from now on."""
         return replace(self, section=SECTIONS[(SECTIONS.index(self.section) + 1) % len(SECTIONS)])
 
 
@@ -44,7 +43,7 @@ NOT_SCROLLED = Scroll()
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A frame as drawn: its lines, where it is scrolled to within its bounds, and how many rows a page has."""
+    """A frame as drawn: its lines, how far it is scrolled, and how many rows a page has."""
 
     lines: list[Text]
     scroll: Scroll
@@ -55,7 +54,7 @@ class Picture:
 
 
 def draw_all(frame: Frame, width: int, *, is_whole: bool) -> Picture:
-    """Everything there is, one below the other, and nothing about keys. `is_whole`: no line is cut off, however long."""
+    """Everything, one section below the other, and nothing about keys. `is_whole`: no line is cut off, however long."""
     sections = [
         gpu_section(frame, width),
         lease_section(frame, width),
@@ -74,7 +73,7 @@ def draw_all(frame: Frame, width: int, *, is_whole: bool) -> Picture:
 
 
 def draw(frame: Frame, width: int, height: int, scroll: Scroll | None = None) -> Picture:
-    """Draw for a screen of this size. What does not fit is counted, and can be scrolled to."""
+    """Draw for a screen of this size. Lines that do not fit are counted, and can be scrolled to."""
     scroll = scroll or NOT_SCROLLED
     head = _header(frame, width, height)
     foot = _footer(frame, width)
@@ -109,8 +108,8 @@ def draw(frame: Frame, width: int, height: int, scroll: Scroll | None = None) ->
 
 
 def _share_out(needs: Sequence[int], room: int) -> list[int]:
-    """The rows of each section: half for the GPUs and a quarter each for leases and queue where there is not enough for
-    all, and what one does not need goes to the others, to the GPUs first and to the queue before the leases.
+    """The rows of each section. Where they do not all fit, half are for the GPUs and a quarter each for leases and
+    queue; rows that one does not need go to the others, to the GPUs first and to the queue before the leases.
     """
     room = max(room, 0)
     gpus, leases, queue = range(3)
@@ -122,7 +121,7 @@ def _share_out(needs: Sequence[int], room: int) -> list[int]:
 
 
 def _window(total: int, room: int, offset: int) -> tuple[int, int]:
-    """Which rows are shown. Where not all are, the last line says so."""
+    """Which rows are shown. Where not all are, one row is left for saying so."""
     if total <= room:
         return 0, total
     shown = max(room - 1, 0)
@@ -146,11 +145,13 @@ def _header(frame: Frame, width: int, height: int | None) -> list[Text]:
 
 
 def _totals(frame: Frame) -> Text:
-    """How many GPUs of each kind, and how many wait. What is not known now is counted as such, not as it was."""
+    """How many GPUs are in each state, and how many requests wait. A GPU of a server that does not answer is counted as
+    not known.
+    """
     if all(server.report is None for server in frame.servers):
         return Text(f"GPUs {UNKNOWN}   queue {UNKNOWN}", "bold")
     rows = [row for server in frame.distinct for row in server.gpus]
-    counts = Counter(_COUNTED_AS.get(row.report.state, row.report.state) for row in rows if not row.is_stale)
+    counts = Counter(_COUNTED_AS.get(row.report.view.state, row.report.view.state) for row in rows if not row.is_stale)
     text = Text().append(f"{_number(len(rows), 'GPU')}: ", "bold")
     for word in [*_ALWAYS_COUNTED, *sorted(counts.keys() - set(_ALWAYS_COUNTED))]:
         style = STATE_STYLES.get(word, "") if counts[word] else "dim"
@@ -162,7 +163,7 @@ def _totals(frame: Frame) -> Text:
 
 
 def _server_lines(frame: Frame, most: int) -> list[Text]:
-    """One for each, but where they are too many those that do not answer come first."""
+    """A line for each; where there are too many, those that do not answer come first."""
     servers = list(frame.servers)
     if len(servers) <= most:
         return [_server_line(server, is_only=len(servers) == 1) for server in servers]
@@ -195,16 +196,16 @@ def _server_line(server: ServerState, *, is_only: bool) -> Text:
 
 
 def _about(server: ServerState, report: PoolReport, *, is_only: bool) -> Text:
-    text = Text(f"  {report.node}" if report.node else "")
+    text = Text(f"  {report.view.node}" if report.view.node else "")
     if not is_only:
         text.append(f"  {_number(len(server.gpus), 'GPU')}, {report.free} free, queue {report.queue_length}")
-    source = "simulated GPUs" if report.is_simulated else f"GPUs seen by {report.source or UNKNOWN}"
+    source = "simulated GPUs" if report.is_simulated else f"GPUs seen by {report.view.source or UNKNOWN}"
     text.append(f"  {source}", "magenta" if report.is_simulated else "")
     if not report.has_leases:
         return text.append("  statistics only, no leases", "yellow")
-    if not report.can_grant:
-        return text.append(f"  grants nothing: {report.trouble or 'it does not say why'}", "bold red")
-    threshold_percent = report.memory_threshold_percent
+    if not report.view.can_grant:
+        return text.append(f"  grants nothing: {report.view.trouble or 'it does not say why'}", "bold red")
+    threshold_percent = report.view.thresholds.memory_percent
     mark = f"memory threshold {UNKNOWN if threshold_percent is None else f'{threshold_percent:g} %'}"
     return text.append(f"  {MARK} {mark}", "dim")
 

@@ -1,4 +1,4 @@
-"""Getting GPUs from many endpoints at once: whoever can grant first does, and only one grant is kept."""
+"""Getting GPUs from many endpoints at once: the first endpoint that can grant does, and only one grant is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from gpu_worker_pool.client.backends.lease_book import Answer, Granted, LeaseBook, Over, Queued, Refused
+from gpu_worker_pool.client.backends.lease_book import Granted, LeaseAnswer, LeaseBook, NeverGranted, Over, Queued
 from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
@@ -28,23 +28,23 @@ logger = logging.getLogger("gpu_worker_pool.client")
 PATIENCE_S = 0.2
 # A long poll is asked for this long, and then asked for again.
 WAIT_S = 25.0
-# Who does not want to wait at all has each endpoint asked once, within this time.
+# A request that must not wait asks each endpoint once, within this time.
 ONE_TRY_S = 1.0
-# How soon an endpoint is asked again that could not answer.
+# How soon an endpoint that could not answer is asked again.
 ASK_AGAIN_S = 1.0
-# How long whoever gives up waits for his requests to be taken back; what takes longer is finished in the background.
+# How long a request that gives up waits for its releases; what takes longer goes on in the background.
 LEAVE_S = 0.5
-# A grant is of this moment where no more than this part of its TTL can have run: a quarter of the time to a heartbeat.
+# A grant is new where no more than this part of its TTL can have run: a quarter of the time to a heartbeat.
 NEW_PER_TTL = 12
 
 
-# Gives a lease back in the background, once what is still under way for it has come to its end.
-Leave = Callable[[LeaseBook, str, "asyncio.Task[Answer] | None"], "asyncio.Task[None]"]
+# Releases a lease in the background, once the call that is still under way for it has ended.
+Leave = Callable[[LeaseBook, str, "asyncio.Task[LeaseAnswer] | None"], "asyncio.Task[None]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """What was got, and where."""
+    """The grant that is kept, and where."""
 
     member: Member
     book: LeaseBook
@@ -71,13 +71,13 @@ class Acquisition:
         self._request = request
         self._leave = leave
         self._on_waiting = on_waiting
-        # Told once for each queue that it stands in: the endpoint, its id there, and why it waits.
+        # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()
-        self._tasks: dict[asyncio.Task[Answer], tuple[Member, LeaseBook]] = {}
+        self._tasks: dict[asyncio.Task[LeaseAnswer], tuple[Member, LeaseBook]] = {}
         self._asked: dict[str, tuple[Member, LeaseBook]] = {}
         self._granted_at: set[str] = set()
-        # The same id everywhere, but where it has ended and another one must take its place.
+        # The same id everywhere, except where that lease has ended and another one takes its place.
         self._ids: dict[str, str] = {}
         self._numbers = count(1)
         self._waiting_at: dict[str, Queued] = {}
@@ -85,8 +85,8 @@ class Acquisition:
         self._ask_again_at: dict[str, float] = {}
 
     async def run(self, timeout_s: float) -> Won:
-        """Get it, or raise: WorkerTimeoutError, ServiceUnavailableError, RequestRefusedError. Whatever happens, nothing
-        that was asked for and not kept is left behind.
+        """Get the GPUs, or raise: WorkerTimeoutError, ServiceUnavailableError, RequestRefusedError. However it ends, no
+        lease that was requested and not kept is left behind.
         """
         began = boot_time()
         won: Won | None = None
@@ -105,7 +105,7 @@ class Acquisition:
                     await asyncio.wait(must_wait, timeout=LEAVE_S)
                 except BaseException:
                     if won is not None:
-                        self._leave(won.book, won.lease_id, None)  # nobody will hear of it
+                        self._leave(won.book, won.lease_id, None)  # the caller will not hear of it
                     raise
         return won
 
@@ -125,11 +125,11 @@ class Acquisition:
             if won is not None:
                 return won
 
-    def _start(self, member: Member, answer: Coroutine[Any, Any, Answer]) -> None:
+    def _start(self, member: Member, answer: Coroutine[Any, Any, LeaseAnswer]) -> None:
         task = asyncio.ensure_future(answer)
         self._tasks[task] = (member, member.book)
 
-    async def _ask(self, member: Member) -> Answer:
+    async def _ask(self, member: Member) -> LeaseAnswer:
         book = member.book
         self._asked[member.id] = (member, book)
         return await book.ask(self._id_at(member), self._request)
@@ -138,7 +138,9 @@ class Acquisition:
         return self._ids.get(member.id, self._lease_id)
 
     def _go_on(self) -> None:
-        """Wait at every endpoint that has us in its queue; ask every one that is up and has not been asked."""
+        """Wait at every endpoint that has the request in its queue; ask every endpoint that is up and has not been
+        asked.
+        """
         busy = {member.id for member, _ in self._tasks.values()}
         now = boot_time()
         for member in self._fleet.members.values():
@@ -155,7 +157,7 @@ class Acquisition:
         return max(min(waits), 0.01) if waits else None
 
     async def _next(self, timeout_s: float | None, change: asyncio.Future[None] | None = None) -> Won | None:
-        """Wait for answers, and take them in; returns what was won."""
+        """Wait for answers and handle them; returns what was won."""
         waiting: set[asyncio.Future[Any]] = {*self._tasks}
         if change is not None:
             waiting.add(change)
@@ -171,7 +173,7 @@ class Acquisition:
             raise RequestRefusedError(self._refused)
         return won
 
-    async def _take_in(self, task: asyncio.Task[Answer], member: Member, book: LeaseBook) -> Won | None:
+    async def _take_in(self, task: asyncio.Task[LeaseAnswer], member: Member, book: LeaseBook) -> Won | None:
         self._waiting_at.pop(member.id, None)
         try:
             answer = task.result()
@@ -188,28 +190,28 @@ class Acquisition:
                 if place not in self._told:
                     self._told.add(place)
                     self._on_queued(*place, answer.reason)
-            case Refused():
+            case NeverGranted():
                 self._refused[member.id] = answer.reason
             case Over():
-                self._begin_anew(member, answer.reason)
+                self._ask_under_new_id(member, answer.reason)
         return None
 
-    def _begin_anew(self, member: Member, reason: str) -> None:
-        """It ended there before it was ours: we were not heard of for too long, say. Under the same id one would only be
-        told so again. Whom an operator sent away does not come back.
+    def _ask_under_new_id(self, member: Member, reason: str) -> None:
+        """Ask under another id after the lease ended there before it was ours, because it expired, say: under the same
+        id the server would only say so again. A request that an operator revoked is not made again.
         """
         if reason == EndReason.REVOKED:
             self._refused[member.id] = "an operator took the request out of the queue"
             return
         ended_id = self._id_at(member)
         fields = {"lease_id": ended_id, "endpoint": member.id}
-        logger.info("lease %s ended at %s (%s); asking anew", ended_id, member.id, reason, extra=fields)
+        logger.info("lease %s ended at %s (%s); asking under another id", ended_id, member.id, reason, extra=fields)
         self._ids[member.id] = f"{self._lease_id}-{next(self._numbers)}"
         self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, member: Member, book: LeaseBook, grant: Granted) -> Won | None:
-        """A grant that was waited for may have been made a while ago: a sign of life tells whether it still stands. One
-        that is known to be of this moment is used at once; the next heartbeat is early enough for it.
+        """A grant that was waited for may be old: a heartbeat tells whether it still stands. A grant that is known to
+        be new is used at once; the next heartbeat is early enough for it.
         """
         since = grant.safe_since
         if since is not None and boot_time() - since <= self._request.ttl_s / NEW_PER_TTL:
@@ -222,7 +224,7 @@ class Acquisition:
             return None
         if lease_id in renewal.renewed:
             return Won(member, book, lease_id, grant, renewal.sent_at)
-        self._begin_anew(member, renewal.lost.get(lease_id, "unknown"))
+        self._ask_under_new_id(member, renewal.lost.get(lease_id, "unknown"))
         return None
 
     def _fail(self, member: Member, error: EndpointError) -> None:
@@ -230,18 +232,18 @@ class Acquisition:
         self._fleet.note_failure(member, error)
 
     def _leave_the_others(self, won: Won | None) -> list[asyncio.Task[None]]:
-        """Take back what was asked for and is not kept; returns what to wait for. Nothing is waited for here, so that
-        nothing can come in between.
+        """Release what was requested and is not kept; returns what to wait for. This does not wait itself, so that
+        nothing can happen in between.
 
-        A second grant is given back before anybody sees the first. Where one was only in the queue, the winner need not
-        wait; who gives up waits for all, for a while.
+        A second grant is released before the caller sees the first. For a place in a queue the winner need not wait; a
+        request that gives up waits for all, for a while.
         """
         under_way = {member.id: task for task, (member, _) in self._tasks.items()}
         for id_, task in under_way.items():
             if task.done() and not task.cancelled() and task.exception() is None and isinstance(task.result(), Granted):
                 self._granted_at.add(id_)
             if id_ in self._waiting_at:
-                task.cancel()  # a poll; a request is let arrive, or it would come in after it was taken back
+                task.cancel()  # a poll; a PUT must arrive, or it would come in after its release
         leaving = {
             member.id: self._leave(book, self._id_at(member), under_way.get(member.id))
             for member, book in self._asked.values()
@@ -250,12 +252,14 @@ class Acquisition:
         return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
 
     def _has_nothing_of_ours(self, member: Member) -> bool:
-        """Whether it refused us, and there was never an answer that got lost, nor a place in its queue."""
+        """Whether the endpoint refused the request, every call to it was answered, and the request was never in its
+        queue.
+        """
         has_queued = any(id_ == member.id for id_, _ in self._told)
         return member.id in self._refused and member.id not in self._ask_again_at and not has_queued
 
     def _is_won_at(self, won: Won, member: Member) -> bool:
-        """Whether this is where it was won: one server may go by several names, and one id there is one lease."""
+        """Whether this is where the lease was won: one server may go by several names, and one id there is one lease."""
         if member is won.member:
             return True
         server_id = member.view.server_id

@@ -20,7 +20,7 @@ MOST_IDS = 500
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class HeldLease:
     """A lease that this process holds."""
 
     lease_id: str
@@ -28,32 +28,31 @@ class Held:
     lost: Lost
 
     def extend(self, sent_at: float) -> None:
-        """Its TTL runs from then on, at the earliest; it is given up one heartbeat before its end."""
+        """Count the TTL from when a heartbeat was sent; the lease is given up one heartbeat before its end."""
         self.lost.extend(sent_at + self.ttl_s * (1 - 1 / BEATS_PER_TTL))
 
 
 class Heartbeat:
-    """One task for all leases at an endpoint: one call renews them all. It runs while there are some."""
+    """One task for all leases at an endpoint: one call renews them all. The task runs while there are leases."""
 
     def __init__(self, book: LeaseBook, on_lost: Callable[[str, str], None]) -> None:
         self._book = book
         self._on_lost = on_lost
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldLease] = {}
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, held: Held, safe_since: float) -> None:
-        """Keep this one alive."""
+    def add(self, held: HeldLease, safe_since: float) -> None:
         held.extend(safe_since)
         self._held[held.lease_id] = held
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
     def drop(self, lease_id: str) -> None:
-        """It is given back."""
+        """Stop renewing a lease that is released."""
         held = self._held.pop(lease_id, None)
         if held is not None:
             held.lost.settle()
@@ -62,7 +61,7 @@ class Heartbeat:
             self._task = None
 
     async def close(self) -> None:
-        """Stop; leases that are still held run out."""
+        """Stop; leases that are still held expire."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -77,7 +76,7 @@ class Heartbeat:
             if not self._held:
                 return
             try:
-                # No longer than until something is to be given up.
+                # No longer than until a lease is to be given up.
                 async with asyncio.timeout(self._until_next(beat_s)):
                     await self._beat()
                 nap_s = min(held.ttl_s for held in self._held.values()) / BEATS_PER_TTL if self._held else beat_s
@@ -86,7 +85,7 @@ class Heartbeat:
             self._give_up_what_is_late()
 
     def _until_next(self, nap_s: float) -> float:
-        """Until the next heartbeat, or until something is to be given up."""
+        """How long until the next heartbeat, or until a lease is to be given up."""
         soonest = min(
             (held.lost.ends_at for held in self._held.values() if held.lost.ends_at is not None), default=None
         )

@@ -1,4 +1,4 @@
-"""That a lease is lost, as something one can wait for."""
+"""The loss of a lease, as something to wait for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpu_worker_pool.host.clock import boot_time
 
 
 class Lost:
-    """Set when the lease is over before it was given back: `await assignment.lost`, or ask `is_set()`.
+    """Set when the lease is over before it was released: `await assignment.lost`, or ask `is_set()`.
 
-    The holder gives up before the server does: one heartbeat before the TTL would end it, reckoned from when the last
-    sign of life that got through was *sent*. `is_set` goes by the clock, so that it is right also when this process was
-    stopped or the machine slept, before any timer had its turn.
+    The holder gives up before the server does: one heartbeat before the TTL would end it, counted from when the last
+    heartbeat that got through was *sent*. `is_set` goes by the clock, so that it is right even when this process was
+    stopped or the machine slept, before any timer has run.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_time) -> None:
@@ -40,16 +40,16 @@ class Lost:
 
     @property
     def ends_at(self) -> float | None:
-        """When it is lost if nothing more is heard; None where it cannot be."""
+        """When the lease is lost if no further heartbeat gets through; None where it cannot be lost."""
         return self._ends_at
 
     def extend(self, ends_at: float) -> None:
-        """A sign of life got through; what is lost stays lost."""
+        """Note that a heartbeat got through; a lost lease stays lost."""
         if not self.is_set():
             self._ends_at = max(ends_at, self._ends_at or ends_at)
 
     def set(self, reason: str) -> bool:
-        """It is lost; whether that is news."""
+        """Declare the lease lost; returns False where it was lost or released before."""
         if self._is_over or self._event.is_set():
             return False
         self.reason = reason
@@ -57,7 +57,7 @@ class Lost:
         return True
 
     def settle(self) -> None:
-        """It was given back, so it can no longer be lost."""
+        """Note that the lease was released, so that it can no longer be lost."""
         self._is_over = True
 
     def __repr__(self) -> str:

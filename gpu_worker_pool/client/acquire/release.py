@@ -1,4 +1,4 @@
-"""Giving a lease back, also to a server that is away for a moment: it comes back with all its leases, this one included."""
+"""Releasing a lease, also at a server that is away for a moment: it comes back with all its leases, this one included."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import logging
 import random
 
-from gpu_worker_pool.client.backends.lease_book import Answer, LeaseBook
+from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
 from gpu_worker_pool.client.endpoints.endpoint import RETRY
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
@@ -17,15 +17,15 @@ logger = logging.getLogger("gpu_worker_pool.client")
 KEEP_TRYING_S = 120.0
 
 
-async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[Answer] | None) -> None:
-    """Give it back, once the call that is still under way for it has come to its end, however it ends."""
+async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
+    """Release it, once the call that is still under way for it has ended, whatever its outcome."""
     if under_way is not None:
         try:
             await asyncio.wait([under_way])
         finally:
             under_way.cancel()
         if not under_way.cancelled():
-            under_way.exception()  # how it ended is of no interest any more
+            under_way.exception()  # its outcome no longer matters
     give_up_at, reason, endpoint_id = boot_time() + KEEP_TRYING_S, "the client was stopped", None
     try:
         for attempt in itertools.count():
@@ -46,4 +46,4 @@ async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[
 
 def _warn(lease_id: str, endpoint_id: str | None, reason: str) -> None:
     fields = {"lease_id": lease_id, "endpoint": endpoint_id}
-    logger.warning("lease %s could not be given back and will run out: %s", lease_id, reason, extra=fields)
+    logger.warning("lease %s could not be released and will expire: %s", lease_id, reason, extra=fields)

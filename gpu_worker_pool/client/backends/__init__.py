@@ -1,1 +1,1 @@
-"""Who hands out the GPUs of an endpoint: its server, or this process."""
+"""What hands out the GPUs of an endpoint: its server, or this process."""

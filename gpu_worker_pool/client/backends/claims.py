@@ -1,5 +1,5 @@
-"""Which GPU of a statistics-only server is whose, among all clients of this process: they may run in several threads, each
-with an event loop of its own, and the server keeps none of them apart.
+"""Which client of this process has which GPU of a statistics-only server. Clients may run in several threads, each with
+an event loop of its own, and the server does not tell them apart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Claim = tuple[str, str]
 
 
 class Claims:
-    """A GPU is claimed by one client at a time. All methods may be called from any thread."""
+    """Each GPU is claimed by at most one client. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class Claims:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def join(self, client: object, on_change: Callable[[], None]) -> None:
-        """Be told, in whichever thread, when somebody else lets go of something."""
+        """Call `on_change`, in any thread, whenever another client gives up a claim."""
         with self._lock:
             self._listeners[client] = on_change
 
@@ -34,7 +34,7 @@ class Claims:
             return True
 
     def let_go(self, client: object, claims: Iterable[Claim]) -> None:
-        """Let go of what is one's own."""
+        """Give up those of these claims that are the client's own."""
         with self._lock:
             own = [claim for claim in claims if self._owners.get(claim) is client]
             for claim in own:
@@ -44,14 +44,13 @@ class Claims:
             told()
 
     def leave(self, client: object) -> None:
-        """Let go of everything, and hear no more."""
+        """Give up all claims, and stop calling `on_change`."""
         with self._lock:
             own = [claim for claim, owner in self._owners.items() if owner is client]
             self._listeners.pop(client, None)
         self.let_go(client, own)
 
     def is_taken_by_others(self, client: object, claim: Claim) -> bool:
-        """Whether another client has it."""
         with self._lock:
             return self._owners.get(claim, client) is not client
 

@@ -1,4 +1,4 @@
-"""What can be asked of whoever hands out GPUs at an endpoint: its server, or this process where that has no leases."""
+"""What hands out the GPUs of an endpoint: its server, or this process where the server has no leases."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class LeasedGpu:
-    """A GPU that was granted."""
-
-    index: int
-    uuid: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Granted:
-    """It is ours. `safe_since` is a time from which on its TTL has surely not run yet; None where that is not known."""
+    """The lease is ours. Its TTL has certainly not begun before `safe_since`; None where that is not known."""
 
-    gpus: tuple[LeasedGpu, ...]
+    gpus: tuple[Gpu, ...]
     fence: int | None
     env: dict[str, str]
     safe_since: float | None
@@ -30,32 +22,32 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """It waits, and why."""
+    """The request waits, and why."""
 
     position: int | None
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """It will never be granted there, and why."""
+class NeverGranted:
+    """The request will never be granted there, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """It has ended: somebody took it out of the queue or away."""
+    """The lease has ended: it left the queue, expired, or was revoked."""
 
     reason: str
 
 
-Answer = Granted | Queued | Refused | Over
+LeaseAnswer = Granted | Queued | NeverGranted | Over
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of leases that were renewed; sent at this time."""
+    """What became of leases that were renewed, and when the call was sent."""
 
     sent_at: float
     renewed: frozenset[str]
@@ -69,18 +61,18 @@ class LeaseBook(Protocol):
         """Whether a lease ends unless it is renewed."""
         ...
 
-    async def ask(self, lease_id: str, request: Request) -> Answer:
+    async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""
         ...
 
-    async def wait(self, lease_id: str, wait_s: float) -> Answer:
+    async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
         """Wait until it is no longer queued, or the time is over."""
         ...
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:
-        """A sign of life."""
+        """Send a heartbeat for these leases."""
         ...
 
     async def release(self, lease_id: str) -> None:
-        """Give back, or leave the queue; what is unknown there is given back."""
+        """Release the lease, or leave the queue; a lease that is unknown there counts as released."""
         ...

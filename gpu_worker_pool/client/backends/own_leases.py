@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -24,25 +24,25 @@ from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.writer import InlineWriter
 
 from .claims import OF_THIS_PROCESS, Claim
-from .lease_book import Answer, Granted, LeasedGpu, Over, Queued, Refused, Renewal
+from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 SHORTEST_HISTORY = 200
-# How often a lease is renewed that nobody but this process can lose.
+# How often leases are renewed. They end with this process, so they cannot be lost before.
 RENEW_S = 3600.0
 
 
 class OwnLeases:
-    """Hands out an endpoint's GPUs among the workers of this process; `place` is where the server is, so that other
-    clients of this process who ask the same server keep off what is ours, and we off what is theirs.
+    """Hands out an endpoint's GPUs among the workers of this process. `place` is the server's address: clients of this
+    process that ask the same server keep off each other's GPUs.
     """
 
     def __init__(self, settings: PoolSettings, place: str) -> None:
         self._place = place
         self._measured: dict[str, Reading] = {}
         self._loop = asyncio.get_running_loop()
-        # Readings come too seldom here to wait for one before a GPU is handed on.
+        # Readings come too seldom here to wait for one before a GPU is granted again.
         self._driver = Driver(replace(settings, awaits_reading_after_release=False), clock=boot_time)
-        # Nobody reads this history; it is there because a driver has one.
+        # This history is never read; it is there because a driver needs one.
         journal = MemoryJournal(most_ended=1)
         self._driver.open(
             journal.load(0),
@@ -56,11 +56,10 @@ class OwnLeases:
 
     @property
     def state(self) -> PoolState:
-        """What is known of the GPUs and who has them."""
         return self._driver.state
 
     def observe(self, readings: Sequence[Reading]) -> None:
-        """What the server measured."""
+        """Take in what the server measured."""
         self._measured = {reading.gpu.key.uuid: reading for reading in readings}
         self._observe_again()
 
@@ -76,14 +75,14 @@ class OwnLeases:
         return (self._place, key.uuid)
 
     def _others_changed(self) -> None:
-        """Somebody else let go of something; called from any thread."""
+        """Read the GPUs again after another client gave up a claim; called from any thread."""
         with suppress(RuntimeError):  # the loop may just have ended
             self._loop.call_soon_threadsafe(self._observe_again)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:
             if isinstance(event, ev.LeaseGranted) and not OF_THIS_PROCESS.take(self, map(self._claim, event.gpus)):
-                # Another client was quicker, in the moment in which we decided. Nobody has been told yet.
+                # Another client was quicker while this one decided. The grant has not been answered yet.
                 self._observe_again()
                 self._driver.note(cmd.Revoke(event.lease_id))
         held = {key for key, slot in self.state.slots.items() if slot.occupants}
@@ -91,7 +90,7 @@ class OwnLeases:
         OF_THIS_PROCESS.let_go(self, free)
 
     def stop_granting(self, reason: str) -> None:
-        """What was measured is no longer known to be so; until it is, nobody is given anything."""
+        """Grant nothing until the GPUs are measured again: the last measurements may be out of date."""
         readings = [slot.reading for slot in self.state.slots.values() if slot.reading is not None]
         self.observe([replace(reading, at=boot_time(), fault=reason) for reading in readings])
 
@@ -101,38 +100,32 @@ class OwnLeases:
         return slot is not None and isinstance(judge(self.state, slot, Wishes(), boot_time()), Eligible)
 
     def close(self) -> None:
-        """End; whoever waits is let go."""
         self._renewing.cancel()
         self._driver.close()
         OF_THIS_PROCESS.leave(self)
 
     def needs_heartbeat(self) -> bool:
-        """They end with this process."""
         return False
 
-    async def ask(self, lease_id: str, request: Request) -> Answer:
-        """Ask, or ask again."""
+    async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
             if isinstance(event, ev.LeaseRefused):
-                return Refused(event.why)
+                return NeverGranted(event.why)
             if isinstance(event, ev.QueueFull):
-                return Refused(f"{event.limit} requests wait already")
+                return NeverGranted(f"{event.limit} requests wait already")
         return self._answer(lease_id)
 
-    async def wait(self, lease_id: str, wait_s: float) -> Answer:
-        """Wait until it is no longer queued, or the time is over."""
+    async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
         await self._driver.wait_while_queued(lease_id, wait_s)
         return self._answer(lease_id)
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:
-        """They need no sign of life."""
         return Renewal(boot_time(), frozenset(lease_ids), {})
 
     async def release(self, lease_id: str) -> None:
-        """Give back; the next one is woken at once."""
         await self._driver.do(cmd.Release(lease_id))
 
-    def _answer(self, lease_id: str) -> Answer:
+    def _answer(self, lease_id: str) -> LeaseAnswer:
         lease = self.state.find(lease_id)
         match lease:
             case ActiveLease():
@@ -145,10 +138,10 @@ class OwnLeases:
                 return Queued(position, f"position {position} among the workers of this process")
         return Over("another client of this process was quicker")
 
-    def _gpu(self, key: GpuKey) -> LeasedGpu:
+    def _gpu(self, key: GpuKey) -> Gpu:
         reading = self.state.slots[key].reading
-        assert reading is not None  # noqa: S101 - what was granted has been looked at
-        return LeasedGpu(reading.gpu.index, key.uuid, reading.gpu.name)
+        assert reading is not None  # noqa: S101 - a GPU that was granted has been read
+        return reading.gpu
 
     async def _keep_alive(self) -> None:
         while True:

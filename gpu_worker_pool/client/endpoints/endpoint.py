@@ -32,8 +32,8 @@ class EndpointLimits:
 
 
 class Endpoint:
-    """Calls one server. Its breaker stops calls that would only fail; a sign of life and a release always go out, because
-    whatever the breaker thinks, a GPU depends on them.
+    """Calls one server. Its breaker stops calls that would only fail; heartbeats and releases always go out, because a
+    GPU depends on them.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class Endpoint:
         return round(1000.0 * sum(self._times_s) / len(self._times_s), 3) if self._times_s else 0.0
 
     def breaker_stats(self) -> BreakerStats:
-        """How its breaker is doing."""
         return self._breaker.stats(self._clock())
 
     def retry_in_s(self) -> float:
@@ -86,11 +85,10 @@ class Endpoint:
         return self._breaker.retry_in_s(self._clock())
 
     def allow_probe_now(self) -> None:
-        """Somebody thinks that it is back."""
         self._breaker.allow_probe_now(self._clock())
 
     def mark_healthy(self) -> None:
-        """A look at its GPUs succeeded."""
+        """Note that a poll of its GPUs succeeded."""
         if not self.is_healthy:
             if self._was_healthy:
                 self.recovered_at = self._clock()
@@ -99,7 +97,7 @@ class Endpoint:
         self.last_seen = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
 
     def mark_down(self, reason: str) -> None:
-        """It cannot be used at present. When it is back it may be another server, so what it can do is asked anew."""
+        """Note that it cannot be used at present. It may come back as another server, so its kind is asked again then."""
         self.is_healthy = False
         self.last_error = reason
         self.kind = "unknown"
@@ -116,8 +114,8 @@ class Endpoint:
     ) -> Reply:
         """Call it; EndpointError where there is no usable answer. `extra_s` is how long it may hold the answer back.
 
-        A call that is made more than once must be one that does no harm when it is. A vital one goes out whatever the
-        breaker says.
+        A call with several `attempts` must be harmless when it is repeated. A vital call goes out even where the
+        breaker is open.
         """
         for attempt in range(attempts):
             try:
@@ -172,7 +170,7 @@ class Endpoint:
         return reply
 
     def error(self, reason: str, *, status: int | None = None) -> EndpointError:
-        """An error of this endpoint that asking again does not mend."""
+        """An error of this endpoint that a retry does not fix."""
         return self._error(reason, status=status, is_temporary=False)
 
     def _error(self, reason: str, *, status: int | None = None, is_temporary: bool = True) -> EndpointError:

@@ -1,4 +1,4 @@
-"""All endpoints together: looks at them side by side, knows which are up, and orders them for a request."""
+"""All endpoints together: polls them side by side, knows which are up, and orders them for a request."""
 
 from __future__ import annotations
 
@@ -20,65 +20,62 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.wire.transport import Transport
 
 from .endpoint import Endpoint, EndpointLimits
-from .gpu_view import Change, GpuView, PoolView, parse_pool, parse_sizes, parse_summary
+from .seen_pool import Change, SeenGpu, SeenPool, parse_pool, parse_sizes, parse_summary
 
 if TYPE_CHECKING:
     from gpu_worker_pool.client.backends.own_leases import OwnLeases
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
-# Servers with statistics only of which this process has been told, however many clients it makes.
+# Servers with statistics only that this process has warned of already; its clients share this.
 _WARNED: set[str] = set()
-# How long a start waits for the first endpoint to answer; the others are looked at beside it.
+# How long a start waits for the first endpoint to answer; the others are polled beside it.
 FIRST_ANSWER_S = 0.75
-# Who waits at several endpoints is one who waits, so the first in each line are asked for by their ids.
+# A request that waits at several endpoints counts once, so the first of each queue are asked for with their ids.
 POOL_PATH = "/pool?queue=100"
 
 
 @dataclass(eq=False)
 class Member:
-    """An endpoint with what is known of its GPUs, and who hands them out."""
+    """An endpoint with what is known of its GPUs, and what hands them out."""
 
     endpoint: Endpoint
     server_leases: ServerLeases
     heartbeat: Heartbeat
-    view: PoolView = field(default_factory=PoolView)
+    view: SeenPool = field(default_factory=SeenPool)
     own_leases: OwnLeases | None = None
     sizes_mb: dict[int, float] | None = None
-    # What this process was granted and gave back since the view was taken, and when.
+    # What this process was granted and released since the view was taken, and when.
     taken: dict[Change, float] = field(default_factory=dict)
     released: dict[Change, float] = field(default_factory=dict)
     poll_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def id(self) -> str:
-        """The endpoint's."""
         return self.endpoint.id
 
     @property
     def book(self) -> LeaseBook:
-        """Who hands out its GPUs."""
         if self.endpoint.kind == "statistics" and self.own_leases is not None:
             return self.own_leases
         return self.server_leases
 
-    def gpus(self) -> PoolView:
-        """Its GPUs, with this process's own changes at once."""
+    def gpus(self) -> SeenPool:
+        """Its GPUs, with the changes that this process made since the last poll."""
         if self.endpoint.kind == "statistics" and self.own_leases is not None:
             return _own_view(self.own_leases, self.view)
         return self.view.with_changes(self.taken, self.released)
 
     def note_taken(self, uuid: str, worker_id: str) -> None:
-        """This process was granted a GPU."""
         self.taken[uuid, worker_id] = boot_time()
 
     def note_released(self, uuid: str, worker_id: str) -> None:
-        """This process gave a GPU back, or lost it."""
+        """Note that this process released a GPU, or lost it."""
         self.taken.pop((uuid, worker_id), None)
         self.released[uuid, worker_id] = boot_time()
 
-    def show(self, view: PoolView) -> None:
-        """What it shows now; own changes from before that are in it."""
+    def show(self, view: SeenPool) -> None:
+        """Take in what a poll showed; it includes the changes that this process made before."""
         self.view = view
         self.taken = {change: at for change, at in self.taken.items() if at >= view.seen_at}
         self.released = {change: at for change, at in self.released.items() if at >= view.seen_at}
@@ -106,7 +103,7 @@ class Fleet:
         self.is_stopping = False
 
     async def start(self) -> None:
-        """Look at all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
+        """Poll all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
         await self._transport.open()
         firsts = [
             asyncio.create_task(self._poll(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
@@ -116,7 +113,7 @@ class Fleet:
             async with asyncio.timeout(FIRST_ANSWER_S):
                 while waiting and not any(member.endpoint.is_healthy for member in self.members.values()):
                     _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                # Those that answer as quickly as the first are worth a moment: a request can then choose among them.
+                # A moment for those that answer almost as quickly as the first: a request can then choose among them.
                 if waiting:
                     await asyncio.wait(waiting, timeout=0.1)
         except TimeoutError:
@@ -133,13 +130,12 @@ class Fleet:
             logger.warning("no endpoint answers yet: %s", self.reasons())
 
     def say_that_it_stops(self) -> None:
-        """Whoever waits for an endpoint need not any more."""
+        """Wake the requests that wait for an endpoint, so that they end."""
         self.is_stopping = True
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
     async def stop(self) -> None:
-        """Stop looking, and let go of everything."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -175,20 +171,20 @@ class Fleet:
         }
 
     def changed(self) -> asyncio.Future[None]:
-        """Done when an endpoint comes or goes."""
+        """A future that is done when an endpoint comes up or goes down."""
         if self._change is None or self._change.done():
             self._change = asyncio.get_running_loop().create_future()
         return self._change
 
     def note_failure(self, member: Member, error: EndpointError) -> None:
-        """A call failed; the next look tells whether the endpoint is down, and need not be waited for."""
+        """Have the next poll come at once after a failed call: it tells whether the endpoint is down."""
         logger.info("endpoint %s: %s", member.id, error.reason, extra={"endpoint": member.id})
         member.poll_now.set()
 
     async def try_again(self, member: Member) -> bool:
-        """Look at an endpoint now, whatever its breaker says; whether it is up."""
+        """Poll an endpoint now, even where its breaker is open; returns whether it is up."""
         member.endpoint.allow_probe_now()
-        # Vital, because a look that is under way, and may hang, has the only call that the breaker lets through.
+        # Vital, because a poll that is under way, and may hang, has the only call that the breaker lets through.
         await self._poll(member, is_vital=True)
         return member.endpoint.is_healthy
 
@@ -257,7 +253,9 @@ class Fleet:
         endpoint.kind = "statistics"
 
     async def _sizes(self, endpoint: Endpoint) -> dict[int, float]:
-        """How large the GPUs are, for those who share one; a server that does not tell can still hand out whole ones."""
+        """How large the GPUs are, for requests that share one; a server that does not tell can still hand out whole
+        GPUs.
+        """
         try:
             reply = await endpoint.call("GET", "/gpu/stats")
             return parse_sizes(reply.data) if reply.status == 200 else {}
@@ -266,7 +264,7 @@ class Fleet:
 
     def _decide_here(self, member: Member, readings: list[Reading]) -> None:
         if member.own_leases is None:
-            from gpu_worker_pool.client.backends.own_leases import OwnLeases  # noqa: PLC0415 - only those who need it wait for it to load
+            from gpu_worker_pool.client.backends.own_leases import OwnLeases  # noqa: PLC0415 - loaded only where it is needed
 
             config = self._config
             member.own_leases = OwnLeases(
@@ -280,16 +278,16 @@ class Fleet:
             )
             logger.log(
                 logging.DEBUG if member.endpoint.url.url in _WARNED else logging.WARNING,
-                "endpoint %s has statistics only, no leases: the workers of this process are coordinated, and nobody else's",
+                "endpoint %s has statistics only, no leases: only the workers of this process are coordinated",
                 member.id,
                 extra={"endpoint": member.id},
             )
             _WARNED.add(member.endpoint.url.url)
         member.own_leases.observe(readings)
-        member.view = PoolView(seen_at=boot_time())
+        member.view = SeenPool(seen_at=boot_time())
 
 
-def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
+def _own_view(own: OwnLeases, view: SeenPool) -> SeenPool:
     state = own.state
     gpus = []
     for slot in sorted(state.slots.values(), key=lambda slot: slot.reading.gpu.index if slot.reading else -1):
@@ -298,7 +296,7 @@ def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
             continue
         holders = [state.leases[lease_id].request.holder for lease_id in slot.occupants]
         gpus.append(
-            GpuView(
+            SeenGpu(
                 reading.gpu.index,
                 slot.key.uuid,
                 reading.gpu.name,
@@ -309,4 +307,4 @@ def _own_view(own: OwnLeases, view: PoolView) -> PoolView:
             )
         )
     queued = tuple(state.queue)
-    return PoolView(tuple(gpus), queued, len(queued), view.seen_at)
+    return SeenPool(tuple(gpus), queued, len(queued), view.seen_at)

@@ -32,19 +32,27 @@ class RouteMatch(NamedTuple):
     parameters: Mapping[str, str]
 
 
+class PathPattern(NamedTuple):
+    """A path with a parameter. The parameter matches slashes too; at the end of the path it may be empty."""
+
+    before: str
+    name: str
+    after: str
+
+
 class RouteIndex:
     """Finds the resources of a path. A ValueError unless the handlers are exactly those of the table."""
 
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
         self.polled: dict[str, Callable[[], bytes]] = {}
         self._exact: dict[str, RouteMatch] = {}
-        self._patterns: list[tuple[re.Pattern[str], RouteMatch]] = []
+        self._patterns: list[tuple[PathPattern, RouteMatch]] = []
         by_name = _only_once(handlers)
         for resource in table:
             path = f"{prefix}{resource.path}"
             match = RouteMatch(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
             if "{" in path:
-                self._patterns.append((_pattern(path), match))
+                self._patterns.append((PathPattern(*_PARAMETER.split(path)), match))
                 continue
             self._exact[path] = match
             if isinstance(handler := match.handlers.get("GET"), Polled):
@@ -55,9 +63,13 @@ class RouteIndex:
     def find(self, path: str) -> list[RouteMatch]:
         """The resources at this path; several if one resource's name matches another one's parameter."""
         exact = self._exact.get(path)
-        tried = ((pattern.fullmatch(path), route) for pattern, route in self._patterns)
-        found = [route._replace(parameters=parts.groupdict()) for parts, route in tried if parts]
-        return found if exact is None else [exact, *found]
+        found = [] if exact is None else [exact]
+        for pattern, route in self._patterns:
+            if path.startswith(pattern.before) and path.endswith(pattern.after):
+                value = path[len(pattern.before) : len(path) - len(pattern.after)]
+                if value or not pattern.after:
+                    found.append(RouteMatch(route.resource, route.handlers, {pattern.name: value}))
+        return found
 
 
 def _only_once(handlers: Iterable[Handlers]) -> dict[str, Handler]:
@@ -74,9 +86,3 @@ def _take(handlers: dict[str, Handler], route: Route) -> Handler:
         return handlers.pop(route.name)
     except KeyError:
         raise ValueError(f"the route {route.name} ({route.method}) has no handler") from None
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """Compile a path. A parameter matches slashes too; at the end of the path it may be empty."""
-    literal, name, rest = _PARAMETER.split(path)
-    return re.compile(f"{re.escape(literal)}(?P<{name}>{'.+' if rest else '.*'}){re.escape(rest)}", re.DOTALL)

@@ -12,7 +12,7 @@ import pytest
 from gpu_worker_pool.cli.commands.leases import short_ids
 from gpu_worker_pool.cli.commands.wait import TimeOver, WantedGpus
 from gpu_worker_pool.cli.pools.reading import read_pool
-from gpu_worker_pool.cli.pools.servers import Answer
+from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import gpu_pool, start_gpu_pool
@@ -170,7 +170,7 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
         ("leased", 1),
     ]
     assert "holds GPU " in called("explain", holder, server=server).out
-    assert "runs out in " in called("explain", holder, server=server).out
+    assert "expires in " in called("explain", holder, server=server).out
     release(server, waiter)
     assert "it left the queue before it was granted" in called("explain", waiter, server=server).out
     assert called("explain", "nobody", server=server).code == 1
@@ -211,8 +211,11 @@ def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: ServerProcess)
 
 def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> None:
     def free(wanted: WantedGpus, **gpu: object) -> bool:
-        pool = {"gpus": [{"gpu_id": 0, "memory_total_mb": 10_000, **gpu}], "thresholds": {"memory_percent": 80}}
-        return wanted.free_in(read_pool(Answer("box", "http://box", 200, pool), is_multi=False)) is not None
+        pool = {
+            "gpus": [{"gpu_id": 0, "uuid": "x", "memory_total_mb": 10_000, **gpu}],
+            "thresholds": {"memory_percent": 80},
+        }
+        return wanted.free_in(read_pool(ServerAnswer("box", "http://box", 200, pool), is_multi=False)) is not None
 
     much, some = WantedGpus(memory_mb=5001), WantedGpus(memory_mb=5000)
     assert free(some, state="shared", memory_committed_mb=3000)
@@ -225,8 +228,11 @@ def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> N
 
 def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
     free = {"state": "free", "memory_total_mb": 10_000, "memory_committed_mb": 100}
-    pool = {"gpus": [{"gpu_id": index, **free} for index in range(2)], "thresholds": {"memory_percent": 80}}
-    report = read_pool(Answer("box", "http://box", 200, pool), is_multi=False)
+    pool = {
+        "gpus": [{"gpu_id": index, "uuid": f"GPU-{index}", **free} for index in range(2)],
+        "thresholds": {"memory_percent": 80},
+    }
+    report = read_pool(ServerAnswer("box", "http://box", 200, pool), is_multi=False)
 
     assert WantedGpus().standing_in(report) == "2 of 2 free"
     assert WantedGpus(model="A100").standing_in(report) == "0 of 0 free"
@@ -236,9 +242,11 @@ def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
         "0 of 2 free with so much room under the memory threshold (80 %); 7900MB would fit now"
     )
     assert WantedGpus(memory_mb=7900).standing_in(report) == "2 of 2 free"
-    uneven = replace(report, gpus=(report.gpus[0], replace(report.gpus[1], memory_committed_mb=3000.0)))
+    first, second = report.gpus
+    fuller = replace(second, view=replace(second.view, memory_committed_mb=3000.0))
+    uneven = replace(report, gpus=(first, fuller))
     assert WantedGpus(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
-    unknown = replace(report, gpus=(replace(report.gpus[0], memory_committed_mb=None),))
+    unknown = replace(report, gpus=(replace(first, view=replace(first.view, memory_committed_mb=None)),))
     assert "would fit" not in WantedGpus(memory_mb=1).standing_in(unknown)
     assert "not free within 1.5s: 1 GPU with 7950 MB each (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
 
@@ -262,7 +270,7 @@ def test_wait_does_not_call_busy_what_nobody_told(server: ServerProcess) -> None
     ("behaviour", "words"),
     [
         (statistics(), "has statistics only"),
-        (not_found, "is no GPU server"),
+        (not_found, "is not a GPU server"),
         (internal_error, "status 500"),
         (saying(200, b"null"), "shows no GPU"),
         (saying(200, b'{"state": "free"}'), "shows no GPU"),

@@ -16,7 +16,7 @@ import pytest
 from gpu_worker_pool.cli.commands.report import limit_s, parse_time
 from gpu_worker_pool.cli.commands.report import report as report_command
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.pools.servers import Answer
+from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
@@ -142,7 +142,7 @@ def test_a_span_that_ends_in_the_future_ends_now(server: ServerProcess) -> None:
     ("behaviour", "code", "words"),
     [
         (statistics(), 125, "it has statistics only, no leases, so there is no ledger to report from"),
-        (not_found, 125, "it is no GPU server"),
+        (not_found, 125, "it is not a GPU server"),
         (saying(200, b"null"), 125, NO_REPORT),
         (saying(422, b'{"detail": "since: no."}'), 2, "this cannot be reported: 127.0.0.1"),
         (saying(503, b'{"detail": "the disk is full."}'), 125, "the disk is full."),
@@ -214,7 +214,7 @@ def test_the_last_day_of_the_calendar_is_a_time_too() -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "1700000000", "yesterday", "2026-13-01", "99999x", "7d ago"])
 def test_what_is_no_time_or_might_be_several_is_refused(text: str) -> None:
-    with pytest.raises(Failure, match=r"--since: .* is no time; write 7d") as caught:
+    with pytest.raises(Failure, match=r"--since: .* is not a time; write 7d") as caught:
         parse_time(text, NOW, "--since")
     assert caught.value.code == 2
 
@@ -226,7 +226,7 @@ def usage(owner: str | None, **amounts: float) -> dict[str, Any]:
     return {"owner": owner, **dict.fromkeys(COLUMNS, 0), **amounts}
 
 
-def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> Answer:
+def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> ServerAnswer:
     data = {
         "node": endpoint,
         "since": "2026-03-01T00:00:00.000Z",
@@ -235,11 +235,12 @@ def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> Answer:
         "is_complete": True,
         "owners": list(owners),
         "others": None,
+        "total": dict.fromkeys(COLUMNS, 0),
         "server_id": f"id of {endpoint}",
         "source": "nvml",
         **more,
     }
-    return Answer(endpoint, f"http://{endpoint}", 200, data)
+    return ServerAnswer(endpoint, f"http://{endpoint}", 200, data)
 
 
 def test_the_sums_of_several_servers_are_added_and_one_that_goes_by_two_names_counts_once() -> None:
@@ -285,6 +286,6 @@ def test_an_owner_breaks_no_line_and_those_who_look_alike_are_added_up() -> None
     ],
 )
 def test_an_answer_that_makes_no_sense_is_not_taken_for_no_usage(data: Any) -> None:
-    server = read_usage(Answer("one", "http://one", 200, data))
+    server = read_usage(ServerAnswer("one", "http://one", 200, data))
     assert server.error == NO_REPORT
     assert not UsageReport([server]).is_complete

@@ -11,7 +11,7 @@ from rich.console import Console
 from gpu_worker_pool.cli.commands.status import show
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
 from gpu_worker_pool.cli.pools.report import PoolReport
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
@@ -124,7 +124,7 @@ def _shown(*reports: PoolReport, has_colours: bool = False) -> str:
 
 
 def _read(pool: Any) -> PoolReport:
-    return read_pool(Answer("box", "http://box:8000", 200, pool), is_multi=False)
+    return read_pool(ServerAnswer("box", "http://box:8000", 200, pool), is_multi=False)
 
 
 async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
@@ -137,7 +137,7 @@ async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
         (report,) = await ask_pools(servers)
     text = _shown(report)
     assert "statistics only, no leases" in text
-    assert [gpu.state for gpu in report.gpus] == ["free", "busy", "unknown"]
+    assert [gpu.view.state for gpu in report.gpus] == ["free", "busy", "unknown"]
     assert "memory at 97 %, threshold 80 %" in text
     assert "its utilization is unknown" in text
     assert report.as_json()["has_leases"] is False
@@ -157,8 +157,15 @@ def test_a_server_that_cannot_grant_says_so_in_red() -> None:
 
 def test_nothing_that_a_terminal_obeys_comes_through() -> None:
     evil = "\x1b]0;owned\x07\x9b31m\r\n\u202e[bold]"
-    lease = {"id": "a", "owner": evil, "worker_id": evil, "labels": {"command": evil}, "gpus": [{"gpu_id": 0}]}
-    gpu = {"gpu_id": 0, "name": evil, "state": evil, "reason": evil, "leases": ["a"]}
+    lease = {
+        "id": "a",
+        "state": "active",
+        "owner": evil,
+        "worker_id": evil,
+        "labels": {"command": evil},
+        "gpus": [{"uuid": evil}],
+    }
+    gpu = {"gpu_id": 0, "uuid": evil, "name": evil, "state": evil, "reason": evil, "leases": ["a"]}
     report = _read({"gpus": [gpu], "leases": [lease], "queue": [{**lease, "reason": evil}], "source": evil})
     text = _shown(report)
     assert "[bold]" in text

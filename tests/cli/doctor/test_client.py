@@ -10,9 +10,10 @@ import pytest
 from gpu_worker_pool.cli.doctor import client
 from gpu_worker_pool.cli.doctor.client import EndpointFacts
 from gpu_worker_pool.cli.doctor.command import endpoint_findings
-from gpu_worker_pool.cli.pools.servers import Answer, Servers
+from gpu_worker_pool.cli.pools.report import NOTHING
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.urls import parse_endpoint
-from tests.cli.doctor.facts import FACTS, FREE_GPU, POOL
+from tests.cli.doctor.facts import FACTS, FREE_GPU, pool
 from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,
@@ -68,11 +69,11 @@ def test_which_variable_decides(environ: dict[str, str], given: list[str] | None
     [
         (FACTS, "ok", "1 GPU (nvml)"),
         (replace(FACTS, same_as="other"), "warning", "it is the same server as other"),
-        (replace(FACTS, pool=None, stats=POOL), "warning", "statistics only"),
-        (replace(FACTS, pool={**POOL, "can_grant": False, "trouble": "disk full"}), "problem", "disk full"),
-        (replace(FACTS, pool={**POOL, "gpus": []}), "warning", "no GPU"),
+        (replace(FACTS, has_leases=False), "warning", "statistics only"),
+        (replace(FACTS, pool=pool(can_grant=False, trouble="disk full")), "problem", "disk full"),
+        (replace(FACTS, pool=pool(gpus=[])), "warning", "no GPU"),
         (replace(FACTS, took_s=2.0), "warning", "slow"),
-        (replace(FACTS, pool=None, error="refused"), "problem", "refused"),
+        (replace(FACTS, pool=NOTHING, error="refused"), "problem", "refused"),
     ],
 )
 def test_what_an_endpoint_is_good_for(facts: EndpointFacts, status: str, words: str) -> None:
@@ -83,12 +84,12 @@ def test_what_an_endpoint_is_good_for(facts: EndpointFacts, status: str, words: 
 
 
 def test_a_server_with_two_addresses_is_found_out() -> None:
-    first = replace(FACTS, pool={**POOL, "server_id": "x"})
-    stranger = replace(FACTS, id="stranger", pool={**POOL, "server_id": "y"})
+    first = replace(FACTS, pool=pool(server_id="x"))
+    stranger = replace(FACTS, id="stranger", pool=pool(server_id="y"))
     older = [
         replace(FACTS, id="old"),
         replace(FACTS, id="older"),
-        replace(FACTS, id="down", pool=None, error="refused"),
+        replace(FACTS, id="down", pool=NOTHING, error="refused"),
     ]
 
     found = client.mark_same([first, stranger, replace(first, id="again"), *older])
@@ -129,7 +130,7 @@ def test_certificates_that_cannot_be_used_are_told_with_what_to_do(monkeypatch: 
 
 
 def test_the_default_endpoint_need_not_be_there() -> None:
-    finding = client.judge_reachable(replace(FACTS, pool=None, error="refused"), is_wanted=False)
+    finding = client.judge_reachable(replace(FACTS, pool=NOTHING, error="refused"), is_wanted=False)
 
     assert finding.status == "warning"
     assert "gpu-pool serve" in str(finding.advice)
@@ -148,7 +149,9 @@ def test_the_default_endpoint_need_not_be_there() -> None:
 def test_whether_we_may_ask_is_known_by_a_call_that_changes_nothing(
     status: int, has_token: bool, expected: str, advice: str
 ) -> None:
-    finding = client.judge_right(replace(FACTS, has_token=has_token, right=Answer("box", "", status, None, "why")))
+    finding = client.judge_right(
+        replace(FACTS, has_token=has_token, right=ServerAnswer("box", "", status, None, "why"))
+    )
 
     assert finding is not None
     assert finding.status == expected
@@ -183,7 +186,7 @@ def test_a_clock_that_is_off_is_a_warning(off_s: float, status: str) -> None:
 
 
 def test_thresholds_that_can_never_be_met() -> None:
-    never = replace(FACTS, pool={**POOL, "thresholds": {"memory_percent": 0.0, "utilization_percent": 0.0}})
+    never = replace(FACTS, pool=pool(thresholds={"memory_percent": 0.0, "utilization_percent": 0.0}))
 
     assert client.judge_thresholds(FACTS, None, None) == []
     assert [finding.status for finding in client.judge_thresholds(never, None, None)] == ["problem", "problem"]
@@ -198,12 +201,10 @@ def test_a_gpu_that_somebody_outside_keeps_over_the_threshold_is_told_with_his_n
     leased = {**busy, "leases": ["somebody"]}
     unknown = {**busy, "memory_outside_mb": None}
 
-    (finding,) = client.judge_thresholds(
-        replace(FACTS, pool={**POOL, "gpus": [FREE_GPU, busy, leased, unknown]}), None, None
-    )
+    (finding,) = client.judge_thresholds(replace(FACTS, pool=pool(gpus=[FREE_GPU, busy, leased, unknown])), None, None)
 
     assert finding.status == "warning"
     assert "GPU 3 of box" in finding.message
     assert "Xorg (pid 17, 850 MiB), an unknown program (pid 18)" in finding.message
     assert "/admin/ignored-processes/Xorg" in str(finding.advice)
-    assert client.judge_thresholds(replace(FACTS, pool={**POOL, "gpus": [busy]}), 90.0, None) == []
+    assert client.judge_thresholds(replace(FACTS, pool=pool(gpus=[busy])), 90.0, None) == []

@@ -15,7 +15,7 @@ import pytest
 from gpu_worker_pool.cli.doctor import client
 from gpu_worker_pool.cli.doctor.finding import Check, Finding
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.doctor.facts import FACTS, POOL, TOKEN
+from tests.cli.doctor.facts import FACTS, TOKEN, pool
 from tests.cli.own_process import Done, gpu_pool
 from tests.gpus.fake_nvidia_smi import install
 from tests.gpus.stub_nvml import StubConfig, StubGpu, build
@@ -29,8 +29,7 @@ NOWHERE = {"PATH": "/nonexistent", "LD_LIBRARY_PATH": ""}
 
 def test_what_comes_from_outside_is_made_plain() -> None:
     evil = "a\x1b[31m\x07\x9b\u202eb\nc"
-    pool = {**POOL, "source": evil, "can_grant": False, "trouble": evil}
-    facts = replace(FACTS, pool=pool, version=evil)
+    facts = replace(FACTS, pool=pool(source=evil, can_grant=False, trouble=evil), version=evil)
 
     (judged,) = Check("x", lambda: client.judge_reachable(facts, is_wanted=True)).run()
     (advised,) = Check("x", lambda: Finding("x", "problem", "m", evil)).run()

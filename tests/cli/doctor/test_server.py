@@ -103,7 +103,7 @@ def test_a_settings_file_that_cannot_be_read_is_one_problem_and_not_taken_for_a_
     (tokens,) = server.check_tokens(settings, heard)
 
     assert ".env cannot be read" in problem.message
-    assert "mend that file" in str(problem.advice)
+    assert "correct that file" in str(problem.advice)
     assert "variable" not in str(problem.advice)
     assert tokens.status == "skipped"
     assert ".env" in tokens.message

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,12 +20,14 @@ from rich.console import Console
 from rich.text import Text
 
 from gpu_worker_pool.cli.columns import Column, lay_out
-from gpu_worker_pool.cli.pools.report import GpuName, GpuReport, LeaseReport, PoolReport
+from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, Naming, PoolReport
 from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState, without_twins
 from gpu_worker_pool.cli.top.keys import DOWN, PAGE_UP, TAB, keys_in
 from gpu_worker_pool.cli.top.sparkline import bar, sparkline
 from gpu_worker_pool.cli.top.view import LEASES, QUEUE, Picture, Scroll, draw, draw_all
 from gpu_worker_pool.testing import ServerProcess
+from gpu_worker_pool.wire.leases import GpuRef, LeaseView
+from gpu_worker_pool.wire.pool import PoolGpu, PoolView, ThresholdsView
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.cli.terminal import Terminal
@@ -40,38 +42,39 @@ SCREEN_ON, SCREEN_OFF, CURSOR_ON = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 # --- frames to draw ------------------------------------------------------------------------------------------------
 
 
-def gpu_name(index: int) -> GpuName:
-    return GpuName(str(index), index, f"GPU-{index}", "Simulated NVIDIA A100-SXM4-80GB")
+NAMING = Naming("box", is_multi=False)
+NAME = "Simulated NVIDIA A100-SXM4-80GB"
+
+
+def gpu_ref(index: int) -> GpuRef:
+    return GpuRef(gpu_id=index, uuid=f"GPU-{index}", name=NAME)
 
 
 def gpu(index: int, **other: Any) -> GpuRow:
-    report = GpuReport(gpu_name(index), "free", "available", 81920.0, 8192.0, 8192.0, 10.0, 5.0, ())
-    return GpuRow(replace(report, **other), 41.0, 62.0, 400.0, (0.0, 50.0, 100.0))
+    form: dict[str, Any] = {
+        "gpu_id": index,
+        "uuid": f"GPU-{index}",
+        "name": NAME,
+        "state": "free",
+        "reason": "available",
+        "memory_total_mb": 81920.0,
+        "memory_used_mb": 8192.0,
+        "utilization_percent": 5.0,
+    }
+    return GpuRow(GpuReport.of(NAMING, PoolGpu(**{**form, **other})), 41.0, 62.0, 400.0, (0.0, 50.0, 100.0))
 
 
 def lease(number: int, **other: Any) -> LeaseReport:
     form: dict[str, Any] = {
         "id": f"lease-{number}",
-        "endpoint": "box",
         "state": "active",
         "owner": f"user{number}",
-        "worker_id": None,
-        "host": None,
-        "pid": None,
-        "priority": 0,
-        "wants": "1 GPU",
-        "gpus": (gpu_name(number),),
-        "labels": {},
-        "position": None,
-        "reason": None,
-        "requested_at": NOW.timestamp() - 100,
-        "granted_at": NOW.timestamp() - 90,
-        "ended_at": None,
-        "end_reason": None,
+        "gpus": (gpu_ref(number),),
+        "requested_at": (NOW - timedelta(seconds=100)).isoformat(),
+        "granted_at": (NOW - timedelta(seconds=90)).isoformat(),
         "expires_in_s": 25.0,
-        "obstacles": (),
     }
-    return LeaseReport(**{**form, **other})
+    return LeaseReport(NAMING, LeaseView(**{**form, **other}))
 
 
 def waiter(position: int, **other: Any) -> LeaseReport:
@@ -86,13 +89,15 @@ def server(
     report = PoolReport(
         "box",
         "http://box:8000",
-        node="box",
-        server_id="one",
-        source="simulated",
-        memory_threshold_percent=80.0,
+        view=PoolView(
+            gpus=(),
+            node="box",
+            server_id="one",
+            source="simulated",
+            thresholds=ThresholdsView(memory_percent=80.0),
+        ),
         leases=tuple(leases or ()),
         queue=tuple(waiting or ()),
-        queue_length=len(waiting or ()),
     )
     return replace(ServerState("box", "http://box:8000", report, tuple(gpus), 0.2, None, is_stale=False), **other)
 
@@ -111,7 +116,7 @@ def shown(picture: Picture, width: int = 120) -> str:
 
 A_FULL_POOL = frame(
     server(
-        [gpu(index, state="leased", lease_ids=(f"lease-{index}",)) for index in range(30)],
+        [gpu(index, state="leased", leases=(f"lease-{index}",)) for index in range(30)],
         [lease(index) for index in range(30)],
         [waiter(position) for position in range(1, 10)],
     )
@@ -164,10 +169,10 @@ def test_it_fits_every_screen(width: int, height: int) -> None:
 
 
 def test_it_shows_a_gpu_its_holder_the_leases_and_the_queue_in_order() -> None:
-    mine = lease(2, owner="ada", labels={"command": "python train.py"}, gpus=(gpu_name(2), gpu_name(3)))
+    mine = lease(2, owner="ada", labels={"command": "python train.py"}, gpus=(gpu_ref(2), gpu_ref(3)))
     case = frame(
         server(
-            [gpu(2, state="leased", lease_ids=("lease-2",), memory_percent=60.0, memory_used_mb=49152.0), gpu(4)],
+            [gpu(2, state="leased", leases=("lease-2",), memory_used_mb=49152.0), gpu(4)],
             [mine],
             [waiter(1, owner="bob"), waiter(2, owner="carol", priority=-3)],
         )
@@ -207,7 +212,7 @@ def test_more_than_fits_is_counted_and_can_be_scrolled_to() -> None:
 def test_those_in_a_long_queue_that_were_not_asked_for_are_counted_too() -> None:
     case = server([gpu(0)], [], [waiter(position) for position in range(1, 301)])
     assert case.report is not None
-    long = frame(replace(case, report=replace(case.report, queue_length=525)))
+    long = frame(replace(case, report=replace(case.report, view=replace(case.report.view, queue_length=525))))
     first = draw(long, 100, 24, Scroll(QUEUE))
     assert "QUEUE (525)" in shown(first, 100)
     assert f"… {525 - first.page_rows} more waiting (↑↓ PgUp PgDn)" in shown(first, 100)
@@ -226,7 +231,7 @@ def test_without_a_screen_everything_is_there_and_nothing_is_cut() -> None:
 
 
 def test_a_server_that_stopped_answering_is_shown_as_it_was_and_counted_as_not_known() -> None:
-    rows = [replace(gpu(0, state="leased", lease_ids=("lease-0",)), is_stale=True), replace(gpu(1), is_stale=True)]
+    rows = [replace(gpu(0, state="leased", leases=("lease-0",)), is_stale=True), replace(gpu(1), is_stale=True)]
     down = server(rows, [lease(0)], [waiter(1)], age_s=72.0, error="connection refused", is_stale=True)
     screen = shown(draw(frame(down), 120, 30))
     assert "2 GPUs: 0 free  0 leased  0 busy  2 not known   queue ?" in screen
@@ -238,8 +243,8 @@ def test_a_server_that_stopped_answering_is_shown_as_it_was_and_counted_as_not_k
 
 
 def test_what_is_not_known_is_never_zero() -> None:
-    blank = gpu(0, state="unknown", reason="its memory is unknown", memory_total_mb=None, memory_used_mb=None)
-    unknown = GpuRow(replace(blank.report, memory_percent=None, utilization_percent=None), utilization_percents=(None,))
+    blank = gpu(0, state="unknown", reason="its memory is unknown", memory_total_mb=None, utilization_percent=None)
+    unknown = GpuRow(blank.report, utilization_percents=(None,))
     line = shown(draw(frame(server([unknown])), 120, 20)).splitlines()[4]
     assert line.split()[:3] == ["0", "A100-SXM4-80GB", "unknown"]
     assert line.count("?") == 6  # memory and utilization, each as a bar and in figures, temperature, power
@@ -292,11 +297,11 @@ def odd_server() -> Iterator[str]:
     class Odd(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             gpus = [
-                {"gpu_id": "0", "uuid": 7, "name": "\x1b[2J", "leases": 3, "readings": [None, {"a": 1}], "power": []}
+                {"gpu_id": "0", "uuid": "x", "name": "\x1b[2J", "leases": 3, "readings": [None, {"a": 1}], "power": []},
+                {"uuid": "y", "readings": 5},
+                {"uuid": 7},
             ]
-            body = json.dumps(
-                {"gpus": [*gpus, {"readings": 5}, None], "leases": [{}], "queue": {}, "thresholds": 1}
-            ).encode()
+            body = json.dumps({"gpus": [*gpus, None], "leases": [{}], "queue": {}, "thresholds": 1}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -351,7 +356,11 @@ def test_json_is_one_object_a_line_and_a_pool_of_the_dead_is_a_failure(pool: Ser
 def test_json_has_all_who_wait_however_many() -> None:
     async def answer(seen: Seen) -> tuple[int, object]:
         most = int(seen.target.rpartition("queue=")[2]) if "queue=" in seen.target else 400
-        return 200, {"gpus": [], "queue": [{"id": f"w{number}"} for number in range(most)], "queue_length": 400}
+        return 200, {
+            "gpus": [],
+            "queue": [{"id": f"w{number}", "state": "queued"} for number in range(most)],
+            "queue_length": 400,
+        }
 
     with ForeignServer(answering(answer)) as many:
         (seen,) = called("top", "--json", "--once", server=many.url).json["endpoints"]

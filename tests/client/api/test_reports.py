@@ -261,13 +261,13 @@ async def test_a_foreign_assignment_and_one_given_back_are_refused(big: ServerPr
         mine, theirs = await client.request_gpu(), await other.request_gpu()
         invented = GPUAssignment(mine.local_gpu_id or 0, mine.worker_id, mine.assigned_at)
         for wrong in (theirs, invented):
-            with pytest.raises(ValueError, match="no assignment of this client"):
+            with pytest.raises(ValueError, match="not an assignment of this client"):
                 await client.release_gpu(wrong)
         for nothing in (None, 0, "worker"):
-            with pytest.raises(ValueError, match="no assignment of this client"):
+            with pytest.raises(ValueError, match="not an assignment of this client"):
                 await client.release_gpu(nothing)  # type: ignore[arg-type]
         await client.release_gpu(mine)
-        with pytest.raises(ValueError, match="given back before"):
+        with pytest.raises(ValueError, match="released before"):
             await client.release_gpu(mine)
         assert [lease["id"] for lease in active(big)] == [theirs.lease_id]
 
@@ -376,7 +376,7 @@ async def test_every_log_record_about_a_lease_or_an_endpoint_has_it_as_a_field(
                 await client.request_gpu(timeout=0.1)
 
     records = [record for record in caplog.records if record.name.startswith("gpu_worker_pool")]
-    assert any("could not be given back" in record.getMessage() for record in records)
+    assert any("could not be released" in record.getMessage() for record in records)
     for record in records:
         message, fields = record.getMessage(), record.__dict__
         if str(assignment.lease_id) in message:

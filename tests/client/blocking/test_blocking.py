@@ -50,7 +50,7 @@ def test_a_gpu_is_requested_and_given_back(server: ServerProcess) -> None:
         assert not pool.is_multi_endpoint_mode()
         pool.release_gpu(assignment)
         assert active(server) == set()
-        with pytest.raises(ValueError, match="given back before"):
+        with pytest.raises(ValueError, match="released before"):
             pool.release_gpu(assignment)
 
 
@@ -210,6 +210,6 @@ def test_a_program_that_forgets_to_stop_ends_and_holds_nothing(server: ServerPro
 def test_an_assignment_of_another_pool_is_refused(server: ServerProcess) -> None:
     with GPUWorkerPool(server.url) as one, GPUWorkerPool(server.url) as other:
         assignment: Assignment = one.request_gpu()
-        with pytest.raises(ValueError, match="no assignment of this client"):
+        with pytest.raises(ValueError, match="not an assignment of this client"):
             other.release_gpu(assignment)
         assert active(server) == {assignment.lease_id}
