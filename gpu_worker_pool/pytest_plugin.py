@@ -109,7 +109,7 @@ def _gpu_leases(pytestconfig: pytest.Config) -> Iterator[_Leases]:
 
 
 _ASSIGNMENT: pytest.StashKey[Assignment] = pytest.StashKey()
-_IS_TOLD: pytest.StashKey[bool] = pytest.StashKey()
+_IS_REPORTED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,19 +118,19 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         result = yield
     except BaseException as error:
-        if loss := _tell_loss(item):
+        if loss := _report_loss(item):
             error.add_note(loss)
         raise
-    if loss := _tell_loss(item):
+    if loss := _report_loss(item):
         _fail(loss)
     return result
 
 
-def _tell_loss(item: pytest.Item) -> str | None:
+def _report_loss(item: pytest.Item) -> str | None:
     assignment = item.stash.get(_ASSIGNMENT, None)
     if assignment is None or not assignment.is_lost:
         return None
-    item.stash[_IS_TOLD] = True
+    item.stash[_IS_REPORTED] = True
     return _loss(assignment)
 
 
@@ -254,7 +254,7 @@ class _Leases:
         try:
             self._pool.release_gpu(assignment)
         except StaleAssignmentError:
-            if not item.stash.get(_IS_TOLD, False):
+            if not item.stash.get(_IS_REPORTED, False):
                 _fail(_loss(assignment))
 
     # --- CUDA in this process ----------------------------------------------------------------------------------------

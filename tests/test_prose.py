@@ -61,6 +61,8 @@ CODE_ROOTS: tuple[str, ...] = (
     "benchmarks",
     "gpu_worker_pool/client",
     *(f"gpu_worker_pool/cli/{folder}" for folder in ("commands", "doctor", "pools", "top")),
+    *(f"gpu_worker_pool/{folder}" for folder in ("cli/demo", "core", "gpus", "host", "ledger", "server", "wire")),
+    *(str(module.relative_to(ROOT)) for module in sorted((ROOT / "gpu_worker_pool").glob("*.py"))),
 )
 
 CODE = frozenset({".py", ".js", ".html", ".css", ".sql"})

@@ -1,4 +1,4 @@
-"""The route table joined to the handlers: what is at a path, and what answers there."""
+"""The route table with its handlers, indexed by path."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Polled:
-    """The handler of a polled route: its body is there already."""
+    """The handler of a polled route: its body is encoded already."""
 
     def __init__(self, body: Callable[[], bytes]) -> None:
         self.body = body
 
     async def __call__(self, _: Call) -> Response:
-        """Answer with it."""
         return Response(200, self.body())
 
 
-class Place(NamedTuple):
-    """A resource at the path of a call: what answers each method, and the parameters in the path."""
+class RouteMatch(NamedTuple):
+    """A resource that matches a path: its handlers by method, and the parameters in the path."""
 
     resource: Resource
     handlers: Mapping[str, Handler]
@@ -34,42 +33,42 @@ class Place(NamedTuple):
 
 
 class PathPattern(NamedTuple):
-    """A path with a parameter, which takes what is there, slashes included; it may be empty where it ends the path."""
+    """A path with a parameter. The parameter matches slashes too; at the end of the path it may be empty."""
 
     before: str
     name: str
     after: str
 
 
-class Places:
-    """All of them. A ValueError where the handlers are not exactly those of the table."""
+class RouteIndex:
+    """Finds the resources of a path. A ValueError unless the handlers are exactly those of the table."""
 
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
         self.polled: dict[str, Callable[[], bytes]] = {}
-        self._exact: dict[str, Place] = {}
-        self._patterns: list[tuple[PathPattern, Place]] = []
+        self._exact: dict[str, RouteMatch] = {}
+        self._patterns: list[tuple[PathPattern, RouteMatch]] = []
         by_name = _only_once(handlers)
         for resource in table:
             path = f"{prefix}{resource.path}"
-            place = Place(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
+            match = RouteMatch(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
             if "{" in path:
-                self._patterns.append((PathPattern(*_PARAMETER.split(path)), place))
+                self._patterns.append((PathPattern(*_PARAMETER.split(path)), match))
                 continue
-            self._exact[path] = place
-            if isinstance(handler := place.handlers.get("GET"), Polled):
+            self._exact[path] = match
+            if isinstance(handler := match.handlers.get("GET"), Polled):
                 self.polled[path] = handler.body
         if by_name:
             raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(by_name))}")
 
-    def find(self, path: str) -> list[Place]:
-        """What is at this path; several, where the name of a resource could be a parameter of another one."""
+    def find(self, path: str) -> list[RouteMatch]:
+        """The resources at this path; several if one resource's name matches another one's parameter."""
         exact = self._exact.get(path)
         found = [] if exact is None else [exact]
-        for pattern, place in self._patterns:
+        for pattern, route in self._patterns:
             if path.startswith(pattern.before) and path.endswith(pattern.after):
                 value = path[len(pattern.before) : len(path) - len(pattern.after)]
                 if value or not pattern.after:
-                    found.append(Place(place.resource, place.handlers, {pattern.name: value}))
+                    found.append(RouteMatch(route.resource, route.handlers, {pattern.name: value}))
         return found
 
 
