@@ -46,7 +46,7 @@ class Violation(NamedTuple):
 
 
 @dataclass(slots=True)
-class Lease:
+class LeaseRecord:
     """One request of one worker, from its lines. Times that never came are infinite."""
 
     key: str
@@ -108,13 +108,13 @@ class Lease:
 
 
 @dataclass
-class History:
+class RunHistory:
     """All lines in order of time, and their leases; `resources` are the lines of each GPU's resource."""
 
     lines: Sequence[Line]
     resources: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     usable_mb: float = inf
-    leases: dict[str, Lease] = field(default_factory=dict)
+    leases: dict[str, LeaseRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lines = sorted(self.lines, key=lambda line: float(line["at"]))
@@ -123,7 +123,7 @@ class History:
             if line["what"] == "asks":
                 wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
                 facts = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
-                self.leases[key] = Lease(key, *facts, id=key)
+                self.leases[key] = LeaseRecord(key, *facts, id=key)
             lease = self.leases.get(key)
             # The lines of other processes about a lease are not answers to its holder.
             if lease is not None and line["who"] == lease.who:
@@ -134,9 +134,9 @@ class History:
                 lease.left_at, lease.was_killed = self.killed[lease.who]["at"], True
         self.tenures = sorted((one for one in self.leases.values() if one.is_served), key=attrgetter("took_at"))
 
-    def holders(self) -> dict[str, list[Lease]]:
+    def holders(self) -> dict[str, list[LeaseRecord]]:
         """The exclusive tenures of each GPU in order, without those that were over before they began."""
-        found: dict[str, list[Lease]] = defaultdict(list)
+        found: dict[str, list[LeaseRecord]] = defaultdict(list)
         for lease in self.tenures:
             for uuid in lease.uuids if lease.wishes[1] is None and lease.took_at < lease.ended_at else ():
                 found[uuid].append(lease)
@@ -147,7 +147,7 @@ class History:
         return (line for line in self.lines if line["what"] == what)
 
 
-def check(history: History) -> list[Violation]:
+def check(history: RunHistory) -> list[Violation]:
     """Return everything that is wrong with this history."""
     checks = (
         check_held_twice,
@@ -166,9 +166,9 @@ def check(history: History) -> list[Violation]:
 # --- who had what, and when ----------------------------------------------------------------------------------------
 
 
-def check_held_twice(history: History) -> Iterator[Violation]:
+def check_held_twice(history: RunHistory) -> Iterator[Violation]:
     """No GPU has two holders at once, and sharers fit."""
-    on_gpu: dict[str, list[Lease]] = defaultdict(list)
+    on_gpu: dict[str, list[LeaseRecord]] = defaultdict(list)
     for lease in history.tenures:
         for uuid in lease.uuids if lease.took_at < lease.ended_at else ():
             here = [other for other in on_gpu[uuid] if other.ended_at > lease.took_at]
@@ -184,10 +184,10 @@ def check_held_twice(history: History) -> Iterator[Violation]:
             on_gpu[uuid] = here
 
 
-def check_locks(history: History) -> Iterator[Violation]:
+def check_locks(history: RunHistory) -> Iterator[Violation]:
     """Each witness could be locked, unless an earlier holder overstayed."""
 
-    def overstayed(other: Lease, at: float) -> bool:
+    def overstayed(other: LeaseRecord, at: float) -> bool:
         freed_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
         return other.took_at < at and other.ended_at < at < freed_at
 
@@ -198,7 +198,7 @@ def check_locks(history: History) -> Iterator[Violation]:
             yield Violation("lock", f"{_gpu(lease, uuid)}: {lease} was granted it, and its lock was taken")
 
 
-def check_resources(history: History) -> Iterator[Violation]:
+def check_resources(history: RunHistory) -> Iterator[Violation]:
     """A write that its fence makes too late was made after the writer's safe time."""
     wrote = {(line["lease"], line["write"]): line for line in history.of_kind("wrote")}
     for uuid, lines in history.resources.items():
@@ -211,10 +211,10 @@ def check_resources(history: History) -> Iterator[Violation]:
                 yield Violation("stale_write", f"{line['lease']} wrote to {uuid} with {line['fence']} after {newest}")
 
 
-def check_fences(history: History) -> Iterator[Violation]:
+def check_fences(history: RunHistory) -> Iterator[Violation]:
     """No two grants have one fence, a later grant has a higher one, and a grant stays as it was."""
     granted = sorted((one for one in history.leases.values() if one.fence is not None), key=attrgetter("granted_at"))
-    by_fence: dict[int, Lease] = {}
+    by_fence: dict[int, LeaseRecord] = {}
     for lease in granted:
         other = by_fence.setdefault(_fence(lease), lease)
         if other is not lease:
@@ -231,13 +231,13 @@ def check_fences(history: History) -> Iterator[Violation]:
 # --- first come, first served --------------------------------------------------------------------------------------
 
 
-def check_order(history: History) -> Iterator[Violation]:
+def check_order(history: RunHistory) -> Iterator[Violation]:
     """Of two requests for the same, the one that certainly came first, and is not less important, is served first.
 
     Certainly: its worker learned that it is in the queue before the other request was made. Fences tell which was
     served first. A request that left the queue has no fence, or was last seen waiting before the other was served.
     """
-    groups: dict[tuple[int, float | None], list[Lease]] = defaultdict(list)
+    groups: dict[tuple[int, float | None], list[LeaseRecord]] = defaultdict(list)
     for lease in history.leases.values():
         groups[lease.wishes].append(lease)
     for leases in groups.values():
@@ -248,7 +248,7 @@ def check_order(history: History) -> Iterator[Violation]:
                 yield from _check_pair(first, second)
 
 
-def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
+def _check_pair(first: LeaseRecord, second: LeaseRecord) -> Iterator[Violation]:
     is_served_later = first.fence is not None and first.fence > _fence(second)
     if first.queued_at <= second.asked_at < first.granted_at and is_served_later:
         yield Violation("order", f"{second} was served before {first}, which had been in the queue for longer")
@@ -258,7 +258,7 @@ def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
         yield Violation("order", f"{first} was served after {second}, which is less important and waited as well")
 
 
-def check_unserved(history: History) -> Iterator[Violation]:
+def check_unserved(history: RunHistory) -> Iterator[Violation]:
     """No request waits while a GPU is free, and none is forgotten."""
     pool = next(history.of_kind("pool"), None)
     known, free = (pool["leases"], pool["free"]) if pool else ([], [])
@@ -272,7 +272,7 @@ def check_unserved(history: History) -> Iterator[Violation]:
 # --- what was promised ---------------------------------------------------------------------------------------------
 
 
-def check_kept(history: History) -> Iterator[Violation]:
+def check_kept(history: RunHistory) -> Iterator[Violation]:
     """What was acknowledged is kept: a grant through its safe time, a queue position through its TTL, an end."""
     for lease in history.leases.values():
         yield from check_lease_kept(lease)
@@ -280,7 +280,7 @@ def check_kept(history: History) -> Iterator[Violation]:
         yield Violation("lost", f"{line['who']} could not go on: {line['reason']}")
 
 
-def check_lease_kept(lease: Lease) -> Iterator[Violation]:
+def check_lease_kept(lease: LeaseRecord) -> Iterator[Violation]:
     """What was acknowledged of one lease is kept."""
     deletes = [line["sent"] for line in lease.lines if line.get("call") == "DELETE"]
     released_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
@@ -311,7 +311,7 @@ def check_lease_kept(lease: Lease) -> Iterator[Violation]:
         is_acknowledged = is_acknowledged or what == "took" or state in {"queued", "active"}
 
 
-def check_answers(history: History) -> Iterator[Violation]:
+def check_answers(history: RunHistory) -> Iterator[Violation]:
     """No request is refused that an honest client may make."""
     for line in history.of_kind("answered"):
         if line["status"] not in HONEST_STATUSES:
@@ -321,7 +321,7 @@ def check_answers(history: History) -> Iterator[Violation]:
 # --- through deaths and restarts -----------------------------------------------------------------------------------
 
 
-def check_deaths(history: History) -> Iterator[Violation]:
+def check_deaths(history: RunHistory) -> Iterator[Violation]:
     """The GPUs of the dead are used again, a local death is noticed at once, and nothing is left when all have gone."""
     last_took_at = {uuid: lease.took_at for lease in history.tenures for uuid in lease.uuids}
     last_of = {lease.who: lease for lease in history.tenures}
@@ -345,10 +345,10 @@ def check_deaths(history: History) -> Iterator[Violation]:
 # --- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _fence(lease: Lease) -> int:
+def _fence(lease: LeaseRecord) -> int:
     return lease.fence or 0
 
 
-def _gpu(lease: Lease, uuid: str) -> str:
+def _gpu(lease: LeaseRecord, uuid: str) -> str:
     index = dict(zip(lease.uuids, lease.gpu_ids, strict=False)).get(uuid, "")
     return f"GPU {index} ({uuid})"

@@ -111,7 +111,7 @@ class ServerSettings(BaseSettings):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _default_for_what_is_no_good(
+    def _default_if_invalid(
         cls,
         value: Any,
         handler: ValidatorFunctionWrapHandler,

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
-from gpu_worker_pool.history_check import History, Line
+from gpu_worker_pool.history_check import Line, RunHistory
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import Answer, ServerDidNotStartError, ServerProcess
 
@@ -184,7 +184,7 @@ class Demo:
         at = boot_time()
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, signal.SIGKILL)
-        _, waiting = open_at(History(self._lines), at)
+        _, waiting = open_at(RunHistory(self._lines), at)
         self._record("killed", at, worker=victim.name, has_waiters=bool(waiting))
         self._scene.worker_killed(at, victim)
 
@@ -207,10 +207,10 @@ class Demo:
         back_at = boot_time()
         self._record("server_back", back_at)
         self._scene.is_up, self._scene.away[-1].ended_at = True, back_at
-        leases = itertools.chain(*open_at(History(self._lines), killed_at))
+        leases = itertools.chain(*open_at(RunHistory(self._lines), killed_at))
         await asyncio.gather(*(self._record_lease(lease.who, lease.key, lease.id) for lease in leases))
         await asyncio.sleep(2 * _FRAME_S)  # by then a worker that released has written so
-        held, kept, waiting, places = survival(History(self._lines), killed_at)
+        held, kept, waiting, places = survival(RunHistory(self._lines), killed_at)
         text = f"{kept} of {held} leases and {places} of {waiting} queue positions are as before"
         style = "green" if (kept, places) == (held, waiting) else "bold red"
         self._announce(f"the server is back after {back_at - killed_at:.1f} s: {text}", style)

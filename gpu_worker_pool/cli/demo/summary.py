@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.history_check import History, Lease, Line, Violation, check, check_lease_kept
+from gpu_worker_pool.history_check import LeaseRecord, Line, RunHistory, Violation, check, check_lease_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Record:
 
 def summarize(record: Record) -> dict[str, Any]:
     """The figures and the broken promises; docs/CLI.md describes each key."""
-    history = History(record.lines)
+    history = RunHistory(record.lines)
     killed_at, back_at = (_first_at(history, what) for what in ("server_killed", "server_back"))
     served, final = history.tenures, next(history.of_kind("final"), None)
     broken = [*check(history), *_check_course(history)]
@@ -70,7 +70,7 @@ def summarize(record: Record) -> dict[str, Any]:
     }
 
 
-def _check_course(history: History) -> Iterator[Violation]:
+def _check_course(history: RunHistory) -> Iterator[Violation]:
     """Check what the workers' lines do not show: that the demo killed both, and saw its end."""
     if not history.tenures:
         yield Violation("unserved", "no GPU was granted")
@@ -83,7 +83,7 @@ def _check_course(history: History) -> Iterator[Violation]:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def handovers(history: History) -> list[tuple[Lease, Lease, float]]:
+def handovers(history: RunHistory) -> list[tuple[LeaseRecord, LeaseRecord, float]]:
     """Pairs of consecutive holders of which the second waited when the first left the GPU or died, and the seconds in
     between.
     """
@@ -92,7 +92,7 @@ def handovers(history: History) -> list[tuple[Lease, Lease, float]]:
     return [(before, after, after.took_at - before.ended_at) for before, after in waited]
 
 
-def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
+def ordered_pairs(history: RunHistory) -> Iterator[tuple[LeaseRecord, LeaseRecord]]:
     """Pairs that waited at the same time, of which the first certainly came first."""
     for first in history.tenures:
         for second in history.tenures:
@@ -100,21 +100,21 @@ def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
                 yield first, second
 
 
-def open_at(history: History, at: float) -> tuple[list[Lease], list[Lease]]:
+def open_at(history: RunHistory, at: float) -> tuple[list[LeaseRecord], list[LeaseRecord]]:
     """The leases that were held at this time, and those whose workers knew that they wait."""
     there = [lease for lease in history.leases.values() if lease.left_at > at]
     held = [lease for lease in there if lease.took_at <= at]
     return held, [lease for lease in there if lease.queued_at <= at < lease.took_at]
 
 
-def survival(history: History, killed_at: float) -> tuple[int, int, int, int]:
+def survival(history: RunHistory, killed_at: float) -> tuple[int, int, int, int]:
     """How many leases were held when the server was killed, and kept; how many waited, and kept their queue positions."""
     held, waiting = open_at(history, killed_at)
     kept, places_kept = (sum(not any(check_lease_kept(lease)) for lease in some) for some in (held, waiting))
     return len(held), kept, len(waiting), places_kept
 
 
-def _killed_worker(history: History) -> dict[str, Any] | None:
+def _killed_worker(history: RunHistory) -> dict[str, Any] | None:
     killed = next((lease for lease in history.tenures if lease.was_killed), None)
     if killed is None:
         return None
@@ -130,13 +130,13 @@ def _killed_worker(history: History) -> dict[str, Any] | None:
     return {**facts, "next_worker": None, "next_fence": None, "handover_ms": None}
 
 
-def _restart(history: History, killed_at: float, back_at: float) -> dict[str, Any]:
+def _restart(history: RunHistory, killed_at: float, back_at: float) -> dict[str, Any]:
     keys = ("leases", "leases_survived", "waiting", "places_kept")
     found = zip(keys, survival(history, killed_at), strict=True)
     return {"away_s": round(back_at - killed_at, 3), **dict(found)}
 
 
-def _first_at(history: History, what: str) -> float:
+def _first_at(history: RunHistory, what: str) -> float:
     return next((float(line["at"]) for line in history.of_kind(what)), inf)
 
 
@@ -176,12 +176,8 @@ def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, 
     is_handed_on = killed is not None and killed["next_worker"] is not None
     yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _killed_text(killed), is_handed_on
     yield {"lost", "not_shown"}, "kill -9 of the server", _restart_text(restart), restart is not None
-    yield (
-        {"left_over"},
-        "Nothing left behind",
-        f"{'?' if left is None else left} leases when all had gone",
-        left is not None,
-    )
+    text = f"{'?' if left is None else left} leases when all had gone"
+    yield {"left_over"}, "Nothing left behind", text, left is not None
 
 
 def _killed_text(killed: Mapping[str, Any] | None) -> str:

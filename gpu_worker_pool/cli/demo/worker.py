@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import random
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,12 +25,12 @@ from typing import Any, Final
 # A client loads this when it starts; loaded here once for all workers.
 import aiohttp  # noqa: F401
 
+from gpu_worker_pool.cli.run.guard import die_with
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.clock import boot_time
 
-_PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
 PATIENCE_S: Final = 120.0  # longer than any demo
 SHORTEST_HOLD_S: Final = 0.4
 LONGEST_HOLD_S: Final = 1.8
@@ -156,15 +154,6 @@ class Worker:
         line = {"what": what, "who": self._name, "at": boot_time(), **about, **facts}
         with contextlib.suppress(BrokenPipeError):  # the demo has ended; this process will, too
             os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent is gone, even by kill -9."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # Linux; elsewhere the end of the pipes must do
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the call
-            os._exit(1)
 
 
 def main(go: int, settings: WorkerSettings) -> int:

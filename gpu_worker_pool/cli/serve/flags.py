@@ -19,7 +19,7 @@ class _Typed(ServerSettings):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _default_for_what_is_no_good(cls, value: Any, handler: ValidatorFunctionWrapHandler, _: ValidationInfo) -> Any:
+    def _default_if_invalid(cls, value: Any, handler: ValidatorFunctionWrapHandler, _: ValidationInfo) -> Any:
         return handler(value.strip() if isinstance(value, str) else value)
 
     @classmethod

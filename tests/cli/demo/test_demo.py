@@ -27,7 +27,7 @@ from gpu_worker_pool.cli.demo.summary import Record, handovers, ordered_pairs, r
 from gpu_worker_pool.cli.demo.view import picture
 from gpu_worker_pool.cli.run.guard import descendants
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu
-from gpu_worker_pool.history_check import History, Line, check
+from gpu_worker_pool.history_check import Line, RunHistory, check
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import inherited_environment
 from tests.cli.own_process import GPU_POOL, MOST_S, environment, start_gpu_pool
@@ -217,11 +217,11 @@ CLEAN = [
 
 
 def kinds(lines: Sequence[Line]) -> set[str]:
-    return {violation.kind for violation in check(History([*lines]))}
+    return {violation.kind for violation in check(RunHistory([*lines]))}
 
 
 def test_a_clean_record_passes() -> None:
-    history = History([*CLEAN])
+    history = RunHistory([*CLEAN])
     assert check(history) == []
     assert len(list(ordered_pairs(history))) == 1
 
@@ -238,7 +238,7 @@ def test_one_inside_a_long_holding_is_found_also_after_a_short_one() -> None:
     first = turn("e", 1, 5, asked=4.3, queued=None, began=4.4, ended=4.5)
     second = turn("f", 1, 6, asked=4.6, queued=None, began=4.7, ended=4.8)
 
-    found = check(History([*CLEAN, *long, *first, *second]))
+    found = check(RunHistory([*CLEAN, *long, *first, *second]))
 
     assert [violation.kind for violation in found] == ["held_twice", "held_twice"]
 
@@ -281,10 +281,10 @@ def test_the_gpu_of_the_dead_has_to_be_handed_on() -> None:
     killed.append(by_demo("killed", 1.5, worker="a"))
 
     assert kinds(killed) == set()
-    assert [round(took_s, 2) for _, _, took_s in handovers(History(killed))] == [0.51, 0.02]
+    assert [round(took_s, 2) for _, _, took_s in handovers(RunHistory(killed))] == [0.51, 0.02]
 
     # Who came only after a GPU was free shows nothing of how fast it is handed on.
-    late = History([*CLEAN, *turn("d", 1, 4, asked=4.5, queued=None, began=4.6, ended=5.0)])
+    late = RunHistory([*CLEAN, *turn("d", 1, 4, asked=4.5, queued=None, began=4.6, ended=5.0)])
     assert [after.who for _, after, _ in handovers(late)] == ["b", "c"]
 
     elsewhere = [
@@ -303,12 +303,12 @@ def test_what_a_restart_changed_is_found() -> None:
     unknown: dict[str, Any] = {"status": 404, "state": None, "uuids": [], "fence": None, "end_reason": None}
     released = {**active, "state": "ended", "end_reason": "released"}
 
-    def found(a: dict[str, Any], b: dict[str, Any] = queued, c: dict[str, Any] = queued, at: float = 1.9) -> History:
+    def found(a: dict[str, Any], b: dict[str, Any] = queued, c: dict[str, Any] = queued, at: float = 1.9) -> RunHistory:
         base = {"what": "answered", "call": "GET", "sent": 1.85, "at": at}
         answers = [
             {**base, "who": who, "lease": f"{who}-1", **answer} for who, answer in zip("abc", (a, b, c), strict=True)
         ]
-        return History([*CLEAN, by_demo("server_killed", 1.0), by_demo("server_back", 1.8), *answers])
+        return RunHistory([*CLEAN, by_demo("server_killed", 1.0), by_demo("server_back", 1.8), *answers])
 
     assert check(found(active)) == []
     assert survival(found(active), 1.0) == (1, 1, 2, 2)
