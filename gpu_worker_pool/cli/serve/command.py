@@ -15,7 +15,7 @@ import gpu_worker_pool
 from gpu_worker_pool.cli.failure import FAILED, Failure
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import out, print_json, stop_printing
-from gpu_worker_pool.cli.pools.side_by_side import show_beside
+from gpu_worker_pool.cli.table import show_beside
 from gpu_worker_pool.cli.units import parse_duration_s
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
