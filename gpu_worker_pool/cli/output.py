@@ -57,7 +57,6 @@ def complain(message: str) -> None:
 
 
 def pass_on_warnings(say: Callable[[str], None]) -> None:
-    """Pass the client's warnings to `say`."""
     logger = logging.getLogger("gpu_worker_pool")
     logger.addHandler(WarningHandler(say))
     logger.propagate = False

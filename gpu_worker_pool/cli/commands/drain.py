@@ -93,7 +93,6 @@ def not_found(answer: ServerAnswer, report: PoolReport, message: str) -> Failure
 
 
 def failure_of(answer: ServerAnswer, message: str) -> Failure:
-    """The failure for an error, or for no answer."""
     if answer.status is None:
         return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:

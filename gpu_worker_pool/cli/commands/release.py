@@ -50,7 +50,6 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
 
 
 async def _release(servers: Servers, ids: list[str]) -> tuple[list[_Released], list[_Failed]]:
-    """Returns what was released, and what was not."""
     released: list[_Released] = []
     failed: list[_Failed] = []
     reports = await ask_pools_or_fail(servers)

@@ -103,13 +103,15 @@ def _gpu_table(console: Console, report: PoolReport, now: float) -> Table:
     leases = {lease.id: lease for lease in report.leases}
     for gpu in report.gpus:
         view = gpu.view
+        # Without words that the heading says or that every model has.
+        model = (view.name or "unknown").removeprefix("Simulated ").removeprefix("NVIDIA ")
         holders = [leases[lease_id] for lease_id in view.leases if lease_id in leases]
         runs = [cut(console, lease.command or "") for lease in holders]
         if view.state not in SAID_BY_HOLDERS:
             runs = [*(command for command in runs if command), view.reason or "the server does not say why"]
         table.add_row(
             Text(gpu.id),
-            Text(_short_model(view.name or "unknown")),
+            Text(model),
             Text(view.state.replace("_", " "), STATE_STYLES.get(view.state, "")),
             _memory(gpu, is_ascii=is_ascii),
             _percent(view.utilization_percent),
@@ -139,11 +141,6 @@ def _memory(gpu: GpuReport, *, is_ascii: bool) -> Text:
     filled = min(max(round(gpu.memory_percent / 100 * BAR_CELLS), 0), BAR_CELLS)
     full, empty = ("#", "-") if is_ascii else ("█", "░")
     return Text.assemble((full * filled, "cyan"), (empty * (BAR_CELLS - filled), "dim"), f" {gpu.memory_percent:.0f}%")
-
-
-def _short_model(name: str) -> str:
-    """Without words that the heading says or that every model has."""
-    return name.removeprefix("Simulated ").removeprefix("NVIDIA ")
 
 
 def _percent(value: float | None) -> Text:

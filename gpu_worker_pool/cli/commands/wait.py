@@ -222,8 +222,6 @@ def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
 
 
 class _StatusLine:
-    """Says how many GPUs are free: on a terminal in a line that changes, elsewhere once."""
-
     def __init__(self, wanted: WantedGpus) -> None:
         self._wanted = wanted
         console = err()

@@ -106,7 +106,6 @@ def checks(servers: Servers, given: Sequence[str] | None, heard: Sequence[str]) 
 
 
 def endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
-    """Asks the servers, and judges their answers."""
     try:
         asked = servers.run(ask_all)
     except Failure as failure:  # no server was asked: the certificates cannot be used
@@ -121,7 +120,6 @@ def endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
 
 
 def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, urls: Sequence[str]) -> Finding:
-    """Where the endpoints come from, and what is ignored."""
     name, listed = "endpoints", ", ".join(urls)
     if given:
         return Finding(name, "ok", f"by --endpoint: {listed}")
@@ -209,9 +207,7 @@ def judge_clock(facts: EndpointFacts) -> Finding | None:
 def judge_thresholds(
     facts: EndpointFacts, asked_memory: float | None, asked_utilization: float | None
 ) -> list[Finding]:
-    """A server's thresholds that no GPU can be below, and its GPUs that processes outside the pool keep over them. A
-    threshold that the client asks for replaces the server's.
-    """
+    """Thresholds of 0, and GPUs that outsiders keep over one. What the client asks for replaces the server's."""
     if not facts.has_leases or facts.same_as is not None:
         return []
     theirs = facts.pool.thresholds
@@ -257,7 +253,6 @@ def _process(process: PoolProcess) -> str:
 
 
 def is_wanted(environ: Mapping[str, str], given: Sequence[str] | None) -> bool:
-    """Whether the user chose the endpoints."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     return bool(given) or any(split_endpoints(environ.get(variable, "")) for variable in variables)
 

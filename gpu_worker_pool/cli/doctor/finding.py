@@ -82,9 +82,7 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
 
 @contextmanager
 def complaints() -> Iterator[list[str]]:
-    """Collects the warnings and errors that our own code logs meanwhile, and keeps them from the terminal: settings
-    complain in the log.
-    """
+    """Collects what our own code warns of meanwhile, and keeps it from the terminal: settings complain in the log."""
     heard: list[str] = []
     logger = logging.getLogger("gpu_worker_pool")
     before = logger.handlers, logger.propagate

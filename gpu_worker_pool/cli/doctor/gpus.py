@@ -46,11 +46,10 @@ class NvidiaDriver:
     def here(cls, root: Path = Path("/")) -> NvidiaDriver:
         try:
             text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            version = None
-        else:
             found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
             version = found[0] if found else "unknown"
+        except OSError:
+            version = None
         devices = sorted(path.name for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
         return cls(version, tuple(devices))
 
@@ -138,7 +137,6 @@ def judge_python(version: Sequence[int] = sys.version_info[:3]) -> Finding:
 
 
 def check_boot_clock() -> Finding:
-    """Whether the clock of the leases goes on while the machine sleeps."""
     try:
         time.clock_gettime(time.CLOCK_BOOTTIME)
     except (AttributeError, OSError):
@@ -148,7 +146,6 @@ def check_boot_clock() -> Finding:
 
 
 def judge_driver(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
-    """Whether there is a driver, and whether this user may use the GPUs."""
     if driver.version is None:
         if nvml.is_working or smi.is_working:  # as in WSL, where Windows has the driver
             return Finding("driver", "ok", "the GPUs can be read, though the system shows no NVIDIA driver")
@@ -218,7 +215,6 @@ def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Fin
 
 
 def judge_device_order(value: str | None, readings: Sequence[Reading]) -> Finding:
-    """Whether CUDA numbers the GPUs as nvidia-smi does."""
     name = "device-order"
     advice = "export CUDA_DEVICE_ORDER=PCI_BUS_ID; gpu-pool run and assignment.env do it by themselves"
     if value == "PCI_BUS_ID":

@@ -71,9 +71,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
-    """Where the leases are kept. `nearest` is the folder itself, or the one in which it would be created. `holder_pid` is
-    the server that has the journal locked.
-    """
+    """Where the leases are kept. `nearest` is the folder, or the one to create it in; `holder_pid` locks the journal."""
 
     journal: Path
     nearest: Path
@@ -167,7 +165,6 @@ def judge_port(port: Port, *, is_client_only: bool) -> Finding:
 
 
 def judge_state_dir(state: StateDir) -> list[Finding]:
-    """Whether leases can be written, and survive a crash."""
     name, folder = "state-dir", state.journal.parent
     elsewhere = "set GPU_POOL_STATE_DIR to a folder of the server's own on a local disk"
     if not state.is_writable:

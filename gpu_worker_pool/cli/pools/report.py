@@ -108,7 +108,6 @@ class LeaseReport:
 
     @property
     def command(self) -> str | None:
-        """What it runs, if its holder says so."""
         return self.view.labels.get(COMMAND_LABEL)
 
     @property
@@ -223,7 +222,6 @@ class PoolReport:
 
 
 def check_any_is_up(reports: Sequence[PoolReport]) -> None:
-    """Raises Failure where no server answered."""
     if not any(report.is_up for report in reports):
         raise nobody_answered([ServerAnswer(item.endpoint, item.url, error=item.error) for item in reports])
 
@@ -239,5 +237,4 @@ def show_since(at: float | None, now: float) -> str:
 
 
 def show_gpus(ids: Sequence[str]) -> str:
-    """`GPU 2`, `GPUs 2, 3`."""
     return f"GPU{'s' if len(ids) > 1 else ''} {', '.join(ids)}"

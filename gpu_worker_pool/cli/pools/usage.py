@@ -107,7 +107,6 @@ async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[ServerAn
 
 
 def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:
-    """The same, with those marked that must not be counted twice."""
     found = list(servers)
     same = same_as((server.endpoint, server.view.server_id if server.view else None) for server in found)
     return [replace(server, same_as=same.get(server.endpoint)) for server in found]
@@ -156,5 +155,4 @@ def add_up(usages: Iterable[UsageTotal]) -> UsageTotal:
 
 
 def amounts(usage: UsageTotal) -> dict[str, Any]:
-    """The amounts as docs/CLI.md describes them."""
     return {name: round(getattr(usage, name), 6) for name in COLUMNS}
