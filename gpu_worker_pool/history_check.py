@@ -13,12 +13,12 @@ witness, a file for each GPU, long after its lease expired. No lease with a TTL 
 - `held_twice`: two tenures of one GPU overlap; `overfull`: sharers exceed the memory of a GPU;
 - `lock`: a witness was taken although no earlier holder overstayed its safe time;
 - `stale_write`: a resource that compares fences would refuse a write made within the writer's safe time;
-- `fence`: a later grant has no higher fence;
+- `fence`: a later grant does not have a higher fence;
 - `order`: a request was served before one for the same that certainly came earlier, or is more important;
 - `unserved`: a request was never served, and a GPU is free or the server does not know the request;
-- `lost`: a lease or a place in the queue was acknowledged, and is unknown, changed, or ended without its holder's doing;
+- `lost`: a lease or a queue position was acknowledged, and is unknown, changed, or not ended by its holder;
 - `short`: a renewal gave less than the TTL; `resurrected`: a lease lived after its end;
-- `dead_holder`: nobody got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
+- `dead_holder`: no waiter got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
 - `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
 """
 
@@ -39,7 +39,7 @@ HONEST_STATUSES = frozenset({200, 201, 202, 404, 429, 503})
 
 
 class Violation(NamedTuple):
-    """A promise that was broken."""
+    """A broken promise."""
 
     kind: str
     text: str
@@ -47,7 +47,7 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """One request of one worker, as its lines tell it. Times that never came are infinite."""
+    """One request of one worker, from its lines. Times that never came are infinite."""
 
     key: str
     who: str
@@ -56,14 +56,14 @@ class Lease:
     priority: int
     ttl_s: float
     asked_at: float
-    # As the server knows it; the worker may have learned it later than it asked.
+    # The server's id; the worker may have learned it after the request.
     id: str
     lines: list[Line] = field(default_factory=list)
     fence: int | None = None
     uuids: tuple[str, ...] = ()
     gpu_ids: tuple[int, ...] = ()
     queued_at: float = inf
-    # It was certainly in the queue at this time, or later.
+    # The lease was certainly in the queue at this time, or later.
     waited_until: float = -inf
     granted_at: float = inf
     took_at: float = inf
@@ -75,7 +75,7 @@ class Lease:
 
     @property
     def ended_at(self) -> float:
-        """When its tenure ended at the latest, by what its holder knew."""
+        """The latest end of its tenure, as its holder knew."""
         return min(self.left_at, self.safe_until)
 
     @property
@@ -83,7 +83,7 @@ class Lease:
         """Whether its worker took a GPU."""
         return self.took_at < inf
 
-    def take_in(self, line: Line) -> None:
+    def add_line(self, line: Line) -> None:
         """Add a line that its worker wrote."""
         self.lines.append(line)
         what, state, at = line["what"], line.get("state"), line["at"]
@@ -109,7 +109,7 @@ class Lease:
 
 @dataclass
 class History:
-    """All lines in order of time, and the leases they tell of; `resources` are the lines of each GPU's resource."""
+    """All lines in order of time, and their leases; `resources` are the lines of each GPU's resource."""
 
     lines: Sequence[Line]
     resources: Mapping[str, Sequence[Line]] = field(default_factory=dict)
@@ -122,13 +122,12 @@ class History:
             key = line.get("lease", "")
             if line["what"] == "asks":
                 wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
-                told = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
-                self.leases[key] = Lease(key, *told, id=key)
+                facts = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
+                self.leases[key] = Lease(key, *facts, id=key)
             lease = self.leases.get(key)
-            if (
-                lease is not None and line["who"] == lease.who
-            ):  # what another process saw of it is no answer to its holder
-                lease.take_in(line)
+            # The lines of other processes about a lease are not answers to its holder.
+            if lease is not None and line["who"] == lease.who:
+                lease.add_line(line)
         self.killed = {line["worker"]: line for line in self.lines if line["what"] == "killed"}
         for lease in self.leases.values():
             if lease.who in self.killed and lease.left_at == inf:
@@ -143,13 +142,13 @@ class History:
                 found[uuid].append(lease)
         return found
 
-    def told(self, what: str) -> Iterator[Line]:
+    def of_kind(self, what: str) -> Iterator[Line]:
         """The lines of one kind."""
         return (line for line in self.lines if line["what"] == what)
 
 
 def check(history: History) -> list[Violation]:
-    """Everything that is wrong with this history."""
+    """Return everything that is wrong with this history."""
     checks = (
         check_held_twice,
         check_locks,
@@ -186,13 +185,13 @@ def check_held_twice(history: History) -> Iterator[Violation]:
 
 
 def check_locks(history: History) -> Iterator[Violation]:
-    """The witness of a GPU could be locked, unless an earlier holder overstayed."""
+    """Each witness could be locked, unless an earlier holder overstayed."""
 
     def overstayed(other: Lease, at: float) -> bool:
-        let_go_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
-        return other.took_at < at and other.ended_at < at < let_go_at
+        freed_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
+        return other.took_at < at and other.ended_at < at < freed_at
 
-    for line in history.told("witness_busy"):
+    for line in history.of_kind("witness_busy"):
         lease, uuid, at = history.leases[line["lease"]], line["uuid"], line["at"]
         others = [other for other in history.tenures if other is not lease and uuid in other.uuids]
         if not any(overstayed(other, at) for other in others):
@@ -200,15 +199,15 @@ def check_locks(history: History) -> Iterator[Violation]:
 
 
 def check_resources(history: History) -> Iterator[Violation]:
-    """A write that comes too late by its fence was made by a worker whose time was over."""
-    wrote = {(line["lease"], line["write"]): line for line in history.told("wrote")}
+    """A write that its fence makes too late was made after the writer's safe time."""
+    wrote = {(line["lease"], line["write"]): line for line in history.of_kind("wrote")}
     for uuid, lines in history.resources.items():
         newest = -1
         for line in lines:
             # Unknown where the writer was stopped and killed in between.
-            told = wrote.get((line["lease"], line["write"])) if line["fence"] < newest else None
+            write = wrote.get((line["lease"], line["write"])) if line["fence"] < newest else None
             newest = max(newest, line["fence"])
-            if told is not None and told["at"] < told["until"]:
+            if write is not None and write["at"] < write["until"]:
                 yield Violation("stale_write", f"{line['lease']} wrote to {uuid} with {line['fence']} after {newest}")
 
 
@@ -233,10 +232,10 @@ def check_fences(history: History) -> Iterator[Violation]:
 
 
 def check_order(history: History) -> Iterator[Violation]:
-    """Of two requests for the same, the one that certainly came first, and is no less important, is served first.
+    """Of two requests for the same, the one that certainly came first, and is not less important, is served first.
 
-    Certainly: its worker was told that it is in the queue before the other one was made. Fences tell which was served
-    first. A request that left the queue has no fence, or was last seen waiting before the other was served.
+    Certainly: its worker learned that it is in the queue before the other request was made. Fences tell which was
+    served first. A request that left the queue has no fence, or was last seen waiting before the other was served.
     """
     groups: dict[tuple[int, float | None], list[Lease]] = defaultdict(list)
     for lease in history.leases.values():
@@ -261,9 +260,9 @@ def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
 
 def check_unserved(history: History) -> Iterator[Violation]:
     """No request waits while a GPU is free, and none is forgotten."""
-    pool = next(history.told("pool"), None)
+    pool = next(history.of_kind("pool"), None)
     known, free = (pool["leases"], pool["free"]) if pool else ([], [])
-    gone = {line["who"] for line in history.told("exits")} | set(history.killed)
+    gone = {line["who"] for line in history.of_kind("exits")} | set(history.killed)
     for lease in history.leases.values():
         if lease.fence is None and not lease.is_over and lease.who not in gone and (lease.id not in known or free):
             is_free = f", and GPU {free[0]} is free" if lease.id in known else ""
@@ -274,17 +273,17 @@ def check_unserved(history: History) -> Iterator[Violation]:
 
 
 def check_kept(history: History) -> Iterator[Violation]:
-    """What was acknowledged is kept: a grant through its safe time, a place in the queue through its TTL, an end."""
+    """What was acknowledged is kept: a grant through its safe time, a queue position through its TTL, an end."""
     for lease in history.leases.values():
         yield from check_lease_kept(lease)
-    for line in history.told("could_not_go_on"):
+    for line in history.of_kind("could_not_go_on"):
         yield Violation("lost", f"{line['who']} could not go on: {line['reason']}")
 
 
 def check_lease_kept(lease: Lease) -> Iterator[Violation]:
-    """The same of one lease."""
+    """What was acknowledged of one lease is kept."""
     deletes = [line["sent"] for line in lease.lines if line.get("call") == "DELETE"]
-    given_back_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
+    released_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
     is_acknowledged, safe_until, ended_at = False, -inf, inf
     for line in lease.lines:
         what, state, at = line["what"], line.get("state"), line["at"]
@@ -305,7 +304,7 @@ def check_lease_kept(lease: Lease) -> Iterator[Violation]:
             yield Violation("lost", f"{lease} is unknown at {at:.3f}")
         reason = line["reason"] if what == "lost" else line.get("end_reason")
         if reason is not None:
-            is_own_doing = reason in BY_THE_HOLDER and at > given_back_at
+            is_own_doing = reason in BY_THE_HOLDER and at > released_at
             if not is_own_doing and (at < safe_until or reason in {*BY_THE_HOLDER, "unknown"}):
                 yield Violation("lost", f"{lease} is lost at {at:.3f}, safe until {safe_until:.3f}: {reason}")
             ended_at = min(ended_at, at)
@@ -314,7 +313,7 @@ def check_lease_kept(lease: Lease) -> Iterator[Violation]:
 
 def check_answers(history: History) -> Iterator[Violation]:
     """No request is refused that an honest client may make."""
-    for line in history.told("answered"):
+    for line in history.of_kind("answered"):
         if line["status"] not in HONEST_STATUSES:
             yield Violation("answer", f"{line['call']} of {line['lease']}: {line['status']} {line.get('detail')}")
 
@@ -328,15 +327,15 @@ def check_deaths(history: History) -> Iterator[Violation]:
     last_of = {lease.who: lease for lease in history.tenures}
     for worker, line in history.killed.items():
         lease = last_of.get(worker)
-        # Without waiters, nobody may have needed the GPU any more.
+        # Without waiters, perhaps no worker needed the GPU any more.
         if lease is not None and lease.was_killed and line.get("has_waiters", True):
             for uuid in lease.uuids:
                 if last_took_at[uuid] <= line["at"]:
                     text = f"{_gpu(lease, uuid)} of {lease}, which was killed, was not handed on"
                     yield Violation("dead_holder", text)
-    for line in history.told("death_unnoticed"):
+    for line in history.of_kind("death_unnoticed"):
         yield Violation("death_unnoticed", f"{line['lease']} is {line['state']} {line['after_s']:.2f} s after")
-    for line in history.told("final"):
+    for line in history.of_kind("final"):
         for lease_is in line["leases"]:
             yield Violation("left_over", f"lease {lease_is}")
         if any(state != "free" for state in line["gpus"]):

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from gpu_worker_pool.cli.demo.director import is_any_visible
-from gpu_worker_pool.cli.demo.folder import clear_away_the_dead, demo_folder
+from gpu_worker_pool.cli.demo.demo import is_any_visible
+from gpu_worker_pool.cli.demo.folder import demo_folder, remove_dead_folders
 from gpu_worker_pool.cli.demo.scene import Scene, WorkerRow
 from gpu_worker_pool.cli.demo.summary import Record, handovers, ordered_pairs, render, summarize, survival
 from gpu_worker_pool.cli.demo.view import picture
@@ -106,7 +106,7 @@ def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
 
     with start_gpu_pool(*long, env=env) as killed, start_gpu_pool(*long, env=env) as interrupted:
         below = [descendants_of_working(killed), descendants_of_working(interrupted)]
-        clear_away_the_dead(tmp_path)
+        remove_dead_folders(tmp_path)
         assert len(folders()) == 2
         killed.kill()
         interrupted.send_signal(signal.SIGINT)
@@ -118,7 +118,7 @@ def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
     assert codes == (-signal.SIGKILL, 128 + signal.SIGINT)
     # One that is killed with -9 leaves its folder to the next one.
     assert len(folders()) == 1
-    clear_away_the_dead(tmp_path)
+    remove_dead_folders(tmp_path)
     assert folders() == []
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_provably_a_dead_demos_stays(tmp_path: Path, monkeypatch: py
     link.symlink_to(elsewhere)
 
     with demo_folder() as alive:
-        clear_away_the_dead(tmp_path)
+        remove_dead_folders(tmp_path)
         assert set(tmp_path.iterdir()) == {unknown, elsewhere, link, alive.path}
     assert set(tmp_path.iterdir()) == {unknown, elsewhere, link}
     link.rename(tmp_path / "another")
@@ -357,7 +357,7 @@ def test_the_picture_fits_into_a_small_terminal() -> None:
     scene.spans = {number: [] for number in range(4)}
     scene.is_up = True
     for at, line in enumerate(turn("w01", 1, 1, asked=100.1, queued=100.2, began=101.0, ended=None)):
-        scene.take_in({**line, "at": line["at"] + at / 100})
+        scene.add_line({**line, "at": line["at"] + at / 100})
     for number in range(20):
         scene.announce(101.0, f"something {number}")
 
