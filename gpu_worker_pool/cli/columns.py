@@ -32,17 +32,14 @@ class Column:
 
 def lay_out(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> dict[int, int]:
     """The width of each column that is shown, by its index, for a line of this width."""
-    wanted = {
-        index: min(
-            max([cell_len(column.title), column.least, *(_width(row[index], column) for row in rows)]), column.most
-        )
-        for index, column in enumerate(columns)
-    }
-    filled = [
-        index for index in wanted if not rows or index == len(columns) - 1 or any(_has_text(row[index]) for row in rows)
-    ]
-    widths = {index: wanted[index] for index in filled}
-    while len(widths) > 1 and _narrowest(columns, widths) > width:
+    widths = {}
+    for index, column in enumerate(columns):
+        cells = [row[index] for row in rows]
+        is_empty = rows and not any(callable(cell) or cell.plain for cell in cells)
+        if not is_empty or index == len(columns) - 1:
+            needed = (column.most if callable(cell) else cell.cell_len for cell in cells)
+            widths[index] = min(max([cell_len(column.title), column.least, *needed]), column.most)
+    while len(widths) > 1 and sum(columns[index].least + _GAP for index in widths) - _GAP > width:
         del widths[max(widths, key=lambda index: (columns[index].rank, index))]
     while (excess := sum(widths.values()) + _GAP * (len(widths) - 1) - width) > 0:
         spare, index = max((widths[index] - columns[index].least, index) for index in widths)
@@ -67,20 +64,3 @@ def line(columns: Sequence[Column], widths: dict[int, int], row: Sequence[Cell])
         else:
             text.append_text(shown)
     return text
-
-
-def titles(columns: Sequence[Column]) -> list[Cell]:
-    """The header row."""
-    return [Text(column.title) for column in columns]
-
-
-def _has_text(cell: Cell) -> bool:
-    return callable(cell) or bool(cell.plain)
-
-
-def _width(cell: Cell, column: Column) -> int:
-    return column.most if callable(cell) else cell.cell_len
-
-
-def _narrowest(columns: Sequence[Column], widths: dict[int, int]) -> int:
-    return sum(columns[index].least for index in widths) + _GAP * (len(widths) - 1)

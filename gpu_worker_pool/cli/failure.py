@@ -12,6 +12,8 @@ NOT_FOUND: Final = 127
 SIGNAL_BASE: Final = 128
 # The arguments are invalid.
 USAGE: Final = 2
+# The server said no. Where it could not answer at all, it is FAILED.
+REFUSED: Final = 1
 
 
 class Failure(Exception):  # noqa: N818 - it is not an error of the program

@@ -48,15 +48,12 @@ Grace = Annotated[
 Remote = Annotated[
     bool,
     typer.Option(
-        "--remote",
-        help="Request GPUs of other machines too, for a command that goes there itself (by ssh, say).",
+        "--remote", help="Request GPUs of other machines too, for a command that goes there itself (by ssh, say)."
     ),
 ]
 
 
 class OnLost(StrEnum):
-    """What to do with a command when its lease is lost."""
-
     STOP = "stop"
     FINISH = "finish"
 

@@ -57,13 +57,14 @@ def complain(message: str) -> None:
 
 
 def pass_on_warnings(say: Callable[[str], None]) -> None:
-    """Pass the client's warnings to `say`, but not its log records of events: the command reports those itself."""
     logger = logging.getLogger("gpu_worker_pool")
-    logger.addHandler(_Warnings(say))
+    logger.addHandler(WarningHandler(say))
     logger.propagate = False
 
 
-class _Warnings(logging.Handler):
+class WarningHandler(logging.Handler):
+    """Passes warnings on, but not log records of events: the command reports those itself."""
+
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say

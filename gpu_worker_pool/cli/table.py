@@ -1,4 +1,4 @@
-"""Tables without borders: as narrow as possible, and one line a row in a pipe."""
+"""Tables without borders: as narrow as possible, and one line a row in a pipe. Text that wraps beside a word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 # Wider than any row: the reader of a pipe needs whole rows.
 _UNBOUNDED_CELLS: Final = 100_000
@@ -32,6 +33,18 @@ def print_table(console: Console, table: Table) -> None:
         whole.print(table)
     for line in captured.get().splitlines():
         console.file.write(f"{line.rstrip()}\n")
+
+
+def show_beside(console: Console, word: Text, text: Text) -> None:
+    """On a terminal a long text wraps beside the word; elsewhere it is one line, so that it can be searched."""
+    if not console.is_terminal:
+        console.print(word + text)
+        return
+    row = Table.grid()
+    row.add_column(min_width=word.cell_len, max_width=word.cell_len, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(word, text)
+    console.print(row)
 
 
 def cut(console: Console, text: str) -> str:

@@ -53,6 +53,11 @@ def show_memory(memory_mb: float) -> str:
     return f"{memory_mb / 1024:.1f} GiB" if memory_mb >= 1024 else f"{memory_mb:.0f} MiB"
 
 
+def count(number: int, noun: str) -> str:
+    """`1 GPU`, `4 GPUs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def iso_time(wall_s: float | None) -> str | None:
     """A wall-clock time in ISO 8601 and UTC; None stays None."""
     if wall_s is None:

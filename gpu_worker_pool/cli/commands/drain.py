@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from gpu_worker_pool.cli.failure import FAILED, USAGE, Failure
+from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, plain, print_json
-from gpu_worker_pool.cli.pools.lease_search import REFUSED
 from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
@@ -30,7 +28,7 @@ def drain(
     json: Json = False,
 ) -> None:
     """Take a GPU out of service: no new leases on it; those there run on. Only admin may."""
-    found = asyncio.run(_tell(gpu, endpoint, "drain", {"reason": reason} if reason else {}))
+    found = _tell(gpu, endpoint, "drain", {"reason": reason} if reason else {})
     if json:
         print_json("drain", found.as_json())
         return
@@ -40,30 +38,33 @@ def drain(
 
 def undrain(gpu: GpuArgument, endpoint: Endpoints = None, *, json: Json = False) -> None:
     """Put a GPU back into service. Only admin may."""
-    found = asyncio.run(_tell(gpu, endpoint, "undrain", {}))
+    found = _tell(gpu, endpoint, "undrain", {})
     if json:
         print_json("undrain", found.as_json())
         return
     out().print(f"GPU {found.id} is in service; it is {found.view.state.replace('_', ' ')} now", markup=False)
 
 
-async def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[str, Any]) -> GpuReport:
-    async with Servers(endpoint) as servers:
-        endpoint_id, local = find_endpoint(gpu, servers.ids)
-        answer = await servers.ask(endpoint_id, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
-        if answer.status == HTTPStatus.NOT_FOUND:
-            # The server may not know this GPU, or not know this call.
-            raise not_found(answer, await ask_pool(servers, endpoint_id, "?queue=0"), gpu, action)
-        if not answer.is_ok:
-            raise failure_of(answer, gpu, action)
-        found = read_gpu(servers, answer)
-        if found is None:
-            raise Failure(
-                f"whether GPU {gpu} is {action}ed is not known: the answer of {answer.url} shows no GPU; "
-                "`gpu-pool status` shows how it is",
-                FAILED,
-            )
-        return found
+def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[str, Any]) -> GpuReport:
+    return Servers(endpoint).run(lambda servers: _ask(servers, gpu, action, body))
+
+
+async def _ask(servers: Servers, gpu: str, action: str, body: dict[str, Any]) -> GpuReport:
+    """The GPU as its server shows it afterwards; Failure where the server refuses."""
+    endpoint, local = find_endpoint(gpu, servers.ids)
+    answer = await servers.ask(endpoint, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        # The server may not know this GPU, or not know this call.
+        raise not_found(answer, await ask_pool(servers, endpoint, "?queue=0"), f"cannot {action} GPU {gpu}")
+    if not answer.is_ok:
+        raise failure_of(answer, f"cannot {action} GPU {gpu}: {plain(answer.error)}")
+    found = read_gpu(servers, answer)
+    if found is None:
+        raise Failure(
+            f"whether GPU {gpu} is {action}ed is not known: the answer of {answer.url} shows no GPU; "
+            "`gpu-pool status` shows how it is"
+        )
+    return found
 
 
 def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
@@ -79,28 +80,21 @@ def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
     )
 
 
-def not_found(answer: ServerAnswer, report: PoolReport, gpu: str, action: str) -> Failure:
+def not_found(answer: ServerAnswer, report: PoolReport, message: str) -> Failure:
     """The failure for a server that answered 404, by what kind of server it is."""
-    message = f"cannot {action} GPU {gpu}"
     if not report.is_up:
-        return Failure(
-            f"{message}: {answer.url} is not a GPU server ({report.error}); `gpu-pool doctor` looks closer", FAILED
-        )
+        return Failure(f"{message}: {answer.url} is not a GPU server ({report.error}); `gpu-pool doctor` looks closer")
     if not report.has_leases:
         return Failure(
             f"{message}: {answer.url} has statistics only, and hands out nothing that could be kept back; for leases, run "
-            "`gpu-pool serve` on that machine",
-            FAILED,
+            "`gpu-pool serve` on that machine"
         )
     return Failure(f"{message}: {plain(answer.error)} `gpu-pool status` shows what it has.", REFUSED)
 
 
-def failure_of(answer: ServerAnswer, gpu: str, action: str) -> Failure:
-    """The failure for an error, or for no answer."""
-    message = f"cannot {action} GPU {gpu}: {plain(answer.error)}"
+def failure_of(answer: ServerAnswer, message: str) -> Failure:
     if answer.status is None:
-        return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer", FAILED)
+        return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         message += " Set GPU_POOL_TOKEN to the token of admin."
-    is_its_fault = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return Failure(message, FAILED if is_its_fault else REFUSED)
+    return Failure(message, FAILED if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else REFUSED)

@@ -33,7 +33,7 @@ def explain(id_: LeaseId, endpoint: Endpoints = None, *, json: Json = False) -> 
 
     Ends with 1 if there is no such lease.
     """
-    found = asyncio.run(_ask(id_, endpoint))
+    found = Servers(endpoint).run(lambda servers: _ask(servers, id_))
     if json:
         print_json("explain", {"leases": [_as_json(lease, report) for lease, report in found]})
         return
@@ -42,15 +42,14 @@ def explain(id_: LeaseId, endpoint: Endpoints = None, *, json: Json = False) -> 
         _show(console, lease, report, now)
 
 
-async def _ask(text: str, endpoint: list[str] | None) -> list[tuple[LeaseReport, PoolReport]]:
+async def _ask(servers: Servers, text: str) -> list[tuple[LeaseReport, PoolReport]]:
     """The lease at each endpoint that has it, and the pool there."""
-    async with Servers(endpoint) as servers:
-        reports = await ask_pools_or_fail(servers)
-        by_endpoint = {report.endpoint: report for report in reports}
-        found = await find_lease(servers, reports, text)
-        # A waiting lease that is asked for by its id also tells what stands between it and each GPU.
-        fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
-        return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
+    reports = await ask_pools_or_fail(servers)
+    by_endpoint = {report.endpoint: report for report in reports}
+    found = await find_lease(servers, reports, text)
+    # A waiting lease that is asked for by its id also tells what stands between it and each GPU.
+    fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
+    return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
 
 
 def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import itertools
 import time
@@ -19,15 +18,13 @@ from rich.text import Text
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
-from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, distinct_leases, show_since
+from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_since
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 
 
 class LiveState(StrEnum):
-    """The states of a lease that has not ended."""
-
     ACTIVE = "active"
     DRAINING = "draining"
     QUEUED = "queued"
@@ -46,12 +43,11 @@ def leases(
 
     On a terminal ids are shortened to a beginning that `release` and `explain` take.
     """
-    reports = asyncio.run(_ask(endpoint))
+    reports = Servers(endpoint).run(ask_pools_or_fail)
+    live = distinct_leases(reports)
     owner = _user() if mine else None
     found = [
-        lease
-        for lease in distinct_leases(reports)
-        if (not state or lease.view.state in state) and (not mine or lease.view.owner == owner)
+        lease for lease in live if (not state or lease.view.state in state) and (not mine or lease.view.owner == owner)
     ]
     if json:
         down = [{"endpoint": item.endpoint, "error": item.error} for item in reports if not item.is_up]
@@ -66,14 +62,9 @@ def leases(
         complain("there are no such leases" if mine or state else "nobody holds a GPU, nobody waits")
         return
     console = out()
-    ids = [lease.id for lease in distinct_leases(reports)]
+    ids = [lease.id for lease in live]
     shown = short_ids(ids) if console.is_terminal else dict(zip(ids, ids, strict=True))
     print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1))
-
-
-async def _ask(endpoint: list[str] | None) -> list[PoolReport]:
-    async with Servers(endpoint) as servers:
-        return await ask_pools_or_fail(servers)
 
 
 def _user() -> str | None:
@@ -87,15 +78,14 @@ def _user() -> str | None:
 def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str], *, with_endpoint: bool) -> Table:
     now = time.time()
     headings = ["ID", "STATE", *(["SERVER"] if with_endpoint else []), "OWNER", "WORKER", "GPUS", "SINCE"]
-    table = make_table(
-        *headings, "EXPIRES", "PRIORITY", "COMMAND", whole=("ID", "STATE", "SINCE", "EXPIRES", "PRIORITY")
-    )
+    headings += ["EXPIRES", "PRIORITY", "COMMAND"]
+    table = make_table(*headings, whole=("ID", "STATE", "SINCE", "EXPIRES", "PRIORITY"))
     for lease in found:
-        view, place = lease.view, [Text(lease.endpoint)] if with_endpoint else []
+        view = lease.view
         table.add_row(
             Text(ids[lease.id]),
             Text(view.state),
-            *place,
+            *([Text(lease.endpoint)] if with_endpoint else []),
             Text(view.owner or "-"),
             Text(view.worker_id or "-"),
             Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),

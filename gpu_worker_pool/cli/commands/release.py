@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from gpu_worker_pool.cli.failure import FAILED, USAGE, Failure
+from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
-from gpu_worker_pool.cli.pools.lease_search import (
-    EMPTY_ID,
-    REFUSED,
-    LeaseIds,
-    ask_pools_or_fail,
-    find_lease,
-    lease_path,
-)
+from gpu_worker_pool.cli.pools.lease_search import EMPTY_ID, LeaseIds, ask_pools_or_fail, find_lease, lease_path
 from gpu_worker_pool.cli.pools.reading import read_lease
 from gpu_worker_pool.cli.pools.report import LeaseReport, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers
@@ -42,15 +34,11 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
     """
     if not all(ids):
         raise Failure(EMPTY_ID, USAGE)
-    released, failed = asyncio.run(_release(ids, endpoint))
+    released, failed = Servers(endpoint).run(lambda servers: _release(servers, ids))
     if json:
-        print_json(
-            "release",
-            {
-                "released": [{**after.as_json(), "was": before.view.state} for before, after in released],
-                "failed": [{"id": item.id, "endpoint": item.endpoint, "error": item.error} for item in failed],
-            },
-        )
+        done = [{**after.as_json(), "was": before.view.state} for before, after in released]
+        not_done = [{"id": item.id, "endpoint": item.endpoint, "error": item.error} for item in failed]
+        print_json("release", {"released": done, "failed": not_done})
     else:
         for before, _ in released:
             out().print(_in_words(before), markup=False)
@@ -61,24 +49,22 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
     return max((item.code for item in failed), default=0)
 
 
-async def _release(ids: list[str], endpoint: list[str] | None) -> tuple[list[_Released], list[_Failed]]:
-    """Returns what was released, and what was not."""
+async def _release(servers: Servers, ids: list[str]) -> tuple[list[_Released], list[_Failed]]:
     released: list[_Released] = []
     failed: list[_Failed] = []
-    async with Servers(endpoint) as servers:
-        reports = await ask_pools_or_fail(servers)
-        for text in dict.fromkeys(ids):
-            try:
-                found = await find_lease(servers, reports, text)
-            except Failure as failure:
-                failed.append(_Failed(text, None, str(failure), failure.code))
-                continue
-            for lease in found:
-                outcome = await _release_at(servers, lease)
-                if isinstance(outcome, _Failed):
-                    failed.append(outcome)
-                else:
-                    released.append((lease, outcome))
+    reports = await ask_pools_or_fail(servers)
+    for text in dict.fromkeys(ids):
+        try:
+            found = await find_lease(servers, reports, text)
+        except Failure as failure:
+            failed.append(_Failed(text, None, str(failure), failure.code))
+            continue
+        for lease in found:
+            outcome = await _release_at(servers, lease)
+            if isinstance(outcome, _Failed):
+                failed.append(outcome)
+            else:
+                released.append((lease, outcome))
     return released, failed
 
 

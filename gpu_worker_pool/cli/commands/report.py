@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import os
 import re
@@ -10,28 +9,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from http import HTTPStatus
 from typing import Annotated, Final
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
-from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
-from gpu_worker_pool.cli.pools.usage import (
-    COLUMNS,
-    ServerUsage,
-    UsageReport,
-    amounts,
-    mark_same,
-    no_report,
-    read_usage,
-    without_ledger,
-)
+from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.pools.usage import COLUMNS, UsageReport, amounts, ask_usage
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import iso_time, parse_duration_s, show_duration
 from gpu_worker_pool.wire.accounting import UsageTotal
@@ -79,7 +66,8 @@ def report(
     if since_at >= end_at:
         end = "now" if until_at is None else f"--until ({_show_time(until_at)})"
         raise Failure(f"--since ({_show_time(since_at)}) must be before {end}", USAGE)
-    found = UsageReport(asyncio.run(_ask(endpoint, since_at, until_at)))
+    path = f"/usage?since={since_at:.3f}" + ("" if until_at is None else f"&until={until_at:.3f}")
+    found = Servers(endpoint, timeout_s=limit_s(os.environ)).run(lambda servers: ask_usage(servers, path))
     _warn(found)
     if json:
         _print_json(found, since_at, until_at)
@@ -110,9 +98,8 @@ def parse_time(text: str, now: float, option: str) -> float:
 
 def _ago(text: str, now: float) -> float | None:
     """The time that long ago; None where the text is not a length of time."""
-    # A number alone might be meant in days, in seconds ago or since 1970.
     if text.strip().isdigit():
-        return None
+        return None  # it might be meant in days, in seconds ago or since 1970
     try:
         return now - parse_duration_s(text)
     except typer.BadParameter:
@@ -124,30 +111,12 @@ def _ago(text: str, now: float) -> float | None:
     return 0.0  # it is written correctly, so it is too long
 
 
-async def _ask(endpoint: list[str] | None, since_at: float, until_at: float | None) -> list[ServerUsage]:
-    path = f"/usage?since={since_at:.3f}" + ("" if until_at is None else f"&until={until_at:.3f}")
-    async with Servers(endpoint, timeout_s=limit_s(os.environ)) as servers:
-        asked = await asyncio.gather(*(_ask_one(servers, id_, path) for id_ in servers.ids))
-    found = mark_same(usage for _, usage in asked)
-    if all(server.error is not None for server in found):
-        raise no_report(asked)
-    return found
-
-
-async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[ServerAnswer, ServerUsage]:
-    answer = await servers.ask(endpoint, path)
-    if answer.status == HTTPStatus.NOT_FOUND:
-        return answer, without_ledger(await ask_pool(servers, endpoint, "?queue=0"))
-    return answer, read_usage(answer)
-
-
 def limit_s(environ: Mapping[str, str]) -> float | None:
     """How long a server may take; None where the user sets a limit."""
     return None if environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
 
 
 def _warn(found: UsageReport) -> None:
-    """Says what the numbers leave out."""
     for server in found.servers:
         if server.error is not None:
             complain(f"{server.endpoint} ({server.url}) is missing in these sums: {server.error}")
@@ -171,8 +140,7 @@ def _warn(found: UsageReport) -> None:
 def _rows(found: UsageReport) -> Iterator[tuple[str, UsageTotal]]:
     for owner, usage in found.by_owner():
         yield owner or "", usage
-    others = found.others()
-    if others is not None:
+    if others := found.others():
         yield f"({others[0]} others)", others[1]
 
 
@@ -192,7 +160,7 @@ def _print_json(found: UsageReport, since_at: float, until_at: float | None) -> 
         "report",
         {
             "since": iso_time(since_at),
-            "until": None if until_at is None else iso_time(until_at),
+            "until": iso_time(until_at),
             "is_complete": found.is_complete,
             "owners": [{"owner": owner, **amounts(usage)} for owner, usage in found.by_owner()],
             "others": None if others is None else {"owners": others[0], **amounts(others[1])},
@@ -206,23 +174,17 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
     console = out()
     end = "now" if until_at is None else _show_time(until_at)
     console.print(f"From {_show_time(since_at)} to {end}", style="dim")
-    total = found.total()
-    rows = list(_rows(found))
+    rows, total = [(owner or NOBODY, usage) for owner, usage in _rows(found)], found.total()
     if not rows:
         complain("nobody held a GPU or waited for one")
         return
-    print_table(console, _table(rows, total))
-
-
-def _table(rows: list[tuple[str, UsageTotal]], total: UsageTotal) -> Table:
     is_shared, has_unknown = total.shared_gpu_hours > 0, total.unknown_leases > 0
     headings = ["GPU-HOURS", *(["SHARED"] if is_shared else []), "LEASES", "RUNNING", "LONGEST", "WAITED"]
     headings += ["UNKNOWN"] if has_unknown else []
     table = make_table("OWNER", *headings, whole=headings)
     for column in table.columns[1:]:
         column.justify = "right"
-
-    def add(name: str, usage: UsageTotal, style: str | None = None) -> None:
+    for name, usage in [*rows, ("TOTAL", total)] if len(rows) > 1 else rows:
         table.add_row(
             Text(name),
             _show_hours(usage.gpu_hours),
@@ -232,14 +194,9 @@ def _table(rows: list[tuple[str, UsageTotal]], total: UsageTotal) -> Table:
             show_duration(usage.longest_hours * 3600),
             show_duration(usage.wait_hours * 3600),
             *([str(usage.unknown_leases)] if has_unknown else []),
-            style=style,
+            style="bold" if usage is total else None,
         )
-
-    for owner, usage in rows:
-        add(owner or NOBODY, usage)
-    if len(rows) > 1:
-        add("TOTAL", total, "bold")
-    return table
+    print_table(console, table)
 
 
 def _show_hours(hours: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -14,17 +13,18 @@ from rich.text import Text
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pools
-from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuReport, LeaseReport, PoolReport, as_answers, show_since
-from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
+from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport, check_any_is_up, show_since
+from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
+from gpu_worker_pool.cli.units import count
 
 # So many waiting requests are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
 BAR_CELLS: Final = 10
 STATE_STYLES: Final = {
-    FREE: "green",
+    "free": "green",
     "leased": "yellow",
-    SHARED: "yellow",
+    "shared": "yellow",
     "held": "blue",
     "draining": "magenta",
     "busy": "red",
@@ -33,7 +33,7 @@ STATE_STYLES: Final = {
     "unknown": "dim",
 }
 # In these states the holder says why; in the others the reason does.
-_SAID_BY_HOLDERS: Final = frozenset({FREE, "leased", SHARED})
+SAID_BY_HOLDERS: Final = frozenset({"free", "leased", "shared"})
 _GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")
 _TROUBLE: Final = "bold red"
 
@@ -43,30 +43,18 @@ def status(endpoint: Endpoints = None, *, json: Json = False) -> None:
 
     A server that is down is shown as down. Ends with 0 if at least one answered, else with 125.
     """
-    reports = asyncio.run(_ask(endpoint, is_complete=json))
-    if not any(report.is_up for report in reports):
-        raise nobody_answered(as_answers(reports))
-    if json:
-        counted = [report for report in reports if report.same_as is None]
-        print_json(
-            "status",
-            {
-                "gpus_total": sum(len(report.gpus) for report in counted),
-                "gpus_free": sum(report.free for report in counted),
-                "endpoints": [report.as_json() for report in reports],
-            },
-        )
+    query = "" if json else f"?queue={MOST_QUEUED}"
+    reports = Servers(endpoint).run(lambda servers: ask_pools(servers, query))
+    check_any_is_up(reports)
+    if not json:
+        show(out(), reports, time.time())
         return
-    show(out(), reports, time.time())
-
-
-async def _ask(endpoint: list[str] | None, *, is_complete: bool) -> list[PoolReport]:
-    async with Servers(endpoint) as servers:
-        return await ask_pools(servers, "" if is_complete else f"?queue={MOST_QUEUED}")
+    counted = [report for report in reports if report.same_as is None]
+    totals = {"gpus_total": sum(len(item.gpus) for item in counted), "gpus_free": sum(item.free for item in counted)}
+    print_json("status", {**totals, "endpoints": [report.as_json() for report in reports]})
 
 
 def show(console: Console, reports: Sequence[PoolReport], now: float) -> None:
-    """All pools, one under the other."""
     for number, report in enumerate(reports):
         if number:
             console.print()
@@ -78,9 +66,8 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
     if report.error is not None or report.same_as is not None:
         return
     if not report.view.can_grant:
-        console.print(
-            Text(f"nothing can be granted: {report.view.trouble or 'the server does not say why'}", style=_TROUBLE)
-        )
+        why = report.view.trouble or "the server does not say why"
+        console.print(Text(f"nothing can be granted: {why}", _TROUBLE))
     if not report.has_leases:
         console.print(
             "It has statistics only, no leases: who holds a GPU is not known, and free is what is below the thresholds."
@@ -91,7 +78,7 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
         console.print("It shows no GPUs.")
     if not report.has_leases:
         return
-    console.print(f"{_count(len(report.leases), 'lease')}, {report.queue_length or 'nobody'} waiting")
+    console.print(f"{count(len(report.leases), 'lease')}, {report.queue_length or 'nobody'} waiting")
     if report.queue:
         print_table(console, _queue_table(report.queue, now))
     if (more := report.queue_length - len(report.queue)) > 0:
@@ -104,7 +91,7 @@ def _heading(report: PoolReport) -> Text:
         return heading.append(": ").append(f"down: {report.error}", _TROUBLE)
     if report.same_as is not None:
         return heading.append(f": the same server as {report.same_as}")
-    heading.append(f": {_count(len(report.gpus), 'GPU')}, {report.free} free")
+    heading.append(f": {count(len(report.gpus), 'GPU')}, {report.free} free")
     if report.is_simulated:
         heading.append(", ").append("simulated", "bold")
     return heading
@@ -116,13 +103,15 @@ def _gpu_table(console: Console, report: PoolReport, now: float) -> Table:
     leases = {lease.id: lease for lease in report.leases}
     for gpu in report.gpus:
         view = gpu.view
+        # Without words that the heading says or that every model has.
+        model = (view.name or "unknown").removeprefix("Simulated ").removeprefix("NVIDIA ")
         holders = [leases[lease_id] for lease_id in view.leases if lease_id in leases]
         runs = [cut(console, lease.command or "") for lease in holders]
-        if view.state not in _SAID_BY_HOLDERS:
+        if view.state not in SAID_BY_HOLDERS:
             runs = [*(command for command in runs if command), view.reason or "the server does not say why"]
         table.add_row(
             Text(gpu.id),
-            Text(_short_model(view.name or "unknown")),
+            Text(model),
             Text(view.state.replace("_", " "), STATE_STYLES.get(view.state, "")),
             _memory(gpu, is_ascii=is_ascii),
             _percent(view.utilization_percent),
@@ -154,14 +143,5 @@ def _memory(gpu: GpuReport, *, is_ascii: bool) -> Text:
     return Text.assemble((full * filled, "cyan"), (empty * (BAR_CELLS - filled), "dim"), f" {gpu.memory_percent:.0f}%")
 
 
-def _short_model(name: str) -> str:
-    """The model without words that the heading says or that every model has."""
-    return name.removeprefix("Simulated ").removeprefix("NVIDIA ")
-
-
 def _percent(value: float | None) -> Text:
     return Text("unknown", "dim") if value is None else Text(f"{value:.0f}%")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -17,8 +17,8 @@ from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
 from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, Memory, Model, Timeout
 from gpu_worker_pool.cli.output import complain, err, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.report import FREE, SHARED, GpuReport, PoolReport, as_answers, show_gpus
-from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
+from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus
+from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
@@ -27,12 +27,7 @@ POLL_S: Final = 1.0
 FIRST_POLL_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class WantedGpus:
-    gpus: int = 1
-    memory_mb: float | None = None
-    model: str | None = None
-
+class WantedGpus(Wishes):
     def free_in(self, report: PoolReport) -> tuple[GpuReport, ...] | None:
         """As many free GPUs as are wanted, all at this endpoint; None where there are too few."""
         if not report.is_up or not report.view.can_grant:
@@ -52,7 +47,7 @@ class WantedGpus:
             return f"grants nothing now: {report.view.trouble or 'it does not say why'}"
         fitting = [gpu for gpu in report.gpus if self._fits(gpu)]
         standing = f"{sum(self._is_free(gpu, report) for gpu in fitting)} of {len(fitting)} free"
-        open_ = [gpu for gpu in fitting if gpu.view.state in {FREE, SHARED}]
+        open_ = [gpu for gpu in fitting if gpu.view.state in {"free", "shared"}]
         if self.memory_mb is None or len(open_) < self.gpus or self.free_in(report) is not None:
             return standing
         rooms = sorted((_room_mb(gpu, gpu.view.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
@@ -65,17 +60,14 @@ class WantedGpus:
         rooms = [room for gpu in report.gpus if self._fits(gpu) and (room := _room_mb(gpu, 0.0, report)) is not None]
         return max(rooms, default=None)
 
-    def __str__(self) -> str:
-        return str(Wishes(gpus=self.gpus, memory_mb=self.memory_mb, model=self.model))
-
     def _fits(self, gpu: GpuReport) -> bool:
         return self.model is None or (gpu.view.name is not None and matches_model(self.model, gpu.view.name))
 
     def _is_free(self, gpu: GpuReport, report: PoolReport) -> bool:
         if self.memory_mb is None:
-            return gpu.view.state == FREE
+            return gpu.view.state == "free"
         # A request that names an amount can also have what is left of a shared GPU.
-        return gpu.view.state in {FREE, SHARED} and self._has_room(gpu, gpu.view.memory_committed_mb, report)
+        return gpu.view.state in {"free", "shared"} and self._has_room(gpu, gpu.view.memory_committed_mb, report)
 
     def _has_room(self, gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> bool:
         if self.memory_mb is None:
@@ -89,19 +81,12 @@ def _room_mb(gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> 
     total_mb, percent = gpu.view.memory_total_mb, report.view.thresholds.memory_percent
     if total_mb is None or committed_mb is None:
         return None
-    threshold_percent = 100.0 if percent is None else percent
-    return total_mb * threshold_percent / 100 - committed_mb
+    return total_mb * (100.0 if percent is None else percent) / 100 - committed_mb
 
 
 def _threshold(report: PoolReport) -> str:
     percent = report.view.thresholds.memory_percent
     return "the memory threshold" if percent is None else f"the memory threshold ({percent:g} %)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    endpoint: str
-    gpus: tuple[GpuReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +100,8 @@ class TimeOver:
         """For the user: a GPU of a silent server is not called busy."""
         if not any(report.is_up for report in self.reports):
             within = _within(max(timeout_s, FIRST_POLL_S))
-            down = [f"{report.endpoint} ({report.error})" for report in self.reports]
-            return (
-                f"no GPU server answered {within}, so it is not known what is free: {', '.join([*self.silent, *down])}"
-            )
+            names = [*self.silent, *(f"{report.endpoint} ({report.error})" for report in self.reports)]
+            return f"no GPU server answered {within}, so it is not known what is free: {', '.join(names)}"
         standing = [f"{report.endpoint}: {wanted.standing_in(report)}" for report in self.reports]
         standing += [f"{endpoint}: no answer yet" for endpoint in self.silent]
         return f"not free {_within(timeout_s)}: {wanted} ({'; '.join(standing)})"
@@ -143,53 +126,50 @@ def wait(
     `gpu-pool run`, which stands in the queue and holds what it is given.
     Ends with 0 when they are free, with 124 when the time is over.
     """
-    if model is not None and not model.strip():
-        raise typer.BadParameter("--model is empty; leave it out to take any model")
-    wanted = WantedGpus(gpus, memory, model)
+    try:
+        wanted = WantedGpus(gpus, memory, model)
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from None
     began = time.monotonic()
-    found = asyncio.run(_wait(wanted, endpoint, inf if timeout is None else timeout))
-    waited_s = time.monotonic() - began
-    is_free = isinstance(found, _Found)
+    found = Servers(endpoint).run(lambda servers: _wait(servers, wanted, inf if timeout is None else timeout))
+    free = () if isinstance(found, TimeOver) else found
+    where = free[0].naming.endpoint if free else None
     if json:
-        free = [gpu.naming.as_json(gpu.view) for gpu in found.gpus] if isinstance(found, _Found) else []
-        where = found.endpoint if isinstance(found, _Found) else None
-        print_json("wait", {"is_free": is_free, "endpoint": where, "gpus": free, "waited_s": round(waited_s, 3)})
-    if not isinstance(found, _Found):
+        shown = [gpu.naming.as_json(gpu.view) for gpu in free]
+        waited_s = round(time.monotonic() - began, 3)
+        print_json("wait", {"is_free": bool(free), "endpoint": where, "gpus": shown, "waited_s": waited_s})
+    if isinstance(found, TimeOver):
         complain(found.in_words(wanted, timeout or 0.0))
         return TIMED_OUT
     if not json:
-        out().print(f"free at {found.endpoint}: {show_gpus([gpu.id for gpu in found.gpus])}", markup=False)
+        out().print(f"free at {where}: {show_gpus([gpu.id for gpu in free])}", markup=False)
     return 0
 
 
-async def _wait(wanted: WantedGpus, endpoint: list[str] | None, timeout_s: float) -> _Found | TimeOver:
-    """Poll every server once a second, until the time is over."""
+async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple[GpuReport, ...] | TimeOver:
+    """Poll every server once a second, until the time is over. Returns the free GPUs, all of one endpoint."""
     clock = asyncio.get_running_loop().time
-    until = clock() + timeout_s
-    async with Servers(endpoint) as servers:
-        first_until = clock() + max(timeout_s, FIRST_POLL_S)
-        watch = _ServerWatch(servers)
-        tasks = [asyncio.create_task(watch.poll(id_)) for id_ in servers.ids]
-        line = _StatusLine(wanted)
-        try:
-            while True:
-                for report in watch.reports.values():
-                    free = wanted.free_in(report)
-                    if free is not None:
-                        return _Found(report.endpoint, free)
-                if watch.has_seen_all:
-                    _check_can_come(wanted, watch)
-                left_s = (until if watch.has_seen_all else first_until) - clock()
-                if left_s <= 0:
-                    return watch.so_far()
-                if watch.reports:
-                    line.show(watch)
-                await watch.news(left_s)
-        finally:
-            line.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    began = clock()
+    watch, line = _ServerWatch(servers), _StatusLine(wanted)
+    tasks = [asyncio.create_task(watch.poll(id_)) for id_ in servers.ids]
+    try:
+        while True:
+            for report in watch.reports.values():
+                if free := wanted.free_in(report):
+                    return free
+            if watch.has_seen_all:
+                _check_can_come(wanted, watch)
+            left_s = began + (timeout_s if watch.has_seen_all else max(timeout_s, FIRST_POLL_S)) - clock()
+            if left_s <= 0:
+                return watch.so_far()
+            if watch.reports:
+                line.show(watch)
+            await watch.news(left_s)
+    finally:
+        line.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _ServerWatch:
@@ -220,7 +200,7 @@ class _ServerWatch:
 
     async def news(self, within_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if within_s == inf else within_s):
+            async with asyncio.timeout(within_s):  # wait_for of Python 3.11 may lose a Ctrl-C
                 await self._news.wait()
         self._news.clear()
 
@@ -229,23 +209,19 @@ def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
     """Raises Failure where waiting makes no sense. A server that answered before and is down may come back."""
     reports = list(watch.reports.values())
     if not watch.was_any_up:
-        raise nobody_answered(as_answers(reports))
-    if all(report.is_up and not wanted.could_come(report) for report in reports):
-        untold = [report.endpoint for report in reports if wanted.memory_mb and not report.has_leases]
-        if untold:
-            raise Failure(
-                f"how much memory is left is not known of {', '.join(untold)}, with statistics only; leave --memory out"
-            )
-        most = [room for report in reports if (room := wanted.most_mb(report)) is not None]
-        fits = (
-            f"; the most that a GPU has below its threshold is {int(max(most))}MB" if wanted.memory_mb and most else ""
+        check_any_is_up(reports)
+    if any(not report.is_up or wanted.could_come(report) for report in reports):
+        return
+    if untold := [report.endpoint for report in reports if wanted.memory_mb and not report.has_leases]:
+        raise Failure(
+            f"how much memory is left is not known of {', '.join(untold)}, with statistics only; leave --memory out"
         )
-        raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
+    most = [room for report in reports if (room := wanted.most_mb(report)) is not None]
+    fits = f"; the most that a GPU has below its threshold is {int(max(most))}MB" if wanted.memory_mb and most else ""
+    raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
 
 
 class _StatusLine:
-    """Says how many GPUs are free: on a terminal in a line that changes, elsewhere once."""
-
     def __init__(self, wanted: WantedGpus) -> None:
         self._wanted = wanted
         console = err()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +11,11 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
+from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import NOTHING
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
-from gpu_worker_pool.cli.serve.announcement import count_gpus
-from gpu_worker_pool.cli.units import show_memory
+from gpu_worker_pool.cli.units import count, show_memory
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import EndpointUrl, split_endpoints
@@ -23,7 +24,7 @@ from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.same_server import same_as
 from gpu_worker_pool.wire.service import Home
 
-from .finding import Finding
+from .finding import Check, Finding, judge_settings
 
 SLOW_S = 1.0
 # The Date header has whole seconds only, and a call takes its time.
@@ -34,9 +35,6 @@ NO_LEASES: Mapping[str, Any] = {"ids": []}
 AS_IF_WRITTEN = 422
 MAX_VERSION = 40
 NO_GPU_SERVER = "its answer is not a GPU server's"
-
-
-# --- facts ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +57,10 @@ class EndpointFacts:
 
 
 async def ask_all(servers: Servers) -> list[EndpointFacts]:
-    """All endpoints, side by side."""
     return mark_same(await asyncio.gather(*(_ask(servers, endpoint) for endpoint in servers.ids)))
 
 
 def mark_same(asked: Sequence[EndpointFacts]) -> list[EndpointFacts]:
-    """The same, with those marked that are an earlier endpoint by another address."""
     same = same_as((facts.id, facts.pool.server_id) for facts in asked)
     return [replace(facts, same_as=same.get(facts.id)) for facts in asked]
 
@@ -73,28 +69,22 @@ async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
     facts = EndpointFacts(endpoint, servers.config.endpoints[endpoint], endpoint in servers.config.tokens)
     began = time.monotonic()
     report = await ask_pool(servers, endpoint, "?queue=0")
-    took_s = time.monotonic() - began
+    facts = replace(facts, took_s=time.monotonic() - began, pool=report.view, has_leases=report.has_leases)
     if report.error is not None:
-        error = NO_GPU_SERVER if report.status == HTTPStatus.NOT_FOUND else report.error
-        return replace(facts, took_s=took_s, error=error)
+        return replace(facts, error=NO_GPU_SERVER if report.status == HTTPStatus.NOT_FOUND else report.error)
     answer = await servers.ask(endpoint, "/")
     clock_off_s = _clock_off_s(answer)
     home = read(Home, answer.data)
     return replace(
         facts,
-        took_s=took_s,
         version=home.version[:MAX_VERSION] if home and home.version else None,
-        pool=report.view,
-        has_leases=report.has_leases,
         clock_off_s=clock_off_s,
         right=await servers.ask(endpoint, RIGHT_CALL, "POST", NO_LEASES) if report.has_leases else None,
     )
 
 
 def _clock_off_s(answer: ServerAnswer) -> float | None:
-    """How far the clock of a server is ahead of ours, to about a second, by an answer that has just come; None where the
-    server does not tell.
-    """
+    """How far a server's clock is ahead of ours, to about a second, by a fresh answer; None where it does not tell."""
     try:
         told = parsedate_to_datetime(answer.date or "").timestamp()
     except (ValueError, OverflowError):
@@ -102,18 +92,34 @@ def _clock_off_s(answer: ServerAnswer) -> float | None:
     return told + 0.5 - (time.time() - answer.took_s / 2)
 
 
-# --- what to think of them -----------------------------------------------------------------------------------------
+def checks(servers: Servers, given: Sequence[str] | None, heard: Sequence[str]) -> list[Check]:
+    """The checks of this machine as a client. `given` are the values of --endpoint, `heard` what the settings said."""
+    config = servers.config
+    memory, utilization = config.asked_memory_threshold, config.asked_utilization_threshold
+    urls = [endpoint.url for endpoint in config.endpoints.values()]
+    return [
+        Check("client-settings", lambda: judge_settings("client", heard)),
+        Check("thresholds", lambda: judge_own_thresholds(memory, utilization)),
+        Check("endpoints", lambda: judge_variables(os.environ, given, urls)),
+        Check("endpoint", lambda: endpoint_findings(servers, is_wanted=is_wanted(os.environ, given))),
+    ]
 
 
-def judge_settings(heard: Sequence[str]) -> list[Finding]:
-    """Values in the environment that a client cannot use."""
-    if not heard:
-        return [Finding("client-settings", "ok", "the client's settings are in order")]
-    return [Finding("client-settings", "problem", words, "correct or unset that variable") for words in heard]
+def endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
+    try:
+        asked = servers.run(ask_all)
+    except Failure as failure:  # no server was asked: the certificates cannot be used
+        how = "set GPU_POOL_CA_FILE to a file with the certificate of your authority, in PEM format, or unset it"
+        return [Finding("endpoint", "problem", str(failure), how)]
+    memory, utilization = servers.config.asked_memory_threshold, servers.config.asked_utilization_threshold
+    found: list[Finding | None] = []
+    for facts in asked:
+        found += [judge_reachable(facts, is_wanted=is_wanted), judge_right(facts), judge_open_token(facts)]
+        found += [judge_clock(facts), *judge_thresholds(facts, memory, utilization)]
+    return [finding for finding in found if finding is not None]
 
 
 def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, urls: Sequence[str]) -> Finding:
-    """Where the endpoints come from, and what is ignored."""
     name, listed = "endpoints", ", ".join(urls)
     if given:
         return Finding(name, "ok", f"by --endpoint: {listed}")
@@ -143,7 +149,7 @@ def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
         return Finding("endpoint", "problem", text, how, facts.id)
     pool = facts.pool
     version = f", version {facts.version}" if facts.version else ""
-    text = f"{where}: {count_gpus(len(pool.gpus))} ({pool.source or 'source unknown'}){version}, answers in {1000 * facts.took_s:.0f} ms"
+    text = f"{where}: {count(len(pool.gpus), 'GPU')} ({pool.source or 'source unknown'}){version}, answers in {1000 * facts.took_s:.0f} ms"
     if facts.same_as is not None:
         how = f"take {facts.id} or {facts.same_as} out: a Python client would take its GPUs for twice as many"
         return Finding("endpoint", "warning", f"{text}; it is the same server as {facts.same_as}", how, facts.id)
@@ -169,18 +175,15 @@ def judge_right(facts: EndpointFacts) -> Finding | None:
     if status in {200, AS_IF_WRITTEN}:
         return Finding("right", "ok", f"{facts.id}: we may ask for GPUs, {by}", endpoint=facts.id)
     if status in {401, 403}:
-        how = (
-            "set GPU_POOL_TOKEN to the token that its operator gives you"
-            if not facts.has_token
-            else "unset GPU_POOL_TOKEN, or set it to a token that this server knows"
-        )
+        how = "set GPU_POOL_TOKEN to the token that its operator gives you"
+        if facts.has_token:
+            how = "unset GPU_POOL_TOKEN, or set it to a token that this server knows"
         return Finding("right", "problem", f"{facts.id} refuses to give us GPUs {by}: {detail}", how, facts.id)
     text = f"{facts.id}: whether we may ask for GPUs is not known: {detail or status}"
     return Finding("right", "warning", text, "try again", facts.id)
 
 
 def judge_open_token(facts: EndpointFacts) -> Finding | None:
-    """A token that can be read on its way."""
     if not facts.has_token or facts.url.is_https or is_this_machine(facts.url.host):
         return None
     text = f"the token for {facts.id} goes over the network as it is: {facts.url.url} is not https"
@@ -189,7 +192,6 @@ def judge_open_token(facts: EndpointFacts) -> Finding | None:
 
 
 def judge_clock(facts: EndpointFacts) -> Finding | None:
-    """Whether both clocks agree."""
     off_s = facts.clock_off_s
     if off_s is None:
         return None
@@ -202,41 +204,31 @@ def judge_clock(facts: EndpointFacts) -> Finding | None:
     return Finding("clock", "warning", text, how, facts.id)
 
 
-def judge_own_thresholds(memory_percent: float | None, utilization_percent: float | None) -> list[Finding]:
-    """The thresholds that this machine's clients ask for."""
-    return _never_met(memory_percent, utilization_percent, "here", None)
-
-
 def judge_thresholds(
     facts: EndpointFacts, asked_memory: float | None, asked_utilization: float | None
 ) -> list[Finding]:
-    """A server's thresholds that no GPU can be below, and its GPUs that processes outside the pool keep over them. A
-    threshold that the client asks for replaces the server's.
-    """
+    """Thresholds of 0, and GPUs that outsiders keep over one. What the client asks for replaces the server's."""
     if not facts.has_leases or facts.same_as is not None:
         return []
     theirs = facts.pool.thresholds
     memory = theirs.memory_percent if asked_memory is None else None
     utilization = theirs.utilization_percent if asked_utilization is None else None
-    found = _never_met(memory, utilization, f"at the server {facts.id}", facts.id)
+    found = judge_own_thresholds(memory, utilization, f"at the server {facts.id}", facts.id)
     if limit := memory if asked_memory is None else asked_memory:
         found += [finding for gpu in facts.pool.gpus if (finding := _outside_use(facts, gpu, limit))]
     return found
 
 
-def _never_met(memory: float | None, utilization: float | None, whose: str, endpoint: str | None) -> list[Finding]:
+def judge_own_thresholds(
+    memory: float | None, utilization: float | None, whose: str = "here", endpoint: str | None = None
+) -> list[Finding]:
+    """Thresholds that no GPU can be below."""
     values = {"GPU_MEMORY_THRESHOLD_PERCENT": memory, "GPU_UTILIZATION_THRESHOLD_PERCENT": utilization}
-    return [
-        Finding(
-            "thresholds",
-            "problem",
-            f"{variable} is 0 {whose}: no GPU is ever below that, so none is ever granted",
-            f"raise {variable} {whose}, or unset it",
-            endpoint,
-        )
-        for variable, value in values.items()
-        if value == 0
-    ]
+    found = []
+    for variable in (variable for variable, value in values.items() if value == 0):
+        text = f"{variable} is 0 {whose}: no GPU is ever below that, so none is ever granted"
+        found.append(Finding("thresholds", "problem", text, f"raise {variable} {whose}, or unset it", endpoint))
+    return found
 
 
 def _outside_use(facts: EndpointFacts, gpu: PoolGpu, limit_percent: float) -> Finding | None:
@@ -261,7 +253,6 @@ def _process(process: PoolProcess) -> str:
 
 
 def is_wanted(environ: Mapping[str, str], given: Sequence[str] | None) -> bool:
-    """Whether the user chose the endpoints."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     return bool(given) or any(split_endpoints(environ.get(variable, "")) for variable in variables)
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.cli.output import WarningHandler, plain
 
 Status = Literal["ok", "warning", "problem", "skipped"]
 T = TypeVar("T")
 
 # Each check has its own bounds. This one is for what they do not cover.
 LONGEST_S = 60.0
+# How the settings complain of a file that they did not read.
+LOST_FILE = ".env cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +44,17 @@ class Check:
         """Its findings, in plain text: they quote servers, drivers and variables, and go to a terminal. A check that
         raises or hangs is a finding itself.
         """
-        return [
-            replace(found, message=plain(found.message), advice=None if found.advice is None else plain(found.advice))
-            for found in self._found(limit_s)
-        ]
-
-    def _found(self, limit_s: float) -> Sequence[Finding]:
         try:
             found = within(limit_s, self.find)
         except Failure as failure:
-            return [Finding(self.name, "problem", str(failure))]
+            found = Finding(self.name, "problem", str(failure))
         except Exception as error:  # noqa: BLE001 - one check must not end the others
             words = f"this check failed: {type(error).__name__}: {error}"
-            return [Finding(self.name, "problem", words, "this is a fault of gpu-pool doctor: please report it")]
-        if found is None:
-            return []
-        return [found] if isinstance(found, Finding) else found
+            found = Finding(self.name, "problem", words, "this is a fault of gpu-pool doctor: please report it")
+        listed = [found] if isinstance(found, Finding) else found or ()
+        return [
+            replace(item, message=plain(item.message), advice=item.advice and plain(item.advice)) for item in listed
+        ]
 
 
 class TookTooLong(Exception):  # noqa: N818 - what happened
@@ -67,40 +65,42 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
     """Do this, or raise TookTooLong. Work that hangs is left behind in a daemon thread: a driver or a network file
     system that hangs cannot be interrupted.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    result: Future[T] = Future()
 
     def do() -> None:
         try:
-            results.append(work())
+            result.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            errors.append(error)
+            result.set_exception(error)
 
-    worker = threading.Thread(target=do, daemon=True)
-    worker.start()
-    worker.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=do, daemon=True).start()
+    wait([result], limit_s)
+    if not result.done():
         raise TookTooLong(f"it did not end within {limit_s:g} s")
-    return results[0]
+    return result.result()
 
 
 @contextmanager
 def complaints() -> Iterator[list[str]]:
-    """Collects the warnings and errors that our own code logs meanwhile, and keeps them from the terminal: settings
-    complain in the log.
-    """
+    """Collects what our own code warns of meanwhile, and keeps it from the terminal: settings complain in the log."""
     heard: list[str] = []
-
-    class WarningListener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            heard.append(record.getMessage())
-
     logger = logging.getLogger("gpu_worker_pool")
     before = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [WarningListener(logging.WARNING)], False
+    logger.handlers, logger.propagate = [WarningHandler(heard.append)], False
     try:
         yield heard
     finally:
         logger.handlers, logger.propagate = before
+
+
+def judge_settings(side: Literal["server", "client"], heard: Sequence[str]) -> list[Finding]:
+    """Values in the environment or in .env that a server or a client cannot use."""
+    check, in_variable = f"{side}-settings", "correct or unset that variable"
+    in_file = (
+        "correct that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
+    )
+    if not heard:
+        return [Finding(check, "ok", f"the {side}'s settings are in order")]
+    return [
+        Finding(check, "problem", words, in_file if words.startswith(LOST_FILE) else in_variable) for words in heard
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import socket
@@ -13,13 +14,14 @@ from functools import cached_property
 from pathlib import Path
 
 import gpu_worker_pool
+from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
 from gpu_worker_pool.gpus.nvml import NvmlProbe
 from gpu_worker_pool.gpus.probe import Probe, ProbeUnavailable
 
-from .finding import Finding, TookTooLong, within
+from .finding import Check, Finding, TookTooLong, within
 
 OLDEST_PYTHON = (3, 11)
 # A reading runs nvidia-smi twice, and stops it after this; NVML has no such bound of its own.
@@ -44,20 +46,17 @@ class NvidiaDriver:
     def here(cls, root: Path = Path("/")) -> NvidiaDriver:
         try:
             text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            version = None
-        else:
             found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
             version = found[0] if found else "unknown"
+        except OSError:
+            version = None
         devices = sorted(path.name for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
         return cls(version, tuple(devices))
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The result of one probe. `unavailable` says why the probe cannot be used; None with no readings and no error is a
-    driver without GPUs.
-    """
+    """The result of one probe. `unavailable` says why the probe cannot be used. A driver without GPUs has no error."""
 
     readings: tuple[Reading, ...] = ()
     error: str | None = None
@@ -67,6 +66,10 @@ class Probed:
     @property
     def is_working(self) -> bool:
         return bool(self.readings)
+
+    @property
+    def count(self) -> str:
+        return count(len(self.readings), "GPU")
 
     @property
     def trouble(self) -> str:
@@ -113,7 +116,17 @@ class GpuFacts:
         return self.nvml.readings if self.nvml.unavailable is None else self.smi.readings
 
 
-# --- what to think of it -------------------------------------------------------------------------------------------
+def checks(facts: GpuFacts) -> list[Check]:
+    visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+    return [
+        Check("python", judge_python),
+        Check("boot-clock", check_boot_clock),
+        Check("driver", lambda: judge_driver(facts.driver, facts.nvml, facts.smi)),
+        Check("nvml", lambda: judge_nvml(facts.driver, facts.nvml, facts.smi)),
+        Check("nvidia-smi", lambda: judge_nvidia_smi(facts.driver, facts.nvml, facts.smi)),
+        Check("visible-devices", lambda: judge_visible_devices(visible, facts.readings)),
+        Check("device-order", lambda: judge_device_order(order, facts.readings)),
+    ]
 
 
 def judge_python(version: Sequence[int] = sys.version_info[:3]) -> Finding:
@@ -124,7 +137,6 @@ def judge_python(version: Sequence[int] = sys.version_info[:3]) -> Finding:
 
 
 def check_boot_clock() -> Finding:
-    """Whether the clock of the leases goes on while the machine sleeps."""
     try:
         time.clock_gettime(time.CLOCK_BOOTTIME)
     except (AttributeError, OSError):
@@ -134,20 +146,15 @@ def check_boot_clock() -> Finding:
 
 
 def judge_driver(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
-    """Whether there is a driver, and whether this user may use the GPUs."""
     if driver.version is None:
         if nvml.is_working or smi.is_working:  # as in WSL, where Windows has the driver
             return Finding("driver", "ok", "the GPUs can be read, though the system shows no NVIDIA driver")
-        return Finding(
-            "driver", "warning", "no NVIDIA driver is loaded: this machine has no GPU to hand out", GET_A_DRIVER
-        )
+        text = "no NVIDIA driver is loaded: this machine has no GPU to hand out"
+        return Finding("driver", "warning", text, GET_A_DRIVER)
     if not driver.devices and not nvml.is_working:
-        return Finding(
-            "driver",
-            "problem",
-            f"the NVIDIA driver {driver.version} is loaded, but there is no /dev/nvidia0",
-            "in a container pass the GPUs in (docker run --gpus all); else look for NVRM in the kernel's log (dmesg)",
-        )
+        text = f"the NVIDIA driver {driver.version} is loaded, but there is no /dev/nvidia0"
+        how = "in a container pass the GPUs in (docker run --gpus all); else look for NVRM in the kernel's log (dmesg)"
+        return Finding("driver", "problem", text, how)
     return Finding("driver", "ok", f"NVIDIA driver {driver.version}, {len(driver.devices)} device files")
 
 
@@ -157,7 +164,8 @@ def judge_nvml(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding:
     if sick:
         return Finding("nvml", "problem", "; ".join(sick), "such a GPU is never granted; the others are")
     if nvml.is_working:
-        return Finding("nvml", "ok", f"{_count(nvml.readings)}: {_models(nvml.readings)}, read in {_ms(nvml.took_s)}")
+        models = ", ".join(dict.fromkeys(reading.gpu.name for reading in nvml.readings))
+        return Finding("nvml", "ok", f"{nvml.count}: {models}, read in {_ms(nvml.took_s)}")
     if smi.is_working:
         return Finding("nvml", "warning", nvml.trouble, "fix it: until then the slower nvidia-smi is used in its place")
     if driver.version is None and nvml.unavailable is not None:
@@ -173,21 +181,16 @@ def judge_nvidia_smi(driver: NvidiaDriver, nvml: Probed, smi: Probed) -> Finding
         if driver.version is None and smi.unavailable is not None:
             return Finding("nvidia-smi", "skipped", smi.unavailable)
         return Finding("nvidia-smi", "problem", smi.trouble, "run nvidia-smi by hand: it says more than we can")
-    if nvml.is_working and _uuids(nvml) != _uuids(smi) and not _has_mig(nvml):
-        return Finding(
-            "nvidia-smi",
-            "warning",
-            f"it shows {_count(smi.readings)}, NVML {_count(nvml.readings)}, and not the same ones",
-            "NVML is what counts; the driver and its tools may be of different versions: update or reboot",
-        )
-    text = f"{_count(smi.readings)}, both queries in {_ms(smi.took_s)}"
+    # NVML shows MIG devices in place of their GPU, nvidia-smi shows the GPU.
+    has_mig = any(uuid.startswith("MIG-") for uuid in _uuids(nvml))
+    if nvml.is_working and _uuids(nvml) != _uuids(smi) and not has_mig:
+        text = f"it shows {smi.count}, NVML {nvml.count}, and not the same ones"
+        how = "NVML is what counts; the driver and its tools may be of different versions: update or reboot"
+        return Finding("nvidia-smi", "warning", text, how)
+    text = f"{smi.count}, both queries in {_ms(smi.took_s)}"
     if smi.took_s > SLOW_S:
-        return Finding(
-            "nvidia-smi",
-            "warning",
-            f"{text}, which is slow",
-            "switch persistence mode on (nvidia-smi -pm 1, or the service nvidia-persistenced)",
-        )
+        how = "switch persistence mode on (nvidia-smi -pm 1, or the service nvidia-persistenced)"
+        return Finding("nvidia-smi", "warning", f"{text}, which is slow", how)
     return Finding("nvidia-smi", "ok", text)
 
 
@@ -207,17 +210,13 @@ def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Fin
     if visible.warnings:
         advice = "correct it: CUDA itself hides what comes after a name that it does not know"
         return Finding(name, "warning", "; ".join(visible.warnings), advice)
-    return Finding(
-        name, "ok", f"{shown}: of {_count(readings)} these are shown: {', '.join(map(str, visible.indices))}"
-    )
+    indices = ", ".join(map(str, visible.indices))
+    return Finding(name, "ok", f"{shown}: of {count(len(readings), 'GPU')} these are shown: {indices}")
 
 
 def judge_device_order(value: str | None, readings: Sequence[Reading]) -> Finding:
-    """Whether CUDA numbers the GPUs as nvidia-smi does."""
-    name, advice = (
-        "device-order",
-        "export CUDA_DEVICE_ORDER=PCI_BUS_ID; gpu-pool run and assignment.env do it by themselves",
-    )
+    name = "device-order"
+    advice = "export CUDA_DEVICE_ORDER=PCI_BUS_ID; gpu-pool run and assignment.env do it by themselves"
     if value == "PCI_BUS_ID":
         return Finding(name, "ok", "CUDA_DEVICE_ORDER=PCI_BUS_ID: CUDA numbers the GPUs as nvidia-smi does")
     if value not in {None, "", "FASTEST_FIRST"}:
@@ -230,19 +229,6 @@ def judge_device_order(value: str | None, readings: Sequence[Reading]) -> Findin
 
 def _uuids(probed: Probed) -> set[str]:
     return {reading.gpu.key.uuid for reading in probed.readings}
-
-
-def _has_mig(probed: Probed) -> bool:
-    """Whether there are MIG devices: NVML shows them in place of their GPU, nvidia-smi shows the GPU."""
-    return any(uuid.startswith("MIG-") for uuid in _uuids(probed))
-
-
-def _count(readings: Sequence[Reading]) -> str:
-    return f"{len(readings)} GPU{'' if len(readings) == 1 else 's'}"
-
-
-def _models(readings: Sequence[Reading]) -> str:
-    return ", ".join(dict.fromkeys(reading.gpu.name for reading in readings))
 
 
 def _ms(seconds: float) -> str:

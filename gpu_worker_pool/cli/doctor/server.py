@@ -9,9 +9,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_worker_pool.cli.serve.announcement import count_gpus
 from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
-from gpu_worker_pool.cli.units import show_memory
+from gpu_worker_pool.cli.units import count, show_memory
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.authority.deaths import open_pidfd
@@ -19,12 +18,11 @@ from gpu_worker_pool.server.http.access import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
 
-from .finding import Finding, Status, complaints
+from .finding import LOST_FILE, Check, Finding, Status, complaints, judge_settings
+from .gpus import GpuFacts
 
 LITTLE_MB = 200.0
 HARDLY_ANY_MB = 20.0
-# How the settings complain of a file that they did not read.
-LOST_FILE = ".env cannot be read"
 
 _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|ncpfs|fuse\.(sshfs|glusterfs|ceph\S*|s3fs|rclone)"
@@ -32,7 +30,16 @@ _NETWORK = re.compile(
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
-# --- facts ---------------------------------------------------------------------------------------------------------
+def checks(facts: GpuFacts, *, is_client_only: bool) -> list[Check]:
+    settings, heard = load_settings()
+    return [
+        Check("server-settings", lambda: judge_settings("server", heard)),
+        Check("simulated", lambda: judge_simulated(settings.simulated_gpus, has_gpus=bool(facts.readings))),
+        Check("port", lambda: judge_port(Port.of(settings), is_client_only=is_client_only)),
+        Check("state-dir", lambda: check_state_dir(settings)),
+        Check("tokens", lambda: check_tokens(settings, heard)),
+        Check("pidfd", check_pidfd),
+    ]
 
 
 def load_settings() -> tuple[ServerSettings, list[str]]:
@@ -64,7 +71,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
-    """Where the leases are kept. `nearest` is the folder itself, or the one in which it would be created."""
+    """Where the leases are kept. `nearest` is the folder, or the one to create it in; `holder_pid` locks the journal."""
 
     journal: Path
     nearest: Path
@@ -72,7 +79,6 @@ class StateDir:
     free_mb: float
     file_system: str | None
     holder_pid: int | None
-    """Who has the journal locked: a server that runs."""
 
     @classmethod
     def of(cls, journal: Path) -> StateDir:
@@ -133,29 +139,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-# --- what to think of them -----------------------------------------------------------------------------------------
-
-
-def judge_settings(heard: list[str]) -> list[Finding]:
-    """Values in the environment or in .env that a server cannot use."""
-    if not heard:
-        return [Finding("server-settings", "ok", "the server's settings are in order")]
-    in_file = (
-        "correct that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
-    )
-    return [
-        Finding(
-            "server-settings",
-            "problem",
-            words,
-            in_file if words.startswith(LOST_FILE) else "correct or unset that variable",
-        )
-        for words in heard
-    ]
-
-
 def judge_simulated(simulated_gpus: str | None, *, has_gpus: bool) -> Finding | None:
-    """Simulated GPUs, on a machine that may have real ones."""
     if not simulated_gpus:
         return None
     text = f"SIMULATED_GPUS={simulated_gpus}: a server that is started here hands out GPUs that are not there"
@@ -168,11 +152,9 @@ def judge_port(port: Port, *, is_client_only: bool) -> Finding:
     """Whether a server can be started here. A machine whose endpoints are all elsewhere need not have one."""
     name, where = "port", f"{port.host}:{port.port}"
     if port.holder is not None:
-        source = ", simulated" if port.holder.source == "simulated" else ""
-        text = (
-            f"a GPU server runs at {port.holder.url} ({port.holder.node}, {count_gpus(port.holder.gpu_count)}{source})"
-        )
-        return Finding(name, "ok", text)
+        holder, source = port.holder, ", simulated" if port.holder.source == "simulated" else ""
+        shown = f"{holder.node}, {count(holder.gpu_count, 'GPU')}{source}"
+        return Finding(name, "ok", f"a GPU server runs at {holder.url} ({shown})")
     if port.error is not None:
         words = advice(port.error)
         if isinstance(port.error, socket.gaierror):
@@ -183,7 +165,6 @@ def judge_port(port: Port, *, is_client_only: bool) -> Finding:
 
 
 def judge_state_dir(state: StateDir) -> list[Finding]:
-    """Whether leases can be written, and survive a crash."""
     name, folder = "state-dir", state.journal.parent
     elsewhere = "set GPU_POOL_STATE_DIR to a folder of the server's own on a local disk"
     if not state.is_writable:
@@ -217,16 +198,12 @@ def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> lis
         return [Finding(name, "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")]
     if tokens.is_unset:
         text = "no tokens are set: only programs on this machine may ask for its GPUs"
-        return [
-            Finding(name, "ok", text, "for other machines set GPU_POOL_TOKENS=name:secret, or GPU_POOL_TOKENS_FILE")
-        ]
+        how = "for other machines set GPU_POOL_TOKENS=name:secret, or GPU_POOL_TOKENS_FILE"
+        return [Finding(name, "ok", text, how)]
     if open_file is not None:
         text = f"every user of this machine can read the tokens in {open_file}, and use them"
         return [Finding(name, "problem", text, f"chmod 600 {open_file}, and give out new tokens")]
     return [Finding(name, "ok", f"these have one: {', '.join(sorted(tokens.names))}")]
-
-
-# --- the checks ----------------------------------------------------------------------------------------------------
 
 
 def check_state_dir(settings: ServerSettings) -> list[Finding]:
@@ -249,7 +226,6 @@ def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Find
 
 
 def check_pidfd() -> Finding:
-    """Whether the kernel can report deaths of processes."""
     try:
         os.close(open_pidfd(os.getpid()))
     except OSError as error:

@@ -12,15 +12,13 @@ from urllib.parse import quote
 
 import typer
 
-from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.output import plain
 
 from .reading import ask_pools, read_lease
-from .report import LeaseReport, PoolReport, as_answers, distinct_leases
-from .servers import Servers, nobody_answered
+from .report import LeaseReport, PoolReport, check_any_is_up, distinct_leases
+from .servers import Servers
 
-# The server said no. Where it could not answer at all, it is FAILED.
-REFUSED: Final = 1
 MOST_SHOWN: Final = 10
 EMPTY_ID: Final = "the id is empty; `gpu-pool leases` lists those there are"
 COMPLETE_WITHIN_S: Final = 2.0
@@ -31,7 +29,8 @@ def complete_lease_id(ctx: typer.Context, incomplete: str) -> list[tuple[str, st
     """For the shell: the ids of live leases with their holders. Quick, and silent about errors."""
     logging.disable()
     try:
-        leases = asyncio.run(_live(ctx.params.get("endpoint")))
+        servers = Servers(ctx.params.get("endpoint"), timeout_s=COMPLETE_WITHIN_S)
+        leases = distinct_leases(servers.run(ask_pools))
     except Exception:  # noqa: BLE001 - nothing may be printed into a line that is being typed
         return []
     given: Any = ctx.params.get("ids") or ()
@@ -44,35 +43,21 @@ def complete_lease_id(ctx: typer.Context, incomplete: str) -> list[tuple[str, st
     ]
 
 
-async def _live(endpoint: list[str] | None) -> list[LeaseReport]:
-    async with Servers(endpoint, timeout_s=COMPLETE_WITHIN_S) as servers:
-        return distinct_leases(await ask_pools(servers))
-
-
-LeaseId = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id),
-]
-LeaseIds = Annotated[
-    list[str],
-    typer.Argument(metavar="ID", help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id),
-]
+_ID = typer.Argument(metavar="ID", help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id)
+LeaseId = Annotated[str, _ID]
+LeaseIds = Annotated[list[str], _ID]
 
 
 async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:
     """All pools; Failure where no server answered."""
     reports = await ask_pools(servers)
-    if not any(report.is_up for report in reports):
-        raise nobody_answered(as_answers(reports))
+    check_any_is_up(reports)
     return reports
 
 
 async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str) -> list[LeaseReport]:
-    """The lease with this id or beginning: several reports where it waits at several endpoints, as it has the same id
-    at all.
-
-    A lease that has ended is found by its whole id, for as long as its server remembers it. Failure where there is
-    none, or where several ids begin so.
+    """The lease with this id or beginning, at each endpoint at which it waits. A lease that has ended is found by its
+    whole id, for as long as its server remembers it. Failure where there is none, or where several ids begin so.
     """
     if not text:
         raise Failure(EMPTY_ID, USAGE)
@@ -80,7 +65,8 @@ async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str)
     found = [lease for lease in live if lease.id == text]
     if not found:
         # Before it is taken for a beginning: run-1 does not mean run-10 only because run-1 has ended.
-        asked = (ask_lease(servers, report.endpoint, text) for report in reports if _is_worth_asking(report))
+        able = [report for report in reports if report.is_up and report.has_leases and report.same_as is None]
+        asked = (ask_lease(servers, report.endpoint, text) for report in able)
         found = [lease for lease in await asyncio.gather(*asked) if lease is not None]
     if not found:
         ids = sorted({lease.id for lease in live if lease.id.startswith(text)})
@@ -103,10 +89,6 @@ async def ask_lease(servers: Servers, endpoint: str, lease_id: str) -> LeaseRepo
 
 def lease_path(lease_id: str) -> str:
     return f"/leases/{quote(lease_id, safe='')}"
-
-
-def _is_worth_asking(report: PoolReport) -> bool:
-    return report.is_up and report.has_leases and report.same_as is None
 
 
 def _unknown(reports: Sequence[PoolReport], text: str) -> str:

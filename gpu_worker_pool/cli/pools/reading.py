@@ -7,7 +7,7 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from gpu_worker_pool.cli.output import plain
-from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.wire.leases import DrainingLeaseView, WaitingLeaseView
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolView, ThresholdsView
 from gpu_worker_pool.wire.reader import read
@@ -28,16 +28,12 @@ async def ask_pools(servers: Servers, query: str = "") -> list[PoolReport]:
 async def ask_pool(servers: Servers, endpoint: str, query: str = "") -> PoolReport:
     """The pool of one endpoint; of a server without leases, what its statistics show."""
     answer = await servers.ask(endpoint, f"/pool{query}")
-    config = servers.config
     if answer.status != HTTPStatus.NOT_FOUND:
-        return read_pool(answer, is_multi=config.is_multi)
-    answer = await servers.ask(endpoint, "/gpu/summary")
-    thresholds = Thresholds(config.memory_threshold, config.utilization_threshold)
-    return _read_summary(answer, thresholds, is_multi=config.is_multi)
+        return read_pool(answer, is_multi=servers.config.is_multi)
+    return _read_summary(await servers.ask(endpoint, "/gpu/summary"), servers.config)
 
 
 def read_pool(answer: ServerAnswer, *, is_multi: bool) -> PoolReport:
-    """The report of an answer of /pool."""
     view = read(PoolView, answer.data, clean=plain) if answer.is_ok else None
     if view is None:
         return _without_pool(answer)
@@ -46,14 +42,13 @@ def read_pool(answer: ServerAnswer, *, is_multi: bool) -> PoolReport:
         answer.endpoint,
         answer.url,
         view=view,
-        gpus=tuple(GpuReport.of(naming, gpu) for gpu in view.gpus),
+        gpus=tuple(GpuReport(naming, gpu) for gpu in view.gpus),
         leases=tuple(LeaseReport(naming, lease) for lease in view.leases),
         queue=tuple(LeaseReport(naming, lease) for lease in view.queue),
     )
 
 
 def read_lease(servers: Servers, answer: ServerAnswer) -> LeaseReport | None:
-    """The lease in an answer to a call about one lease."""
     view = read(WaitingLeaseView, answer.data, clean=plain)
     if view is None:
         return None
@@ -62,9 +57,8 @@ def read_lease(servers: Servers, answer: ServerAnswer) -> LeaseReport | None:
 
 
 def read_gpu(servers: Servers, answer: ServerAnswer) -> GpuReport | None:
-    """The GPU in an answer to a call about one GPU."""
     view = read(PoolGpu, answer.data, clean=plain)
-    return None if view is None else GpuReport.of(Naming(answer.endpoint, servers.config.is_multi), view)
+    return None if view is None else GpuReport(Naming(answer.endpoint, servers.config.is_multi), view)
 
 
 def _without_pool(answer: ServerAnswer) -> PoolReport:
@@ -72,13 +66,13 @@ def _without_pool(answer: ServerAnswer) -> PoolReport:
     return PoolReport(answer.endpoint, answer.url, error, answer.status)
 
 
-def _read_summary(answer: ServerAnswer, thresholds: Thresholds, *, is_multi: bool) -> PoolReport:
+def _read_summary(answer: ServerAnswer, config: ClientConfig) -> PoolReport:
     summary = read(GpuSummary, answer.data, clean=plain) if answer.is_ok else None
     if summary is None:
         return _without_pool(answer)
-    naming, gpus = Naming(answer.endpoint, is_multi), []
+    naming, gpus = Naming(answer.endpoint, config.is_multi), []
     for gpu in summary.gpus_summary:
-        state, reason = _judge(gpu, thresholds)
+        state, reason = _judge(gpu, config)
         shown = PoolGpu(
             gpu_id=gpu.gpu_id,
             uuid=gpu.uuid or "",
@@ -88,21 +82,18 @@ def _read_summary(answer: ServerAnswer, thresholds: Thresholds, *, is_multi: boo
             utilization_percent=gpu.utilization_percent,
         )
         gpus.append(GpuReport(naming, shown, gpu.memory_usage_percent))
-    view = PoolView(
-        gpus=tuple(gpu.view for gpu in gpus),
-        thresholds=ThresholdsView(memory_percent=thresholds.memory_percent),
-        source=summary.source,
-    )
+    thresholds = ThresholdsView(memory_percent=config.memory_threshold)
+    view = PoolView(gpus=tuple(gpu.view for gpu in gpus), thresholds=thresholds, source=summary.source)
     return PoolReport(answer.endpoint, answer.url, has_leases=False, view=view, gpus=tuple(gpus))
 
 
-def _judge(gpu: GpuInShort, thresholds: Thresholds) -> tuple[GpuState, str | None]:
+def _judge(gpu: GpuInShort, config: ClientConfig) -> tuple[GpuState, str | None]:
     """The state of a GPU, as a client that must decide by itself sees it."""
     if not gpu.healthy:
         return "unhealthy", "the server calls it unhealthy"
     for what, percent, threshold in (
-        ("memory", gpu.memory_usage_percent, thresholds.memory_percent),
-        ("utilization", gpu.utilization_percent, thresholds.utilization_percent),
+        ("memory", gpu.memory_usage_percent, config.memory_threshold),
+        ("utilization", gpu.utilization_percent, config.utilization_threshold),
     ):
         if percent is None:
             return "unknown", f"its {what} is unknown"

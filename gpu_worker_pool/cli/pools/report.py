@@ -1,6 +1,4 @@
-"""What the servers say of their pools, as the commands show it: unknown is None, and every text is plain. Each
-`as_json` is described in docs/CLI.md.
-"""
+"""Pools as the commands show them: unknown is None, and every text is plain. docs/CLI.md describes each `as_json`."""
 
 from __future__ import annotations
 
@@ -14,10 +12,8 @@ from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, Ob
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read_time
 
-from .servers import ServerAnswer
+from .servers import ServerAnswer, nobody_answered
 
-FREE = "free"
-SHARED = "shared"
 # The label in which `run` and `batch` say what they run.
 COMMAND_LABEL = "command"
 NOTHING = PoolView(gpus=())
@@ -31,7 +27,7 @@ class Naming:
     is_multi: bool
 
     def id_of(self, gpu: GpuRef | PoolGpu | ObstacleView) -> str:
-        """The name of one GPU; it has the UUID where there is no index yet."""
+        """The name of one GPU: its index, or its UUID where there is no index yet."""
         local = gpu.uuid or "?" if gpu.gpu_id is None else str(gpu.gpu_id)
         return f"{self.endpoint}:{local}" if self.is_multi else local
 
@@ -41,21 +37,20 @@ class Naming:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One GPU. A server with statistics only tells its `memory_percent`, and no amounts."""
+    """One GPU. `told_percent` is the memory in use as a server with statistics only tells it: without amounts."""
 
     naming: Naming
     view: PoolGpu
-    memory_percent: float | None
-
-    @classmethod
-    def of(cls, naming: Naming, view: PoolGpu) -> GpuReport:
-        """A GPU of a server that tells the amounts."""
-        total_mb, used_mb = view.memory_total_mb, view.memory_used_mb
-        return cls(naming, view, 100 * used_mb / total_mb if total_mb and used_mb is not None else None)
+    told_percent: float | None = None
 
     @property
     def id(self) -> str:
         return self.naming.id_of(self.view)
+
+    @property
+    def memory_percent(self) -> float | None:
+        total_mb, used_mb = self.view.memory_total_mb, self.view.memory_used_mb
+        return 100 * used_mb / total_mb if total_mb and used_mb is not None else self.told_percent
 
     @property
     def key(self) -> str | int | None:
@@ -63,15 +58,16 @@ class GpuReport:
         return self.view.uuid or self.view.gpu_id
 
     def as_json(self) -> dict[str, Any]:
+        view, percent = self.view, self.memory_percent
         return {
-            **self.naming.as_json(self.view),
-            "state": self.view.state,
-            "reason": self.view.reason,
-            "memory_total_mb": self.view.memory_total_mb,
-            "memory_used_mb": self.view.memory_used_mb,
-            "memory_percent": None if self.memory_percent is None else round(self.memory_percent, 2),
-            "utilization_percent": self.view.utilization_percent,
-            "leases": list(self.view.leases),
+            **self.naming.as_json(view),
+            "state": view.state,
+            "reason": view.reason,
+            "memory_total_mb": view.memory_total_mb,
+            "memory_used_mb": view.memory_used_mb,
+            "memory_percent": None if percent is None else round(percent, 2),
+            "utilization_percent": view.utilization_percent,
+            "leases": list(view.leases),
         }
 
 
@@ -98,7 +94,6 @@ class LeaseReport:
 
     @property
     def gpu_ids(self) -> list[str]:
-        """Its GPUs as people call them."""
         return [self.naming.id_of(gpu) for gpu in self.gpus]
 
     @property
@@ -108,24 +103,18 @@ class LeaseReport:
 
     @property
     def holder(self) -> str:
-        """Its holder, in the words of the server's own reasons."""
+        """In the words of the server's own reasons."""
         return str(Holder(worker_id=self.view.worker_id, owner=self.view.owner, pid=self.view.pid))
 
     @property
     def command(self) -> str | None:
-        """What it runs, if its holder says so."""
         return self.view.labels.get(COMMAND_LABEL)
 
     @property
     def wants(self) -> str:
-        """What was asked for, in words."""
         wishes = self.view.wishes
         try:
-            return str(
-                Wishes(
-                    gpus=wishes.gpus, memory_mb=wishes.memory_mb, model=wishes.model or None, among=wishes.among or None
-                )
-            )
+            return str(Wishes(wishes.gpus, wishes.memory_mb, wishes.model or None, among=wishes.among or None))
         except ValueError:  # from a server with other bounds
             return "GPUs"
 
@@ -178,7 +167,7 @@ class LeaseReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """One endpoint: its pool, or in `error` why there is none to show; `status` is of that error, where it was answered.
+    """One endpoint: its pool, or in `error` why there is none to show; `status` is that of an answer with an error.
 
     `has_leases` is False for a server with statistics only. `same_as` names an earlier endpoint that is the same server.
     """
@@ -210,7 +199,7 @@ class PoolReport:
     @property
     def free(self) -> int:
         """How many GPUs an ordinary request could have at once."""
-        return sum(gpu.view.state == FREE for gpu in self.gpus) if self.view.can_grant else 0
+        return sum(gpu.view.state == "free" for gpu in self.gpus) if self.view.can_grant else 0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -232,9 +221,9 @@ class PoolReport:
         }
 
 
-def as_answers(reports: Iterable[PoolReport]) -> list[ServerAnswer]:
-    """For saying that no server answered."""
-    return [ServerAnswer(report.endpoint, report.url, error=report.error) for report in reports]
+def check_any_is_up(reports: Sequence[PoolReport]) -> None:
+    if not any(report.is_up for report in reports):
+        raise nobody_answered([ServerAnswer(item.endpoint, item.url, error=item.error) for item in reports])
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
@@ -248,5 +237,4 @@ def show_since(at: float | None, now: float) -> str:
 
 
 def show_gpus(ids: Sequence[str]) -> str:
-    """`GPU 2`, `GPUs 2, 3`."""
     return f"GPU{'s' if len(ids) > 1 else ''} {', '.join(ids)}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.urls import split_endpoints
 from gpu_worker_pool.wire.transport import CallFailed, Transport
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,17 @@ class Servers:
             raise Failure(str(error), USAGE) from None
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._transport.close()
+
+    def run(self, work: Callable[[Self], Coroutine[Any, Any, T]]) -> T:
+        """The result of this work with the servers, for a command that is not in an event loop."""
+
+        async def opened() -> T:
+            async with self:
+                return await work(self)
+
+        return asyncio.run(opened())
 
     @property
     def ids(self) -> list[str]:
@@ -76,11 +84,7 @@ class Servers:
         url = self.config.endpoints[endpoint].url
         try:
             reply = await self._transport.call(
-                method,
-                f"{url}{path}",
-                body=body,
-                token=self.config.tokens.get(endpoint),
-                timeout_s=self._timeout_s,
+                method, f"{url}{path}", body=body, token=self.config.tokens.get(endpoint), timeout_s=self._timeout_s
             )
         except CallFailed as failed:
             return ServerAnswer(endpoint, url, error=str(failed))
@@ -93,7 +97,6 @@ class Servers:
 
 
 def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
-    """The failure where no endpoint could be used."""
     reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
     return Failure(
         f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "

@@ -1,35 +1,33 @@
-"""Who used the GPUs for how long, at one server or at several together. Nothing here calls a server or prints."""
+"""Who used the GPUs for how long, at one server or at several together."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 from typing import Any
 
-from gpu_worker_pool.cli.failure import FAILED, USAGE, Failure
+from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.wire.accounting import UsageTotal, UsageView
 from gpu_worker_pool.wire.reader import has_all, read, read_time
 from gpu_worker_pool.wire.same_server import same_as
 
-from .report import PoolReport
-from .servers import ServerAnswer, nobody_answered
+from .reading import ask_pool
+from .servers import ServerAnswer, Servers, nobody_answered
 
 # What is known of each owner, as the server's documentation of /usage has it.
 COLUMNS = tuple(item.name for item in fields(UsageTotal))
 NO_REPORT = "its answer is not a report of usage; is it an older or another kind of server?"
 STATISTICS_ONLY = "it has statistics only, no leases, so there is no ledger to report from"
 NO_USAGE = "it has leases, but is too old to report from them; update it"
-# The statuses by which a server says that the request makes no sense.
-_TYPED_WRONG = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+_INVALID_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
-    """What one server reports; `error` says why it does not. `same_as` is the endpoint at which the same server was
-    asked already.
-    """
+    """What one server reports; `error` says why it does not. `same_as` names an earlier endpoint of the same server."""
 
     endpoint: str
     url: str
@@ -71,37 +69,44 @@ def read_usage(answer: ServerAnswer) -> ServerUsage:
 
 def _is_whole(view: UsageView, data: Any) -> bool:
     """Whether all of it could be read, and every amount and time can be one."""
-    times = (view.since, view.until, *([] if view.complete_since is None else [view.complete_since]))
     totals = (*view.owners, *([] if view.others is None else [view.others]))
     return (
         has_all(view, data, "owners")
         and (view.others is None) == (data.get("others") is None)
-        and all(read_time(text) is not None for text in times)
+        and all(read_time(text) is not None for text in (view.since, view.until))
+        and (view.complete_since is None or read_time(view.complete_since) is not None)
         and all(getattr(total, name) >= 0 for total in totals for name in COLUMNS)
     )
 
 
-def without_ledger(report: PoolReport) -> ServerUsage:
-    """For a server that does not know /usage, by its kind."""
-    if not report.is_up:
-        return ServerUsage(report.endpoint, report.url, error=f"it is not a GPU server: {report.error}")
-    error = NO_USAGE if report.has_leases else STATISTICS_ONLY
-    return ServerUsage(report.endpoint, report.url, error=error, source=report.view.source)
-
-
-def no_report(asked: Sequence[tuple[ServerAnswer, ServerUsage]]) -> Failure:
-    """The failure where no server has anything to report, by what they said."""
+async def ask_usage(servers: Servers, path: str) -> UsageReport:
+    """What all servers report; Failure where none has anything to report."""
+    asked = await asyncio.gather(*(_ask_one(servers, endpoint, path) for endpoint in servers.ids))
+    found = mark_same(usage for _, usage in asked)
+    if any(usage.error is None for usage in found):
+        return UsageReport(found)
     if all(answer.status is None for answer, _ in asked):
-        return nobody_answered([answer for answer, _ in asked])
-    reasons = "; ".join(f"{usage.endpoint} ({usage.url}): {usage.error}" for _, usage in asked)
-    if any(answer.status in _TYPED_WRONG for answer, _ in asked):
-        return Failure(f"this cannot be reported: {reasons}", USAGE)
+        raise nobody_answered([answer for answer, _ in asked])
+    reasons = "; ".join(f"{usage.endpoint} ({usage.url}): {usage.error}" for usage in found)
+    if any(answer.status in _INVALID_REQUEST for answer, _ in asked):
+        raise Failure(f"this cannot be reported: {reasons}", USAGE)
     hint = " For leases and reports, run `gpu-pool serve` there." if STATISTICS_ONLY in reasons else ""
-    return Failure(f"there is nothing to report from: {reasons.rstrip('.')}.{hint}", FAILED)
+    raise Failure(f"there is nothing to report from: {reasons.rstrip('.')}.{hint}")
+
+
+async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[ServerAnswer, ServerUsage]:
+    answer = await servers.ask(endpoint, path)
+    if answer.status != HTTPStatus.NOT_FOUND:
+        return answer, read_usage(answer)
+    # It does not know this call: why, is known by what kind of server it is.
+    report = await ask_pool(servers, endpoint, "?queue=0")
+    if not report.is_up:
+        return answer, ServerUsage(endpoint, report.url, error=f"it is not a GPU server: {report.error}")
+    error = NO_USAGE if report.has_leases else STATISTICS_ONLY
+    return answer, ServerUsage(endpoint, report.url, error=error, source=report.view.source)
 
 
 def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:
-    """Marks those that are an earlier server by another name: it must not be counted twice."""
     found = list(servers)
     same = same_as((server.endpoint, server.view.server_id if server.view else None) for server in found)
     return [replace(server, same_as=same.get(server.endpoint)) for server in found]
@@ -109,8 +114,6 @@ def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """All servers together."""
-
     servers: Sequence[ServerUsage]
 
     @property
@@ -124,10 +127,12 @@ class UsageReport:
         for view in self._counted():
             for usage in view.owners:
                 found.setdefault(usage.owner, []).append(usage)
-        sums = [(owner, add_up(usages)) for owner, usages in found.items()]
-        return sorted(
-            sums, key=lambda item: (-item[1].gpu_hours - item[1].shared_gpu_hours, -item[1].wait_hours, item[0] or "")
-        )
+
+        def most_first(item: tuple[str | None, UsageTotal]) -> tuple[float, float, str]:
+            owner, total = item
+            return -total.gpu_hours - total.shared_gpu_hours, -total.wait_hours, owner or ""
+
+        return sorted(((owner, add_up(usages)) for owner, usages in found.items()), key=most_first)
 
     def others(self) -> tuple[int, UsageTotal] | None:
         """Owners that a server did not tell one by one: how many at most, and what they used; None where there are none."""
@@ -150,5 +155,4 @@ def add_up(usages: Iterable[UsageTotal]) -> UsageTotal:
 
 
 def amounts(usage: UsageTotal) -> dict[str, Any]:
-    """The amounts as docs/CLI.md describes them."""
     return {name: round(getattr(usage, name), 6) for name in COLUMNS}

@@ -10,10 +10,6 @@ from typing import Any, Literal
 DEFAULT_URL = "http://localhost:8000"
 
 
-def count_gpus(number: int) -> str:
-    return f"{number} GPU{'' if number == 1 else 's'}"
-
-
 @dataclass(frozen=True, slots=True)
 class GpusShown:
     """The GPUs that the server grants. `source` is "simulated", "nvml", "nvidia-smi", or "none" where no GPU can be

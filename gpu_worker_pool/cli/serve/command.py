@@ -16,12 +16,12 @@ import gpu_worker_pool
 from gpu_worker_pool.cli.failure import FAILED, Failure
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import out, print_json, stop_printing
-from gpu_worker_pool.cli.pools.side_by_side import show_beside
-from gpu_worker_pool.cli.units import parse_duration_s
+from gpu_worker_pool.cli.table import show_beside
+from gpu_worker_pool.cli.units import count, parse_duration_s
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 
-from .announcement import Announcement, GpusShown, Writing, count_gpus
+from .announcement import Announcement, GpusShown, Writing
 from .port_holder import find_server
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
         what = f"cannot listen on {settings.host}:{settings.port}"
         holder = find_server(settings.host, settings.port, settings.api_prefix)
         if holder is not None:
-            why = f"a GPU server runs there already ({holder.node}, {count_gpus(holder.gpu_count)})"
+            why = f"a GPU server runs there already ({holder.node}, {count(holder.gpu_count, 'GPU')})"
             raise Failure(f"{what}: {why}; use that one, or set --port to another port") from None
         raise Failure(f"{what}: {advice(error, host='--host', port='--port')}") from None
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from math import inf
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -31,7 +33,6 @@ _CLOCK_S: Final = 1.0
 # News of several servers arrive together, and are drawn together.
 _GATHER_S: Final = 0.05
 _FAR: Final = 1_000_000
-_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _interval_s(text: str) -> float:
@@ -68,53 +69,46 @@ def top(
     is_live = not (json or once or console.is_dumb_terminal) and sys.stdout.isatty()
     if once or (count is None and not json and not is_live):
         count = 1
-    return asyncio.run(_top(endpoint, interval, count, console, is_live=is_live, is_json=json))
+
+    async def show(servers: Servers) -> int:
+        news = asyncio.Event()
+        watches = [Watch(servers, id_, interval, news.set, is_complete=not is_live) for id_ in servers.ids]
+        if is_live:
+            return await _until_first(_Screen(console, watches, interval, news).run(count), watches)
+        return await _until_first(_print(console, watches, interval, count, is_json=json), watches)
+
+    return Servers(endpoint).run(show)
 
 
-async def _top(
-    endpoint: list[str] | None, interval_s: float, count: int | None, console: Console, *, is_live: bool, is_json: bool
-) -> int:
-    news = asyncio.Event()
-    async with Servers(endpoint) as servers:
-        watches = [Watch(servers, id_, interval_s, news.set, is_complete=not is_live) for id_ in servers.ids]
-        screen = _Screen(console, watches, interval_s, news) if is_live else None
-        showing = screen.run(count) if screen else _print(console, watches, interval_s, count, is_json=is_json)
-        # Not a task group: an error of the showing must reach the command as it is.
-        tasks = [asyncio.create_task(showing), *(asyncio.create_task(watch.run()) for watch in watches)]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# --- without a screen ----------------------------------------------------------------------------------------------
+async def _until_first(showing: Coroutine[Any, Any, int], watches: list[Watch]) -> int:
+    """The exit code of the showing, while the watches poll. Not a task group: its errors must arrive as they are."""
+    tasks = [asyncio.create_task(showing), *(asyncio.create_task(watch.run()) for watch in watches)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _print(console: Console, watches: list[Watch], interval_s: float, count: int | None, *, is_json: bool) -> int:
     """Print it `count` times, for ever where that is None; begins when every server has answered or failed."""
     await asyncio.gather(*(watch.is_known.wait() for watch in watches))
-    shown = 0
-    while True:
-        frame = frame_of(watches, interval_s)
+    frame = frame_of(watches, interval_s)
+    for shown in itertools.count(1):
         if is_json:
             print_json("top", frame.as_json())
         else:
             console.print(draw_all(frame, console.width, is_whole=not console.is_terminal))
-        shown += 1
         if shown == count:
             break
         await asyncio.sleep(interval_s)
+        frame = frame_of(watches, interval_s)
     if not any(server.is_up for server in frame.servers):
-        raise nobody_answered(
-            [ServerAnswer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
-        )
+        down = [ServerAnswer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
+        raise nobody_answered(down)
     return 0
-
-
-# --- on the screen -------------------------------------------------------------------------------------------------
 
 
 class _Screen:
@@ -141,7 +135,7 @@ class _Screen:
         with ExitStack() as stack:
             self._enter()
             stack.callback(self._leave)
-            for number in _ENDING_SIGNALS:
+            for number in (signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self._end, SIGNAL_BASE + number)
                 stack.callback(loop.remove_signal_handler, number)
             for number, handle in ((signal.SIGWINCH, self._news.set), (signal.SIGTSTP, self._suspend)):
@@ -178,16 +172,8 @@ class _Screen:
             self._end(SIGNAL_BASE + signal.SIGHUP)
             return
         page = self._picture.page_rows
-        moves = {
-            keys.UP: -1,
-            "k": -1,
-            keys.DOWN: 1,
-            "j": 1,
-            keys.PAGE_UP: -page,
-            keys.PAGE_DOWN: page,
-            keys.HOME: -_FAR,
-            keys.END: _FAR,
-        }
+        moves = {keys.UP: -1, "k": -1, keys.DOWN: 1, "j": 1, keys.PAGE_UP: -page, keys.PAGE_DOWN: page}
+        moves |= {keys.HOME: -_FAR, keys.END: _FAR}
         for key in pressed:
             if key in ("q", "Q"):
                 self._end(0)
@@ -212,10 +198,10 @@ class _Screen:
 
     def _enter(self) -> None:
         if self._keyboard is not None:
-            self._keyboard.__enter__()
+            self._keyboard.start()
         self._live.start()
 
     def _leave(self) -> None:
         self._live.stop()
         if self._keyboard is not None:
-            self._keyboard.__exit__(None, None, None)
+            self._keyboard.stop()

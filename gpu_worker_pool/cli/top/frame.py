@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport
+from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
 from gpu_worker_pool.cli.units import iso_time
 from gpu_worker_pool.wire.same_server import same_as
 
@@ -50,14 +50,6 @@ class ServerState:
     same_as: str | None = None
 
     @property
-    def leases(self) -> tuple[LeaseReport, ...]:
-        return self.report.leases if self.report else ()
-
-    @property
-    def queue(self) -> tuple[LeaseReport, ...]:
-        return self.report.queue if self.report else ()
-
-    @property
     def is_up(self) -> bool:
         return self.report is not None and not self.is_stale
 
@@ -82,10 +74,6 @@ class Frame:
     at: datetime
     interval_s: float = 1.0
     is_paused: bool = False
-
-    @property
-    def is_one(self) -> bool:
-        return len(self.servers) == 1
 
     @property
     def distinct(self) -> tuple[ServerState, ...]:

@@ -7,8 +7,7 @@ import re
 import termios
 import tty
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 UP: Final = "up"
 DOWN: Final = "down"
@@ -44,26 +43,19 @@ def keys_in(data: bytes) -> list[str]:
 
 
 class Keyboard:
-    """While it is entered, the terminal passes on each key at once and does not echo it; afterwards it is as it was.
-
-    Ctrl-C and Ctrl-Z keep their meaning.
-    """
+    """Between start and stop the terminal passes on each key at once, without echo. Ctrl-C keeps its meaning."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._before: list[int | list[bytes | int]] | None = None
+        self._before = termios.tcgetattr(descriptor)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         self._before = termios.tcgetattr(self.descriptor)
         tty.setcbreak(self.descriptor, termios.TCSANOW)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._before is not None:
-            with suppress(termios.error):  # the terminal is gone, and cannot be restored
-                termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self._before)
+    def stop(self) -> None:
+        with suppress(termios.error):  # the terminal is gone, and cannot be restored
+            termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self._before)
 
     def read(self) -> list[str] | None:
         """What was pressed; waits if nothing was. None where the terminal is gone."""

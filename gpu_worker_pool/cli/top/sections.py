@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 from rich.text import Text
 
-from gpu_worker_pool.cli.columns import Cell, Column, lay_out, line, titles
-from gpu_worker_pool.cli.commands.status import STATE_STYLES
+from gpu_worker_pool.cli.columns import Cell, Column, lay_out, line
+from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
 from gpu_worker_pool.cli.pools.report import LeaseReport, show_since
 from gpu_worker_pool.cli.units import show_duration
 
@@ -19,8 +19,6 @@ from .sparkline import UNKNOWN, bar, sparkline
 
 _HEADING = "bold white on grey23"
 _STALE = "dim"
-# In these states the holder says why; in the others the reason does.
-_SAID_BY_HOLDERS = frozenset({"free", "leased", "shared"})
 # Every name begins with these, and the header says which GPUs are simulated.
 _SAID_ANYWAY = ("Simulated ", "NVIDIA ", "GeForce ")
 _NO_LIMIT = 1000
@@ -71,7 +69,6 @@ class Section:
     unlisted: int = 0
 
     def below(self, end: int) -> int:
-        """How many there are below the lines up to this one."""
         return self.size - end + max(self.unlisted - 1, 0) if end < self.size else 0
 
     def lines(self, start: int = 0, end: int | None = None) -> list[Text]:
@@ -79,46 +76,37 @@ class Section:
 
 
 def gpu_section(frame: Frame, width: int) -> Section:
-    found = [(server, row) for server in frame.distinct for row in server.gpus]
+    found = [row for server in frame.distinct for row in server.gpus]
     columns = list(_GPU_COLUMNS)
     # A state is one to three words, and is not cut.
-    longest_state = max([columns[_STATE].least, *(cell_len(_state(row)) for _, row in found)])
+    longest_state = max([columns[_STATE].least, *(cell_len(_state(row)) for row in found)])
     columns[_STATE] = replace(columns[_STATE], least=min(longest_state, columns[_STATE].most))
     for index, texts in ((_MEMORY, _memory_texts), (_POWER, _power_texts)):
-        longest = max([columns[index].least, *(len(texts(row)[0]) for _, row in found)])
+        longest = max([columns[index].least, *(len(texts(row)[0]) for row in found)])
         columns[index] = replace(columns[index], most=longest)
-    leases = {server.endpoint: {lease.id: lease for lease in server.leases} for server in frame.distinct}
     rows = []
-    for server, row in found:
-        theirs = leases[server.endpoint]
-        holders = [theirs[lease_id] for lease_id in row.report.view.leases if lease_id in theirs]
+    for server in frame.distinct:
+        leases = {lease.id: lease for lease in server.report.leases} if server.report else {}
         threshold_percent = server.report.view.thresholds.memory_percent if server.report else None
-        rows.append(_gpu_cells(row, holders, threshold_percent, columns, frame.at.timestamp()))
-    return _section("GPUs", columns, rows, [row.is_stale for _, row in found], width)
+        for row in server.gpus:
+            holders = [leases[lease_id] for lease_id in row.report.view.leases if lease_id in leases]
+            rows.append(_gpu_cells(row, holders, threshold_percent, columns, frame.at.timestamp()))
+    return _section("GPUs", columns, rows, [row.is_stale for row in found], width)
 
 
 def lease_section(frame: Frame, width: int) -> Section:
-    """A line for each lease that holds GPUs."""
-    found = [(server, lease) for server in frame.distinct for lease in server.leases]
-    columns = (
-        replace(_LEASE_COLUMNS[0], title=f"LEASES ({len(found) if _is_known(frame) else UNKNOWN})"),
-        *_LEASE_COLUMNS[1:],
-    )
+    found = [(server, lease) for server in frame.distinct if server.report for lease in server.report.leases]
+    columns = _counted(_LEASE_COLUMNS, len(found), frame)
     rows = [_lease_cells(server, lease, frame.at.timestamp()) for server, lease in found]
     return _section("leases", columns, rows, [server.is_stale for server, _ in found], width)
 
 
 def queue_section(frame: Frame, width: int, *, is_whole: bool) -> Section:
-    """A line for each waiting request, in the order of each server's queue; `is_whole`: the whole reason is shown, on
-    as many lines as it takes.
-    """
-    found = [(server, lease) for server in frame.distinct for lease in server.queue]
+    """A line for each waiting request. `is_whole`: the whole reason is shown, on as many lines as it takes."""
+    found = [(server, lease) for server in frame.distinct if server.report for lease in server.report.queue]
     length = sum(server.report.queue_length for server in frame.distinct if server.report)
-    columns = (
-        replace(_QUEUE_COLUMNS[0], title=f"QUEUE ({length if _is_known(frame) else UNKNOWN})"),
-        *_QUEUE_COLUMNS[1:],
-    )
-    rows = [_queue_cells(lease, frame.at.timestamp(), is_one=frame.is_one) for _, lease in found]
+    columns = _counted(_QUEUE_COLUMNS, length, frame)
+    rows = [_queue_cells(lease, frame.at.timestamp(), is_one=len(frame.servers) == 1) for _, lease in found]
     stale = [server.is_stale for server, _ in found]
     section = _section("waiting", columns, rows, stale, width)
     lines: list[Text] = []
@@ -144,8 +132,10 @@ def _wrapped(text: Text, last: Text, width: int) -> list[Text]:
     return [before.append(first), *(Text(" " * indent + part) for part in rest)]
 
 
-def _is_known(frame: Frame) -> bool:
-    return any(server.report is not None for server in frame.servers)
+def _counted(columns: Sequence[Column], number: int, frame: Frame) -> list[Column]:
+    """The same, with the number of rows in the first title."""
+    is_known = any(server.report is not None for server in frame.servers)
+    return [replace(columns[0], title=f"{columns[0].title} ({number if is_known else UNKNOWN})"), *columns[1:]]
 
 
 def _percent(percent: float | None) -> str:
@@ -153,7 +143,6 @@ def _percent(percent: float | None) -> str:
 
 
 def _short_name(name: str | None) -> str:
-    """A GPU's name without the words that every name has."""
     if name is None:
         return UNKNOWN
     for word in _SAID_ANYWAY:
@@ -162,15 +151,12 @@ def _short_name(name: str | None) -> str:
 
 
 def _gpu_cells(
-    row: GpuRow,
-    holders: Sequence[LeaseReport],
-    threshold_percent: float | None,
-    columns: Sequence[Column],
-    now: float,
+    row: GpuRow, holders: Sequence[LeaseReport], threshold_percent: float | None, columns: Sequence[Column], now: float
 ) -> list[Cell]:
     gpu, memory_percent = row.report.view, row.report.memory_percent
     is_over = memory_percent is not None and memory_percent >= (threshold_percent or 100.0)
     memory_style = "red" if is_over else "cyan"
+    heat_c = row.temperature_c
     return [
         Text(row.report.id, "bold"),
         Text(_short_name(gpu.name)),
@@ -180,7 +166,7 @@ def _gpu_cells(
         lambda width: bar(gpu.utilization_percent, width, style="green"),
         Text(_percent(gpu.utilization_percent)),
         lambda width: Text(sparkline(row.utilization_percents, width), "green"),
-        Text(UNKNOWN if row.temperature_c is None else f"{row.temperature_c:.0f}°C", _heat(row.temperature_c)),
+        Text(UNKNOWN) if heat_c is None else Text(f"{heat_c:.0f}°C", "bold red" if heat_c >= 85 else ""),
         _stepped(_power_texts(row), columns[_POWER]),
         _held_by(row, holders, now),
     ]
@@ -193,14 +179,12 @@ def _state(row: GpuRow) -> str:
 
 
 def _memory_texts(row: GpuRow) -> tuple[str, str]:
-    """Long and short."""
     short = _percent(row.report.memory_percent)
     used_mb, total_mb = row.report.view.memory_used_mb, row.report.view.memory_total_mb
     return (short if used_mb is None or total_mb is None else f"{used_mb / 1024:.1f}/{total_mb / 1024:.0f}G"), short
 
 
 def _power_texts(row: GpuRow) -> tuple[str, str]:
-    """Long and short."""
     short = UNKNOWN if row.power_draw_w is None else f"{row.power_draw_w:.0f}W"
     return (f"{short.removesuffix('W')}/{row.power_limit_w:.0f}W" if row.power_limit_w else short), short
 
@@ -210,13 +194,9 @@ def _stepped(texts: tuple[str, str], column: Column) -> Callable[[int], Text]:
     return lambda width: Text(texts[0] if width >= column.most else texts[1])
 
 
-def _heat(temperature_c: float | None) -> str:
-    return "bold red" if temperature_c is not None and temperature_c >= 85 else ""
-
-
 def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
     gpu = row.report.view
-    if gpu.state not in _SAID_BY_HOLDERS:
+    if gpu.state not in SAID_BY_HOLDERS:
         return Text(gpu.reason or "the server does not say why", "italic")
     text = Text()
     for number, lease in enumerate(holders):
@@ -256,7 +236,7 @@ def _section(
     noun: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], is_stale: Sequence[bool], width: int
 ) -> Section:
     widths = lay_out(columns, rows, width - 1)
-    heading = Text(" ").append_text(line(columns, widths, titles(columns)))
+    heading = Text(" ").append_text(line(columns, widths, [Text(column.title) for column in columns]))
     heading.pad_right(max(width - heading.cell_len, 0))
     heading.stylize(_HEADING)
 

@@ -17,18 +17,14 @@ _GROUND = "bright_black"
 
 
 def sparkline(percents: Sequence[float | None], width: int) -> str:
-    """The last `width` readings, the newest at the right. The scale is always 0 to 100, so that two GPUs can be
-    compared. Where there are fewer readings, the left is empty.
-    """
+    """The last `width` readings, the newest at the right, always on a scale of 0 to 100; the left may be empty."""
     if width <= 0:
         return ""
     return "".join(GAP if percent is None else _level(percent) for percent in percents[-width:]).rjust(width)
 
 
 def bar(percent: float | None, width: int, *, style: str, mark_percent: float | None = None) -> Text:
-    """A bar of this many cells, exact to half a cell, with a mark at the threshold; it can be read without colours.
-    Unknown is a question mark.
-    """
+    """A bar exact to half a cell, with a mark at the threshold, readable without colours. Unknown is a `?`."""
     if width <= 0:
         return Text()
     if percent is None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gpu_worker_pool.cli.commands.status import STATE_STYLES
 from gpu_worker_pool.cli.pools.report import PoolReport
-from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.cli.units import count, show_duration
 
 from .frame import Frame, ServerState
 from .sections import Section, gpu_section, lease_section, queue_section
@@ -25,8 +25,6 @@ _COUNTED_AS = {"shared": "leased"}
 
 @dataclass(frozen=True, slots=True)
 class Scroll:
-    """Which section the keys move, and how far each has been moved."""
-
     section: str = GPUS
     offsets: Mapping[str, int] = field(default_factory=dict)
 
@@ -55,15 +53,10 @@ class Picture:
 
 def draw_all(frame: Frame, width: int, *, is_whole: bool) -> Picture:
     """Everything, one section below the other, and nothing about keys. `is_whole`: no line is cut off, however long."""
-    sections = [
-        gpu_section(frame, width),
-        lease_section(frame, width),
-        queue_section(frame, width, is_whole=not is_whole),
-    ]
-    lines = [
-        *_header(frame, width, None),
-        *(text for item in sections for text in (Text(), item.heading, *item.lines())),
-    ]
+    queue = queue_section(frame, width, is_whole=not is_whole)
+    lines = _header(frame, width, None)
+    for section in (gpu_section(frame, width), lease_section(frame, width), queue):
+        lines += [Text(), section.heading, *section.lines()]
     for text in lines:
         text.rstrip()
         text.no_wrap, text.overflow = True, "ignore"
@@ -76,7 +69,6 @@ def draw(frame: Frame, width: int, height: int, scroll: Scroll | None = None) ->
     """Draw for a screen of this size. Lines that do not fit are counted, and can be scrolled to."""
     scroll = scroll or NOT_SCROLLED
     head = _header(frame, width, height)
-    foot = _footer(frame, width)
     room = height - len(head) - 1
     sections = [gpu_section(frame, width), lease_section(frame, width), queue_section(frame, width, is_whole=False)]
     if sum(section.size + 1 for section in sections) < room:
@@ -98,13 +90,10 @@ def draw(frame: Frame, width: int, height: int, scroll: Scroll | None = None) ->
             lines.append(_more(section, start, end, has_keys=name == scroll.section))
     lines = lines[: max(height - 1, 0)]
     lines += [Text()] * (height - 1 - len(lines))
-    shown = [*lines, foot][-height:] if height > 0 else []
+    shown = [*lines, _footer(frame, width)][-height:] if height > 0 else []
     for text in shown:
         text.truncate(width, overflow="ellipsis")
     return Picture(shown, Scroll(scroll.section, offsets), page_rows)
-
-
-# --- how the height is shared out ----------------------------------------------------------------------------------
 
 
 def _share_out(needs: Sequence[int], room: int) -> list[int]:
@@ -129,14 +118,9 @@ def _window(total: int, room: int, offset: int) -> tuple[int, int]:
     return start, start + shown
 
 
-# --- header and footer ---------------------------------------------------------------------------------------------
-
-
 def _header(frame: Frame, width: int, height: int | None) -> list[Text]:
     text = Text().append(" gpu-pool top ", "bold black on green").append("  ").append_text(_totals(frame))
-    clock = frame.at.strftime("%H:%M:%S")
-    if frame.is_paused:
-        clock = f"paused at {clock}"
+    clock = f"{'paused at ' if frame.is_paused else ''}{frame.at:%H:%M:%S}"
     text.truncate(max(width - len(clock) - 1, 0), overflow="ellipsis")
     text.append(" " * max(width - text.cell_len - len(clock), 0))
     text.append(clock, "bold reverse" if frame.is_paused else "bold")
@@ -145,14 +129,12 @@ def _header(frame: Frame, width: int, height: int | None) -> list[Text]:
 
 
 def _totals(frame: Frame) -> Text:
-    """How many GPUs are in each state, and how many requests wait. A GPU of a server that does not answer is counted as
-    not known.
-    """
+    """GPUs by state, and how many requests wait. A GPU of a server that does not answer is counted as not known."""
     if all(server.report is None for server in frame.servers):
         return Text(f"GPUs {UNKNOWN}   queue {UNKNOWN}", "bold")
     rows = [row for server in frame.distinct for row in server.gpus]
     counts = Counter(_COUNTED_AS.get(row.report.view.state, row.report.view.state) for row in rows if not row.is_stale)
-    text = Text().append(f"{_number(len(rows), 'GPU')}: ", "bold")
+    text = Text().append(f"{count(len(rows), 'GPU')}: ", "bold")
     for word in [*_ALWAYS_COUNTED, *sorted(counts.keys() - set(_ALWAYS_COUNTED))]:
         style = STATE_STYLES.get(word, "") if counts[word] else "dim"
         text.append(f"{counts[word]} {word.replace('_', ' ')}", style).append("  ")
@@ -180,12 +162,11 @@ def _server_line(server: ServerState, *, is_only: bool) -> Text:
     if not is_only:
         text.append(server.endpoint, "bold").append("  ")
     text.append(server.url)
-    if server.error is not None or server.report is None:
-        pass
-    elif server.same_as is not None:
-        return text.append(f"  the same server as {server.same_as}", "yellow")
-    elif server.is_up:
-        return text.append_text(_about(server, server.report, is_only=is_only))
+    if server.error is None and server.report is not None:
+        if server.same_as is not None:
+            return text.append(f"  the same server as {server.same_as}", "yellow")
+        if server.is_up:
+            return text.append_text(_about(server, server.report, is_only=is_only))
     if server.age_s is not None:
         text.append(f"  no answer, data {show_duration(server.age_s)} old", "bold red")
     elif server.error is not None:
@@ -198,7 +179,7 @@ def _server_line(server: ServerState, *, is_only: bool) -> Text:
 def _about(server: ServerState, report: PoolReport, *, is_only: bool) -> Text:
     text = Text(f"  {report.view.node}" if report.view.node else "")
     if not is_only:
-        text.append(f"  {_number(len(server.gpus), 'GPU')}, {report.free} free, queue {report.queue_length}")
+        text.append(f"  {count(len(server.gpus), 'GPU')}, {report.free} free, queue {report.queue_length}")
     source = "simulated GPUs" if report.is_simulated else f"GPUs seen by {report.view.source or UNKNOWN}"
     text.append(f"  {source}", "magenta" if report.is_simulated else "")
     if not report.has_leases:
@@ -211,14 +192,9 @@ def _about(server: ServerState, report: PoolReport, *, is_only: bool) -> Text:
 
 
 def _footer(frame: Frame, width: int) -> Text:
-    keys = [
-        ("q", "quit"),
-        ("p", "go on" if frame.is_paused else "pause"),
-        ("↑↓ PgUp PgDn", "scroll"),
-        ("Tab", "section"),
-    ]
+    keys = {"q": "quit", "p": "go on" if frame.is_paused else "pause", "↑↓ PgUp PgDn": "scroll", "Tab": "section"}
     text = Text()
-    for key, what in keys:
+    for key, what in keys.items():
         text.append(f" {key} ", "bold black on cyan").append(f" {what}  ")
     every = f"every {frame.interval_s:g} s"
     return text.append(every.rjust(max(width - text.cell_len, len(every))), "dim")
@@ -229,7 +205,3 @@ def _more(section: Section, start: int, end: int, *, has_keys: bool) -> Text:
     parts = [f"{above} more above"] if above else []
     parts += [f"{below} more {section.noun}{' below' if above else ''}"] if below or not above else []
     return Text(f" … {', '.join(parts)}{' (↑↓ PgUp PgDn)' if has_keys else ' (Tab, then ↑↓)'}", "bold yellow")
-
-
-def _number(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

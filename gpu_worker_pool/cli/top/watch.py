@@ -26,9 +26,7 @@ _Key = str | int | None
 
 
 class Watch:
-    """One server: its last report and the last readings. `on_change` is called when there is news of it. `is_complete`:
-    the whole queue is asked for, however long it is.
-    """
+    """One server: its last report and readings. `is_complete`: the whole queue is asked for, however long it is."""
 
     def __init__(
         self,
@@ -73,8 +71,7 @@ class Watch:
     async def _poll(self) -> None:
         # Only temperature and power come from elsewhere than the pool: without them the rest is still shown.
         report, answer = await asyncio.gather(
-            ask_pool(self._servers, self._endpoint, self._query),
-            self._servers.ask(self._endpoint, "/gpu/stats"),
+            ask_pool(self._servers, self._endpoint, self._query), self._servers.ask(self._endpoint, "/gpu/stats")
         )
         is_new = self._report is None or self._error is not None
         self._error = report.error

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.cli.doctor import client
-from gpu_worker_pool.cli.doctor.client import EndpointFacts
-from gpu_worker_pool.cli.doctor.command import endpoint_findings
+from gpu_worker_pool.cli.doctor.client import EndpointFacts, endpoint_findings
 from gpu_worker_pool.cli.pools.report import NOTHING
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.urls import parse_endpoint

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.cli.doctor import server
+from gpu_worker_pool.cli.doctor.finding import judge_settings
 from gpu_worker_pool.cli.serve.port_holder import PortHolder
 from gpu_worker_pool.server.http.access import Tokens
 from tests.cli.doctor.facts import TOKEN
@@ -99,7 +100,7 @@ def test_a_settings_file_that_cannot_be_read_is_one_problem_and_not_taken_for_a_
         monkeypatch.delenv(name, raising=False)
 
     settings, heard = server.load_settings()
-    (problem,) = server.judge_settings(heard)
+    (problem,) = judge_settings("server", heard)
     (tokens,) = server.check_tokens(settings, heard)
 
     assert ".env cannot be read" in problem.message

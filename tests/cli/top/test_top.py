@@ -61,7 +61,7 @@ def gpu(index: int, **other: Any) -> GpuRow:
         "memory_used_mb": 8192.0,
         "utilization_percent": 5.0,
     }
-    return GpuRow(GpuReport.of(NAMING, PoolGpu(**{**form, **other})), 41.0, 62.0, 400.0, (0.0, 50.0, 100.0))
+    return GpuRow(GpuReport(NAMING, PoolGpu(**{**form, **other})), 41.0, 62.0, 400.0, (0.0, 50.0, 100.0))
 
 
 def lease(number: int, **other: Any) -> LeaseReport:
