@@ -52,7 +52,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Self:
-        return cls(_host_names(socket.gethostname()), boot_id(), _pid_namespace(), _proc())
+        return cls(_host_names(socket.gethostname()), boot_id(), pid_namespace(), _proc())
 
     def local_process(self, holder: Holder, *, is_loopback: bool) -> ProcessId | None:
         """The client's process, if it is on this machine; None if it is elsewhere or unknown.
@@ -130,7 +130,7 @@ def _proc() -> Path | None:
         return None
 
 
-def _pid_namespace() -> str | None:
+def pid_namespace() -> str | None:
     try:
         return str((PROC / "self/ns/pid").readlink())
     except OSError:

@@ -138,9 +138,7 @@ class Acquisition:
         return self._ids.get(member.id, self._lease_id)
 
     def _go_on(self) -> None:
-        """Wait at every endpoint that has the request in its queue; ask every endpoint that is up and has not been
-        asked.
-        """
+        """Wait at every endpoint that has the request in its queue; ask every other one that is up."""
         busy = {member.id for member, _ in self._tasks.values()}
         now = boot_time()
         for member in self._fleet.members.values():
@@ -252,9 +250,7 @@ class Acquisition:
         return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
 
     def _has_nothing_of_ours(self, member: Member) -> bool:
-        """Whether the endpoint refused the request, every call to it was answered, and the request was never in its
-        queue.
-        """
+        """Whether the endpoint refused the request, answered every call, and never had the request in its queue."""
         has_queued = any(id_ == member.id for id_, _ in self._told)
         return member.id in self._refused and member.id not in self._ask_again_at and not has_queued
 
@@ -266,7 +262,7 @@ class Acquisition:
         return server_id is not None and server_id == won.member.view.server_id and self._id_at(member) == won.lease_id
 
     def _too_late(self, waited_s: float) -> WorkerTimeoutError | ServiceUnavailableError:
-        if not any(member.endpoint.is_healthy for member in self._fleet.members.values()):
+        if not self._fleet.is_up:
             return NoEndpointAnsweredError(self._fleet.reasons(), waited_s=round(waited_s, 3))
         reasons = [f"{id_}: {queued.reason}" for id_, queued in self._waiting_at.items()]
         reasons += [f"{id_}: {reason}" for id_, reason in self._refused.items()]

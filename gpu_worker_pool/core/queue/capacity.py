@@ -159,10 +159,6 @@ class Capacity:
         return old is None or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
 
     @property
-    def nodes(self) -> AbstractSet[str]:
-        return self._nodes.keys()
-
-    @property
     def has_shared_gpus(self) -> bool:
         return bool(self._lists[Use.SHARED])
 
