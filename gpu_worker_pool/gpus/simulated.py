@@ -124,8 +124,6 @@ class SimulatedProbe:
         """Do nothing: there is nothing to release."""
 
 
-# --- one GPU -------------------------------------------------------------------------------------------------------
-
 # A GPU's whole memory fills in two seconds and is freed in one; utilization goes from 0 to 100 % in one.
 _FILL_S = 2.0
 _FREE_S = 1.0
