@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from gpu_worker_pool.models import PoolStatus
@@ -75,9 +74,7 @@ class GPUWorkerPool:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:

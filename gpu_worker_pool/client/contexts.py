@@ -24,9 +24,7 @@ async def gpu_worker_pool_client(**options: Any) -> AsyncIterator[GPUWorkerPoolC
 
 class GPUContextManager:
     """Requests a GPU on entering and releases it on leaving; yields the GPU's id. Raises StaleAssignmentError at the
-    end if it was lost.
-
-    `assignment` is what was assigned, within the block.
+    end if it was lost. `assignment` is what was assigned, within the block.
     """
 
     def __init__(self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Any) -> None:

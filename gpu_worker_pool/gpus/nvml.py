@@ -182,9 +182,7 @@ class NvmlProbe(Probe):
         return readings
 
     def _read(self, gpu: Gpu, handle: _Handle, chip: _Handle, at: float, processes: ProcessTable) -> Reading:
-        """Read a GPU, which is its own chip, or a MIG device of a chip. MIG devices share the chip's temperature. Their
-        power is left out: the sum would be wrong.
-        """
+        """Read a chip or one of its MIG devices. These share its temperature and have no power of their own."""
         is_chip = handle is chip
         total_mb, used_mb = self._memory_mb(handle)
         return Reading(

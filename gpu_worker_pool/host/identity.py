@@ -89,9 +89,7 @@ class Machine:
         return is_loopback and holder.host is not None and _plain(holder.host) in self.host_names
 
     def _read_stat(self, pid: int) -> _Stat | None:
-        """Read all that is needed at once: every lease does this, and a ProcessTable costs four times as much and lacks
-        the state.
-        """
+        """Read what is needed at once, for every lease. A ProcessTable takes four times as long and lacks the state."""
         if self.proc is None or pid <= 0:
             return None
         try:

@@ -24,7 +24,6 @@ class Granted:
 class Queued:
     """The request waits, and why."""
 
-    position: int | None
     reason: str
 
 
@@ -59,20 +58,15 @@ class LeaseBook(Protocol):
 
     def needs_heartbeat(self) -> bool:
         """Whether a lease ends unless it is renewed."""
-        ...
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""
-        ...
 
     async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
         """Wait until it is no longer queued, or the time is over."""
-        ...
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:
         """Send a heartbeat for these leases."""
-        ...
 
     async def release(self, lease_id: str) -> None:
         """Release the lease, or leave the queue; a lease that is unknown there counts as released."""
-        ...

@@ -106,7 +106,7 @@ class ServerLeases:
                     raise self._endpoint.error("its answer grants no GPU that it can name")
                 return Granted(gpus, lease.fence, dict(lease.env), _safe_since(reply, lease))
             case "queued":
-                return Queued(lease.position, lease.reason or "")
+                return Queued(lease.reason or "")
         return Over(lease.end_reason or lease.reason or "ended")
 
 

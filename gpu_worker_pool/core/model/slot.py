@@ -11,9 +11,7 @@ from .gpu import GpuKey, GpuProcess, ProcessId, Reading
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A lease on a GPU. `asked_mb` is the memory it asked for; None means exclusive. `process` is the holder's process,
-    if known: memory of that process is the lease's.
-    """
+    """A lease on a GPU. `asked_mb` is None if it is exclusive. Memory of the holder's `process` is the lease's."""
 
     asked_mb: float | None
     process: ProcessId | None = None

@@ -114,9 +114,7 @@ class Capacity:
         excluded: Mapping[GpuKey, str],
         ignored_processes: AbstractSet[str],
     ) -> bool:
-        """Update the indexes for these GPUs; a GPU without a slot is dropped. Return whether a request could be
-        affected.
-        """
+        """Update the indexes for these GPUs; one without a slot is dropped. Return whether it may affect a request."""
         changed: dict[str, dict[GpuKey, SlotFacts | None]] = {}
         for key in touched:
             slot, index = slots.get(key), self._nodes.get(key.node)

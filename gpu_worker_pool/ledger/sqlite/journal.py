@@ -86,10 +86,7 @@ class SqliteJournal:
         with journal_errors(self._path):
             connection = self._writable()
             with self._quarantine_if_damaged():
-                return History(
-                    tuple(self._read_events(connection)),
-                    tuple(self._read_ended(connection, most_ended)),
-                )
+                return History(tuple(self._read_events(connection)), tuple(self._read_ended(connection, most_ended)))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         rows, crc = _event_rows(events, self._crc)
@@ -107,7 +104,6 @@ class SqliteJournal:
         reach("after_append")
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
-        """Replace all events by these, all or none; the file stops growing."""
         rows, crc = _event_rows(events, 0)
         with self._transaction() as connection:
             self._rewrite(connection, rows)
@@ -222,9 +218,7 @@ class SqliteJournal:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _create_unless_damaged(self) -> None:
-        """Create the journal; there is no file at the path. It is the first start, or the first after damage that no
-        operator has dealt with yet.
-        """
+        """Create the journal at the first start; refuse after damage that no operator has dealt with yet."""
         # A log without its database would be taken for the new database's log, and ruin it.
         if Path(f"{self._path}-wal").exists():
             quarantine.isolate(self._path)
@@ -297,9 +291,7 @@ class SqliteJournal:
 
     @contextmanager
     def _quarantine_if_damaged(self) -> Iterator[None]:
-        """While a file is opened or read: quarantine it if it is damaged, so that the next start does not miss the
-        damage.
-        """
+        """While a file is opened or read: quarantine it if it is damaged, so that the next start notices."""
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
@@ -387,6 +379,3 @@ def _ended_row(lease: EndedLease) -> Row:
 def _storable(text: str | None) -> str | None:
     """Escape lone surrogates, which are not UTF-8; the body has them unchanged."""
     return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-__all__ = ["Durability", "SqliteJournal"]
