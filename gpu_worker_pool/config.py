@@ -69,7 +69,6 @@ class _Number(NamedTuple):
             return None
 
     def chosen(self, given: object, environ: Mapping[str, str]) -> float:
-        """The user's value, else the default."""
         asked = self.asked(given, environ)
         return self.default if asked is None else asked
 

@@ -85,9 +85,8 @@ def parse_endpoint(text: str) -> EndpointUrl:
     match = _URL.fullmatch(text)
     if match is None:
         is_half = re.match(r"https?:/", text, re.IGNORECASE)
-        raise _bad(
-            text, "write http:// with two slashes" if is_half else f"it has no scheme; write http://{_shown(text)}"
-        )
+        fault = "write http:// with two slashes" if is_half else f"it has no scheme; write http://{_shown(text)}"
+        raise _bad(text, fault)
     scheme = match["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
         raise _bad(text, "it must begin with http:// or https://")
@@ -143,10 +142,17 @@ def _port(text: str, digits: str | None) -> int | None:
 def _host(text: str, host: str) -> str:
     if not host:
         raise _bad(text, "the host is missing")
-    if host.startswith("["):
-        return _ipv6(text, host[1:-1])
-    if host.removesuffix(".").rpartition(".")[2].isdecimal():
-        return _ipv4(text, host)
+    is_ipv6 = host.startswith("[")
+    if is_ipv6 and "%" in host:
+        raise _bad(text, "an IPv6 address with a zone (%) is not supported; use another address or a name")
+    try:
+        if is_ipv6:
+            return IPv6Address(host[1:-1]).compressed
+        if host.removesuffix(".").rpartition(".")[2].isdecimal():
+            return str(IPv4Address(host))
+    except ValueError:
+        ipv4_fault = "the host ends in a number but is not an IPv4 address, such as 192.168.0.7"
+        raise _bad(text, "the text in brackets is not an IPv6 address" if is_ipv6 else ipv4_fault) from None
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in _ascii_labels(host)):
         raise _bad(text, "the host is not a valid name; it must be letters, digits and hyphens, with dots between them")
     return host
@@ -159,22 +165,6 @@ def _ascii_labels(host: str) -> list[str]:
         return (name if name.isascii() else name.encode("idna").decode("ascii")).split(".")
     except UnicodeError:
         return [""]
-
-
-def _ipv4(text: str, host: str) -> str:
-    try:
-        return str(IPv4Address(host))
-    except ValueError:
-        raise _bad(text, "the host ends in a number but is not an IPv4 address, such as 192.168.0.7") from None
-
-
-def _ipv6(text: str, host: str) -> str:
-    if "%" in host:
-        raise _bad(text, "an IPv6 address with a zone (%) is not supported; use another address or a name")
-    try:
-        return IPv6Address(host).compressed
-    except ValueError:
-        raise _bad(text, "the text in brackets is not an IPv6 address") from None
 
 
 def _bad(text: str, fault: str) -> ValueError:

@@ -137,9 +137,7 @@ class GPUWorkerPool:
         return self._wait(ask())
 
     def _wait(self, work: Coroutine[Any, Any, _BlockingT], release: _Release | None = None) -> _BlockingT:
-        """Run it in the loop's thread, and wait for its result. An interrupted caller cancels it and waits for its end;
-        a result that arrives in that moment is released.
-        """
+        """Wait for work in the loop's thread. An interrupted caller cancels it, and releases what it still brings."""
         loop, problem = self._loop, None
         if loop is None:
             problem = "the pool is not started: use `with`, or call start() first"
@@ -169,9 +167,7 @@ class GPUWorkerPool:
 
 
 class _LoopCall(Generic[_BlockingT]):
-    """Work that runs in the loop's thread. Its future tells how the work really ended; a future that is cancelled
-    itself would forget a result that arrives in that moment.
-    """
+    """Work in the loop's thread. Its future is never cancelled itself: it would forget a result that just arrives."""
 
     def __init__(self, work: Coroutine[Any, Any, _BlockingT]) -> None:
         self.future: Future[_BlockingT] = Future()

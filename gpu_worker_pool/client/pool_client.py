@@ -293,21 +293,17 @@ class GPUWorkerPoolClient:
     async def _acquire(self, fleet: Fleet, lease_id: str, request: Request, timeout_s: float) -> Won:
         from .acquire.acquisition import Acquisition  # noqa: PLC0415 - see above
 
-        waiting = self._tally.waiting
-
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
             worker_id = request.holder.worker_id or ""
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
-        acquisition = Acquisition(
-            fleet, lease_id, request, self._leave, on_waiting=lambda: waiting.add(lease_id), on_queued=queued
-        )
+        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, on_queued=queued)
         over = asyncio.get_running_loop().create_future()
         self._acquiring.add(over)
         try:
             return await acquisition.run(timeout_s)
         finally:
-            waiting.discard(lease_id)
+            self._tally.waiting.discard(lease_id)
             self._tally.done.append(lease_id)
             self._acquiring.discard(over)
             over.set_result(None)
@@ -318,7 +314,7 @@ class GPUWorkerPoolClient:
         lost = Lost(ttl_s)
         assignment = self._assignment(won, worker_id, lost)
         self._kept[won.lease_id] = _Kept(assignment, won, lost)
-        if won.book.needs_heartbeat():
+        if won.book.needs_heartbeat:
             won.member.heartbeat.add(won.lease_id, lost, won.safe_since)
         for gpu in won.grant.gpus:
             won.member.note_taken(gpu.key.uuid, worker_id)

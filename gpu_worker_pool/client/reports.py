@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import EndpointInfo, GpuId, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
 
 from .acquire.tally import Tally
@@ -103,13 +104,13 @@ class Reports:
 
     def recovery(self) -> dict[str, Any]:
         """Which endpoints are up, which are not and why, and how their breakers stand."""
-        members = self._fleet.members
+        members, now = self._fleet.members, boot_time()
         healthy = [member.id for member in self._healthy()]
         degraded = [id_ for id_ in members if id_ not in healthy]
         found = {
             "healthy_endpoints": healthy,
             "degraded_endpoints": degraded,
-            "circuit_breaker_stats": {id_: dict(member.endpoint.breaker_stats()) for id_, member in members.items()},
+            "circuit_breaker_stats": {id_: dict(member.endpoint.breaker.stats(now)) for id_, member in members.items()},
         }
         return {
             **found,

@@ -104,9 +104,8 @@ class NvidiaSmiProbe:
     def _with_processes(self, readings: list[Reading]) -> tuple[list[Reading], list[str]]:
         try:
             answer = self._command.run(_PROCESS_QUERY)
-        except _NoAnswerError:
-            return readings, []
-        if answer.returncode != 0:
+            answer.check_returncode()
+        except (_NoAnswerError, subprocess.CalledProcessError):
             return readings, []
         rows, unmatched = _rows(answer.stdout, _ProcessLine.parse)
         table = ProcessTable()
@@ -114,9 +113,8 @@ class NvidiaSmiProbe:
         for reading in readings:
             of_gpu = [row for row, _ in rows if row.uuid == reading.gpu.key.uuid]
             # For a faulty GPU, no process means that it could not be asked, not that it is unused.
-            told.append(
-                reading if reading.fault and not of_gpu else replace(reading, processes=_processes(of_gpu, table))
-            )
+            is_told = bool(of_gpu) or not reading.fault
+            told.append(replace(reading, processes=_processes(of_gpu, table)) if is_told else reading)
         uuids = {reading.gpu.key.uuid for reading in readings}
         unmatched += [line for row, line in rows if row.uuid not in uuids]
         return told, [_describe_unmatched(unmatched, "process")] if unmatched else []

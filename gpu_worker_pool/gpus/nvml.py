@@ -351,19 +351,18 @@ class _Nvml:
         except _RefusedError:
             return None
 
-    def demand_first(self, call: tuple[Any, ...], *others: tuple[Any, ...]) -> Any:
+    def demand_first(self, *calls: tuple[Any, ...]) -> Any:
         """The answer to the first of these calls that the driver knows."""
-        try:
-            return self.demand(*call)
-        except _RefusedError as refused:
-            if not others or refused.code not in _MEANS_ANOTHER_VERSION_MAY_DO:
-                raise
-            first = refused
-        try:
-            return self.demand_first(*others)
-        except _RefusedError as later:
-            # A missing function says nothing about the GPU.
-            raise (later if first.code == _Code.FUNCTION_NOT_FOUND else first) from None
+        refusals: list[_RefusedError] = []
+        for call in calls:
+            try:
+                return self.demand(*call)
+            except _RefusedError as refused:
+                refusals.append(refused)
+                if refused.code not in _MEANS_ANOTHER_VERSION_MAY_DO:
+                    break
+        # A missing function says nothing about the GPU.
+        raise next((refused for refused in refusals if refused.code != _Code.FUNCTION_NOT_FOUND), refusals[-1])
 
     def demand(self, name: str, *arguments: Any) -> Any:
         function = getattr(self._bindings, name, None)
@@ -372,7 +371,11 @@ class _Nvml:
         try:
             return function(*arguments)
         except self._bindings.NVMLError as error:
-            raise _sorted(error.value, str(error)) from None
+            code: int = error.value
+            if code in _MEANS_THE_DRIVER_IS_GONE:
+                raise _DriverGoneError(code, _DRIVER_IN_WORDS[code]) from None
+            kind = _GpuFaultError if code in _MEANS_THE_GPU_IS_GONE else _RefusedError
+            raise kind(code, str(error)) from None
         except UnicodeDecodeError:
             raise _RefusedError(_Code.UNKNOWN, f"the answer of {name} is not text") from None
 
@@ -383,14 +386,6 @@ class _Nvml:
         except _NvmlError as problem:
             words = _DRIVER_IN_WORDS.get(problem.code, f"NVML does not work: {problem}")
             raise _DriverGoneError(problem.code, words) from None
-
-
-def _sorted(code: int, words: str) -> _NvmlError:
-    if code in _MEANS_THE_DRIVER_IS_GONE:
-        return _DriverGoneError(code, _DRIVER_IN_WORDS[code])
-    if code in _MEANS_THE_GPU_IS_GONE:
-        return _GpuFaultError(code, words)
-    return _RefusedError(code, words)
 
 
 def _fault_in_words(problem: _NvmlError, index: int) -> str:

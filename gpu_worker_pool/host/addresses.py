@@ -39,8 +39,7 @@ def urls(host: str, port: int, prefix: str, *, names: Sequence[str]) -> list[str
 
 def names_of_this_machine(*, with_ipv6: bool) -> list[str]:
     """The host name, and the addresses on all networks except loopback. No name server is asked."""
-    addresses = [*_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
-    return [socket.gethostname(), *addresses]
+    return [socket.gethostname(), *_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
 
 
 def _ipv4_addresses() -> list[str]:

@@ -61,22 +61,22 @@ class Machine:
         """
         if holder.pid is None or not self._is_home_of(holder, is_loopback=is_loopback):
             return None
-        claimed = ProcessId(holder.pid, holder.pid_started)
-        seen = self._read_stat(holder.pid)
-        if seen is not None:
-            if seen.has_ended or not claimed.is_same(ProcessId(holder.pid, seen.started)):
-                raise NoSuchProcess(holder.pid)
-            return ProcessId(holder.pid, seen.started)
-        if not _exists(holder.pid):
+        found = self._find_running(ProcessId(holder.pid, holder.pid_started))
+        if found is None:
             raise NoSuchProcess(holder.pid)
-        return claimed
+        return found
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether this very process runs. A process that cannot be checked counts as alive."""
+        return self._find_running(process) is not None
+
+    def _find_running(self, process: ProcessId) -> ProcessId | None:
+        """This very process with its start time, if that can be read; None if it does not run."""
         seen = self._read_stat(process.pid)
         if seen is None:
-            return _exists(process.pid)
-        return not seen.has_ended and process.is_same(ProcessId(process.pid, seen.started))
+            return process if _exists(process.pid) else None
+        found = ProcessId(process.pid, seen.started)
+        return None if seen.has_ended or not process.is_same(found) else found
 
     def _is_home_of(self, holder: Holder, *, is_loopback: bool) -> bool:
         # Containers share the boot, and copied images share the host name, so any one difference decides.

@@ -55,9 +55,7 @@ class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
 
 
 class Driver:
-    """Drives one pool.
-
-    `listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
+    """`listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
     harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
     be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
     refused. `is_alive` is called at a grant to a holder whose process is on this machine.
@@ -197,8 +195,6 @@ class Driver:
             self._writer = None
         self.trouble = "the server is stopping"
 
-    # --- commands --------------------------------------------------------------------------------------------------
-
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
         events = self._wake_up(now)
@@ -288,8 +284,6 @@ class Driver:
     def _ring(self) -> None:
         self._alarm = None
         self.note(cmd.Tick())
-
-    # --- writing ---------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
         self._is_flush_due = False

@@ -11,10 +11,7 @@ from .journal import History, JournalError
 
 
 class MemoryJournal:
-    """Keeps what every journal keeps, for the life of the process. It keeps `most_ended` ended leases.
-
-    After `close`, `load` opens it again.
-    """
+    """Keeps events and `most_ended` ended leases for the life of the process. After `close`, `load` opens it again."""
 
     def __init__(self, most_ended: int = 10_000) -> None:
         self._events: list[DurableEvent] = []

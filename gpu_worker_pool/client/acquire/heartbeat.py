@@ -36,7 +36,6 @@ class Heartbeat:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
     def drop(self, lease_id: str) -> None:
-        """Stop renewing a lease that is released."""
         self._held.pop(lease_id, None)
         if not self._held and self._task is not None:
             self._task.cancel()

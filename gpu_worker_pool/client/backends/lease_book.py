@@ -22,15 +22,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request waits, and why."""
-
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NeverGranted:
-    """The request will never be granted there, and why."""
-
     reason: str
 
 
@@ -56,8 +52,8 @@ class Renewal:
 class LeaseBook(Protocol):
     """Hands out the GPUs of one endpoint. Every call may raise EndpointError; each may be made again."""
 
-    def needs_heartbeat(self) -> bool:
-        """Whether a lease ends unless it is renewed."""
+    # Whether a lease ends unless it is renewed.
+    needs_heartbeat: bool
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""

@@ -32,9 +32,9 @@ RENEW_S = 3600.0
 
 
 class OwnLeases:
-    """Hands out an endpoint's GPUs among the workers of this process. `place` is the server's address: clients of this
-    process that ask the same server keep off each other's GPUs.
-    """
+    """Hands out an endpoint's GPUs to this process. Its clients of one server, at `place`, keep off each other's."""
+
+    needs_heartbeat = False
 
     def __init__(self, settings: PoolSettings, place: str) -> None:
         self._place = place
@@ -98,9 +98,6 @@ class OwnLeases:
         self._renewing.cancel()
         self._driver.close()
         OF_THIS_PROCESS.leave(self)
-
-    def needs_heartbeat(self) -> bool:
-        return False
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):

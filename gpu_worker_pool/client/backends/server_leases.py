@@ -35,12 +35,6 @@ def holder(worker_id: str, pid: int | None = None) -> Holder:
     return replace(facts, worker_id=worker_id)
 
 
-@lru_cache(maxsize=1)
-def _own_facts(pid: int) -> Holder:
-    """Facts that are read once a process: a forked child has another pid, so it does not use its parent's."""
-    return _facts_of(pid)
-
-
 def _facts_of(pid: int) -> Holder:
     try:
         owner = getpass.getuser()
@@ -57,14 +51,15 @@ def _facts_of(pid: int) -> Holder:
     )
 
 
+# Read once a process. A forked child has another pid, so it does not use its parent's.
+_own_facts = lru_cache(maxsize=1)(_facts_of)
+
+
 class ServerLeases:
-    """The lease calls of one endpoint."""
+    needs_heartbeat = True
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-
-    def needs_heartbeat(self) -> bool:
-        return True
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))

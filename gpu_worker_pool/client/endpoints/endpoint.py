@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.endpoints.backoff import Backoff
-from gpu_worker_pool.core.endpoints.breaker import BreakerStats, CircuitBreaker, Permit
+from gpu_worker_pool.core.endpoints.breaker import CircuitBreaker, Permit
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
@@ -43,7 +43,7 @@ class Endpoint:
         self._was_healthy = False
         self._last_failure: str | None = None
         longest_s = max(config.endpoint_health_check_interval, 0.5)
-        self._breaker = CircuitBreaker(
+        self.breaker = CircuitBreaker(
             failure_threshold=FAILURES_TO_OPEN,
             open_for=Backoff(first_s=min(1.0, longest_s), max_s=longest_s),
             probe_timeout_s=max(self._timeout_s, 1.0),
@@ -57,16 +57,6 @@ class Endpoint:
     def response_time_ms(self) -> float:
         """The average over the last calls; 0.0 where there was none."""
         return round(1000.0 * sum(self._times_s) / len(self._times_s), 3) if self._times_s else 0.0
-
-    def breaker_stats(self) -> BreakerStats:
-        return self._breaker.stats(boot_time())
-
-    def retry_in_s(self) -> float:
-        """How long until the breaker lets a call through."""
-        return self._breaker.retry_in_s(boot_time())
-
-    def allow_probe_now(self) -> None:
-        self._breaker.allow_probe_now(boot_time())
 
     def mark_healthy(self) -> None:
         """Note that a poll of its GPUs succeeded."""
@@ -110,7 +100,7 @@ class Endpoint:
     async def _call_once(
         self, method: str, path: str, body: Mapping[str, Any] | None, extra_s: float, *, is_vital: bool
     ) -> Reply:
-        permit = self._breaker.try_acquire(boot_time())
+        permit = self.breaker.try_acquire(boot_time())
         if permit is None and not is_vital:
             raise self.error(self._last_failure or "it kept failing")
         self.calls += 1
@@ -123,7 +113,7 @@ class Endpoint:
             raise self.error(str(failed), is_temporary=failed.is_temporary) from None
         except BaseException:
             if permit is not None:
-                self._breaker.cancelled(permit)
+                self.breaker.cancelled(permit)
             raise
         # 503 is a server's considered answer (its disk is full, say); other faults of a server are failures.
         self._report(permit, has_failed=reply.status >= 500 and reply.status != 503)
@@ -138,9 +128,9 @@ class Endpoint:
         if permit is None:
             return  # a vital call that went out although the breaker is open
         if has_failed:
-            self._breaker.failed(permit, boot_time(), jitter=random.random())  # noqa: S311 - no secret
+            self.breaker.failed(permit, boot_time(), jitter=random.random())  # noqa: S311 - no secret
         else:
-            self._breaker.succeeded(permit, boot_time())
+            self.breaker.succeeded(permit, boot_time())
 
     def error(self, reason: str, *, status: int | None = None, is_temporary: bool = False) -> EndpointError:
         return EndpointError(self.id, reason, status=status, is_temporary=is_temporary)

@@ -70,7 +70,6 @@ class Member:
         self.taken[uuid, worker_id] = boot_time()
 
     def note_released(self, uuid: str, worker_id: str) -> None:
-        """Note that this process released a GPU, or lost it."""
         self.taken.pop((uuid, worker_id), None)
         self.released[uuid, worker_id] = boot_time()
 
@@ -82,8 +81,6 @@ class Member:
 
 
 class Fleet:
-    """The endpoints of one client."""
-
     def __init__(self, config: ClientConfig, on_lost: Callable[[str, str], None]) -> None:
         self._config = config
         self._transport = Transport(ca_file=config.ca_file)
@@ -179,7 +176,7 @@ class Fleet:
 
     async def try_again(self, member: Member) -> bool:
         """Poll an endpoint now, even where its breaker is open; returns whether it is up."""
-        member.endpoint.allow_probe_now()
+        member.endpoint.breaker.allow_probe_now(boot_time())
         # Vital, because a poll that is under way, and may hang, has the only call that the breaker lets through.
         await self._poll(member, is_vital=True)
         return member.endpoint.is_healthy
@@ -197,7 +194,8 @@ class Fleet:
         endpoint = member.endpoint
         interval_s = self._config.polling_interval
         if not endpoint.is_healthy:
-            interval_s = min(max(endpoint.retry_in_s(), 0.05), self._config.endpoint_health_check_interval)
+            retry_in_s = max(endpoint.breaker.retry_in_s(boot_time()), 0.05)
+            interval_s = min(retry_in_s, self._config.endpoint_health_check_interval)
         try:
             async with asyncio.timeout(interval_s):
                 await member.poll_now.wait()
@@ -268,13 +266,10 @@ class Fleet:
                 ),
                 member.endpoint.url.url,
             )
-            logger.log(
-                logging.DEBUG if member.endpoint.url.url in _WARNED else logging.WARNING,
-                "endpoint %s has statistics only, no leases: only the workers of this process are coordinated",
-                member.id,
-                extra={"endpoint": member.id},
-            )
-            _WARNED.add(member.endpoint.url.url)
+            url, fields = member.endpoint.url.url, {"endpoint": member.id}
+            text = "endpoint %s has statistics only, no leases: only the workers of this process are coordinated"
+            logger.log(logging.DEBUG if url in _WARNED else logging.WARNING, text, member.id, extra=fields)
+            _WARNED.add(url)
         member.own_leases.observe(readings)
         member.view = SeenPool(seen_at=boot_time())
 
@@ -282,10 +277,8 @@ class Fleet:
 def _own_view(own: OwnLeases, view: SeenPool) -> SeenPool:
     state = own.state
     gpus = []
-    for slot in sorted(state.slots.values(), key=lambda slot: slot.reading.gpu.index if slot.reading else -1):
-        reading = slot.reading
-        if reading is None:
-            continue
+    read = [(slot.reading, slot) for slot in state.slots.values() if slot.reading is not None]
+    for reading, slot in sorted(read, key=lambda item: item[0].gpu.index):
         holders = [state.leases[lease_id].request.holder for lease_id in slot.occupants]
         gpus.append(
             SeenGpu(

@@ -79,8 +79,6 @@ class SqliteJournal:
             self.close()
             raise
 
-    # --- the contract ------------------------------------------------------------------------------------------------
-
     def load(self, most_ended: int) -> History:
         """Return all events and at most this many ended leases; a damaged file is quarantined."""
         with journal_errors(self._path):
@@ -137,8 +135,6 @@ class SqliteJournal:
     def __repr__(self) -> str:
         state = "closed" if self._lock is None else f"{self._since_compaction} events since the last compaction"
         return f"<SqliteJournal {self._path}: {self._durability}, {state}>"
-
-    # --- writing -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -202,8 +198,6 @@ class SqliteJournal:
         self._log = _identity(self._log_path)
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
-    # --- reading -----------------------------------------------------------------------------------------------------
-
     def _read_events(self, connection: sqlite3.Connection) -> Iterator[DurableEvent]:
         crc = 0
         for body, noted_crc in connection.execute(self._sql["read_events"]):
@@ -214,8 +208,6 @@ class SqliteJournal:
         for body, noted_crc in connection.execute(self._sql["read_last_ended"], (most,)):
             _checked_crc(body, noted_crc, 0)
             yield decode_ended(body)
-
-    # --- opening -----------------------------------------------------------------------------------------------------
 
     def _create_unless_damaged(self) -> None:
         """Create the journal at the first start; refuse after damage that no operator has dealt with yet."""
