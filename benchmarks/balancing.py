@@ -1,11 +1,11 @@
 """Do the balancing strategies keep what they promise? Many simulated requests over boxes of unequal size.
 
-Pure core in simulated time, no servers: requests arrive at random, each is given to the first box in the balancer's
-order that has a free GPU, and holds it for a random time. A strategy's promise is written down here once more, plainly:
-whom the next request may go to, and with which share. What was chosen is held against the sum of these by the sum of
-squares that chi-square is, beside a draw by lot with the very same shares, which keeps any promise on average and no
-better. How far off a lot may be is taken from many such lots: where the shares change from request to request, and most
-requests leave no choice, no table of chi-square holds.
+This is the pure core in simulated time, without servers. Requests arrive at random. Each goes to the first box in the
+balancer's order that has a free GPU, and holds it for a random time. A strategy's promise is written down here once more,
+plainly: which boxes the next request may go to, and with which share. The choices are compared with the sum of these
+shares by chi-square. So is a draw by lot with the same shares, which keeps any promise on average and not better. Many
+such draws show how far off a draw may be. A chi-square table does not apply where the shares change from request to
+request and most requests leave no choice.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ WHOLE = Effort(requests=6_000, seeds=5, lots=500)
 
 
 def in_turn_shares(views: Sequence[EndpointView]) -> Shares:
-    """Each the same."""
+    """Return the same share for each."""
     return {view.endpoint_id: 1 / len(views) for view in views}
 
 
 def by_size_shares(views: Sequence[EndpointView]) -> Shares:
-    """In proportion to the number of GPUs."""
+    """Return shares in proportion to the number of GPUs."""
     total = sum(view.total_gpus for view in views)
     return {view.endpoint_id: view.total_gpus / total for view in views}
 
 
 def by_room_shares(views: Sequence[EndpointView]) -> Shares:
-    """The one with the largest share of free GPUs; of several, those with the most free GPUs, each the same."""
+    """Return equal shares for the boxes with the largest share of free GPUs and, among those, the most free GPUs."""
     rooms = {view.endpoint_id: (view.available_gpus / view.total_gpus, view.available_gpus) for view in views}
     best = max(rooms.values())
     chosen = [endpoint_id for endpoint_id, room in rooms.items() if room == best]
@@ -83,7 +83,7 @@ class Box:
 
 @dataclass
 class Outcome:
-    """First choices of the balancer, and of a lot with the same shares, beside what was promised."""
+    """First choices of the balancer, and of a draw by lot with the same shares, and what was promised."""
 
     chosen: Counter[str] = field(default_factory=Counter)
     drawn: Counter[str] = field(default_factory=Counter)
@@ -93,7 +93,7 @@ class Outcome:
     not_allowed: int = 0
     utilization_percent: dict[str, float] = field(default_factory=dict)
     found_none: int = 0
-    # By how many requests a box was off at most, after so many of them.
+    # By how many requests a box was off at most, by the number of requests so far.
     furthest: dict[int, float] = field(default_factory=dict)
     furthest_by_lot: dict[int, float] = field(default_factory=dict)
 
@@ -102,19 +102,19 @@ class Outcome:
 
     @property
     def with_a_choice(self) -> int:
-        """How many requests might have gone to one box as well as to another."""
+        """The number of requests that could have gone to more than one box."""
         return sum(requests for shares, requests in self.shares.items() if len(shares) > 1)
 
     def chances(self, lots: int, seed: int, *counts: Counter[str]) -> list[float]:
-        """Of each of these counts: the share of so many lots, drawn by what was promised, that are as far off or more."""
+        """Return for each of these counts the share of draws by lot, out of `lots`, that are as far off or further."""
         lot = random.Random(seed)
         drawn = [self.chi_square(self._draw(lot)) for _ in range(lots)]
-        # Equal ones count as further off; the last digits of equal sums may differ.
+        # Equal sums count as further off, although their last digits may differ.
         bounds = [self.chi_square(one) * (1 - 1e-9) for one in counts]
         return [sum(value >= bound for value in drawn) / lots for bound in bounds]
 
     def _draw(self, lot: random.Random) -> Counter[str]:
-        """Each request by lot; those with the same shares all at once."""
+        """Draw each request by lot; those with the same shares all at once."""
         counts: Counter[str] = Counter()
         for shares, requests in self.shares.items():
             left, total = requests, 1.0
@@ -133,7 +133,7 @@ def simulate(name: str, requests: int, seed: int, *, is_one_away: bool) -> Outco
     rng = random.Random(seed)
     lot = random.Random(seed + 1)
     balancer = Balancer(name, ramp_s=0.0)
-    # With one away the others carry its load too.
+    # When one box is away, the others carry its load too.
     pause_s = MEAN_HOLD_S / (LOAD * sum(SIZES))
     boxes = {f"box{gpus:02}": Box(f"box{gpus:02}", gpus) for gpus in SIZES}
     if is_one_away:
@@ -168,7 +168,7 @@ def simulate(name: str, requests: int, seed: int, *, is_one_away: bool) -> Outco
 def choose(
     balancer: Balancer, views: list[EndpointView], now: float, lot: random.Random, outcome: Outcome
 ) -> list[str]:
-    """One request: its order, noted in the outcome beside the promise and a draw by lot."""
+    """Return the order for one request, and note it in the outcome with the promise and a draw by lot."""
     promised = PROMISES[balancer.name]([view for view in views if view.is_healthy])
     outcome.promised.update(promised)
     outcome.shares[tuple(promised.items())] += 1
@@ -180,7 +180,7 @@ def choose(
 
 
 def binomial(lot: random.Random, trials: int, share: float) -> int:
-    """How many of so many trials succeed. The middle one of them all is drawn first, so that few need be looked at."""
+    """Draw how many of the trials succeed. The middle trial is drawn first, so that few single trials are needed."""
     successes = 0
     while trials > FEW_TRIALS and 0.0 < share < 1.0:
         middle = trials // 2 + 1
@@ -194,7 +194,7 @@ def binomial(lot: random.Random, trials: int, share: float) -> int:
 
 
 def chance(chi_square: float, freedom: int) -> float:
-    """How often a draw by lot is off by more than that (Wilson and Hilferty's approximation)."""
+    """Return how often a draw by lot is off by more than that (Wilson and Hilferty's approximation)."""
     scale = 2 / (9 * freedom)
     return 1 - statistics.NormalDist().cdf(((chi_square / freedom) ** (1 / 3) - (1 - scale)) / scale**0.5)
 
@@ -203,7 +203,7 @@ def report(results: Results, effort: Effort, outcomes: dict[str, list[Outcome]],
     rows: list[list[Cell]] = []
     for name, found in outcomes.items():
         chances = [one.chances(effort.lots, FIRST_LOT + seed, one.chosen, one.drawn) for seed, one in enumerate(found)]
-        # Only where each request has the same shares.
+        # The table applies only where each request has the same shares.
         has_table = all(len(one.shares) == 1 for one in found)
         for is_lot, who in enumerate((name, f"{name}, {LOT}")):
             sums = [one.chi_square(one.drawn if is_lot else one.chosen) for one in found]
@@ -224,15 +224,15 @@ def report(results: Results, effort: Effort, outcomes: dict[str, list[Outcome]],
                 ]
             )
     results.table(
-        f"First choices against what is promised, {fleet}: {effort.requests:,} requests, {effort.seeds} seeds",
+        f"First choices compared with the promise, {fleet}: {effort.requests:,} requests, {effort.seeds} seeds",
         [
             "", "requests with a choice, mean", "choices not allowed", "sum of squares, median", "seeds",
-            "p, median", "seeds", "p by chi-square's table", "most requests off, any box, ever",
+            "p, median", "seeds", "p by chi-square's table", "requests off, most of any box",
         ],
         rows,
-        note=f"p: the share of {effort.lots:,} lots, drawn by the same promises, that are as far off or further. Near 1: "
-        "closer than chance; under 0.05: the promise is not kept. The table of chi-square would hold only where the promise "
-        "is the same for each request.",
+        note=f"p: the share of {effort.lots:,} draws by lot, with the promised shares, that are as far off or further. Near 1, "
+        "the choices are closer to the promise than chance; under 0.05, the promise is not kept. The chi-square table applies "
+        "only where the promise is the same for each request.",
     )  # fmt: skip
     boxes = [f"box{gpus:02}" for gpus in SIZES]
     used: list[list[Cell]] = []
@@ -241,7 +241,7 @@ def report(results: Results, effort: Effort, outcomes: dict[str, list[Outcome]],
         none = statistics.fmean(100 * outcome.found_none / effort.requests for outcome in found)
         used.append([name, *(f"{percent:.0f} %" for percent in percents), f"{none:.1f} %"])
     results.table(
-        f"How much of its time a box's GPUs are held, {fleet}; load {LOAD:.0%} of all GPUs",
+        f"Share of the time that a box's GPUs are held, {fleet}; load {LOAD:.0%} of all GPUs",
         ["", *(f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in SIZES), "requests that found no GPU free"],
         used,
     )
@@ -276,7 +276,7 @@ def plots(results: Results, outcomes: dict[str, list[Outcome]]) -> None:
         series[f"{name}, {LOT}"] = [(number, max(one.furthest_by_lot[number] for one in found)) for number in numbers]
     results.plot(
         "distance",
-        "How far off its promise a box has been at most, as requests come",
+        "Largest deviation of a box from its promise, by number of requests",
         kind="line",
         x="requests",
         y="requests off",
@@ -291,7 +291,7 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     effort = QUICK if options.quick else WHOLE
     results = Results("balancing", "Whether the balancing strategies keep what they promise on unequal fleets.")
-    for is_one_away, fleet in ((False, "all boxes there"), (True, "the box of 8 away for a third of the time")):
+    for is_one_away, fleet in ((False, "all boxes present"), (True, "the box of 8 away for a third of the time")):
         outcomes = {
             name: [simulate(name, effort.requests, seed, is_one_away=is_one_away) for seed in range(effort.seeds)]
             for name in STRATEGIES

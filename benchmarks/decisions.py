@@ -1,9 +1,9 @@
 """How long one decision of the core takes as the pool grows: as many waiters as GPUs, all GPUs taken, mixed wishes.
 
 Each size gets the same mix of commands in the same run, in blocks that alternate between the sizes and between two
-workloads: with a few kinds of wishes in the line, which is gone through by kinds, and with one kind of its own for each
-who shares a GPU. A decision is one `step`: what was asked, what had expired, and the passes over the queue. What is
-judged is the slowest kind of decision, in the workload where it is worse.
+workloads. The queue is served by kinds of wishes. In one workload it has a few kinds; in the other, each waiter that
+shares a GPU has a kind of its own. A decision is one `step`: the command, what had expired, and the passes over the
+queue. The target applies to the slowest kind of decision, in the workload where it is slower.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Times = Mapping[str, list[float]]
 
 @dataclass
 class Found:
-    """What one workload took at one size: seconds by kind of decision, of each block, and how the line was after it."""
+    """What one workload took at one size: for each block, seconds by kind of decision, and the queue after it."""
 
     blocks: list[Times] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     holders: list[int] = field(default_factory=list)
 
     def of_blocks(self, decision: str | None) -> list[list[float]]:
-        """Of each block; None is all kinds of decisions."""
+        """Return the times of each block; None stands for all kinds of decisions."""
         if decision is None:
             return [list(itertools.chain.from_iterable(block.values())) for block in self.blocks]
         return [block.get(decision, []) for block in self.blocks]
@@ -62,7 +62,7 @@ class Found:
         return [statistics.fmean(times) for times in self.of_blocks(decision) if times]
 
     def usual(self) -> list[str]:
-        """The kinds of decisions that were in every block: one that was there once or twice has no mean to speak of."""
+        """Return the kinds of decisions that were in every block; the mean of a rare kind would say little."""
         return [decision for decision in self.blocks[0] if all(block.get(decision) for block in self.blocks)]
 
 
@@ -70,7 +70,7 @@ By = dict[str, dict[int, Found]]  # workload, then size
 
 
 def pools_of(gpus: int, seed: int) -> dict[str, CrowdedPool]:
-    """The same pool in use, for each workload; what differs is who joins the line last, and who comes later."""
+    """Return the same pool in use for each workload. They differ in the last requests to join the queue, and in later ones."""
     used = CrowdedPool(gpus, random.Random(seed))
     used.fill()
     used.use()
@@ -82,14 +82,14 @@ def pools_of(gpus: int, seed: int) -> dict[str, CrowdedPool]:
 
 
 def measure(sizes: Sequence[int], rounds: int, seed: int) -> By:
-    """The sizes and workloads take turns, block by block."""
+    """Measure the sizes and workloads in turn, block by block."""
     found: By = {workload: {gpus: Found() for gpus in sizes} for workload in WORKLOADS}
     pools = {gpus: pools_of(gpus, seed) for gpus in sizes}
     gc.collect()
     gc.freeze()
     for block in range(BLOCKS):
         for gpus in sizes:
-            # Many rounds in a small pool would bring it further than those in a large one bring that.
+            # The same number of rounds changes a small pool more than a large one, so a small pool is made again.
             if block and rounds > gpus * TURNOVER / 10:
                 pools[gpus] = pools_of(gpus, seed + block)
             for workload, pool in pools[gpus].items():
@@ -104,13 +104,16 @@ def measure(sizes: Sequence[int], rounds: int, seed: int) -> By:
 
 
 def peak_memory_mb(gpus: int, seed: int) -> float:
-    """Peak memory that as many GPUs, leases and waiters add to a process of their own."""
+    """Return the peak memory that this many GPUs, leases and waiters add to a process of their own."""
     command = [sys.executable, "-m", "benchmarks.decisions", "--fill", str(gpus), "--seed", str(seed)]
     return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def growth(of_sizes: Mapping[int, Found], decision: str | None) -> tuple[float, float, list[float]] | None:
-    """The exponent from `FLAT_FROM` GPUs on, that of the last step, and the former of each block; None of one size."""
+    """Return the exponent from `FLAT_FROM` GPUs on, that of the last step, and the first for each block.
+
+    Returns None if there are fewer than two such sizes.
+    """
     large = {gpus: found for gpus, found in of_sizes.items() if gpus >= FLAT_FROM}
     if len(large) < 2 or any(len(found.block_means(decision)) < BLOCKS for found in large.values()):
         return None
@@ -124,10 +127,9 @@ def growth(of_sizes: Mapping[int, Found], decision: str | None) -> tuple[float, 
 def report(results: Results, found: By) -> None:
     sizes = list(found[FEW_KINDS])
     results.note(
-        f"Before it is measured, a pool is in use until {TURNOVER:g} leases for each GPU have ended. {SHARING:.0%} of "
-        f"those who wait want to share a GPU: in the workload '{FEW_KINDS}' they ask for one of a few sizes, in "
-        f"'{OWN_SIZES}' each asks for his own number of MB, so that there are about as many kinds of wishes as such "
-        "waiters."
+        f"Before it is measured, a pool is in use until {TURNOVER:g} leases for each GPU have ended. {SHARING:.0%} of the "
+        f"waiters want to share a GPU. In the workload '{FEW_KINDS}' they ask for one of a few sizes. In '{OWN_SIZES}' each "
+        "asks for its own number of MB, so that there are about as many kinds of wishes as such waiters."
     )
     rows: list[list[Cell]] = []
     for gpus, workload in itertools.product(sizes, WORKLOADS):
@@ -146,10 +148,19 @@ def report(results: Results, found: By) -> None:
             ]
         )
     results.table(
-        f"One decision, all kinds together, processor time, {BLOCKS} blocks in turn",
-        ["GPUs, and as many waiters", "kinds of wishes", "hold GPUs", "decisions/s", "mean", "blocks", "p50", "p99"],
+        f"One decision, all kinds together, processor time, {BLOCKS} alternating blocks",
+        [
+            "GPUs, and as many waiters",
+            "kinds of wishes",
+            "waiters with GPUs",
+            "decisions/s",
+            "mean",
+            "blocks",
+            "p50",
+            "p99",
+        ],
         rows,
-        note="Hold GPUs: so many who wait for several hold some of them already. Medians of the blocks.",
+        note="Waiters with GPUs: waiters for several GPUs that hold some of them already. Both counts are medians of the blocks.",
     )
     by_decision: list[list[Cell]] = []
     all_found = [one for of_sizes in found.values() for one in of_sizes.values()]
@@ -180,12 +191,12 @@ def report(results: Results, found: By) -> None:
             "last step",
         ],
         by_decision,
-        note="Exponent: 0 is flat, 1 is in proportion; the last step is that from the last size but one to the largest.",
+        note="Exponent: 0 is flat, 1 is in proportion. The last step is that from the second largest size to the largest.",
     )
 
 
 def judge(results: Results, found: By) -> None:
-    """The slowest kind of decision at the largest size, of both workloads."""
+    """Compare the slowest kind of decision of both workloads at the largest size with its targets."""
     largest = max(found[FEW_KINDS])
     _, workload, slowest = max(
         (found[workload][largest].mean(decision), workload, decision)
@@ -207,11 +218,11 @@ def judge(results: Results, found: By) -> None:
         is_met=value_ms <= MOST_MS,
         spread=f"blocks: {spread_s(of.block_means(slowest))}; its p99: {duration(percentile(of.times(slowest), 99))}; "
         f"all kinds together: mean {duration(of.mean())}, p99 {duration(percentile(of.times(), 99))}",
-        why=f"it takes {beside} kinds of wishes in the line; a reading that frees nothing takes {duration(of.mean('reading'))}, so "
-        "that the passes over the line are what takes long",
+        why=f"it takes {beside} kinds of wishes in the queue; a reading that frees nothing takes {duration(of.mean('reading'))}, so "
+        "the passes over the queue take most of the time",
     )
     what = f"growth of that kind of decision from {FLAT_FROM} GPUs on: the exponent"
-    target = f"near-flat, in our reading of it: <= {MOST_EXPONENT}"
+    target = f"near-flat, in our interpretation: <= {MOST_EXPONENT}"
     judged = {name: grows for name in WORKLOADS if (grows := growth(found[name], slowest)) is not None}
     if not judged:
         results.figure("decision_growth", what, value=None, unit="", target=target, is_met=None, why="one size only")
@@ -230,9 +241,9 @@ def judge(results: Results, found: By) -> None:
         is_met=power <= MOST_EXPONENT,
         spread=f"blocks: {spread(by_block)}; last step {show(last)}; all kinds together: {show(of_all[0])}, blocks "
         f"{spread(of_all[2])}",
-        why=f"from {FLAT_FROM} to {largest:,} GPUs it goes from {duration(small.mean(slowest))} to "
-        f"{duration(large.mean(slowest))}, the kinds of wishes in the line from {show(statistics.median(small.kinds))} "
-        f"to {show(statistics.median(large.kinds))}, and those who hold GPUs from "
+        why=f"from {FLAT_FROM} to {largest:,} GPUs it grows from {duration(small.mean(slowest))} to "
+        f"{duration(large.mean(slowest))}, the kinds of wishes in the queue from {show(statistics.median(small.kinds))} "
+        f"to {show(statistics.median(large.kinds))}, and the waiters that hold GPUs from "
         f"{show(statistics.median(small.holders))} to {show(statistics.median(large.holders))}",
     )
 
@@ -255,7 +266,7 @@ def main() -> None:
     report(results, found)
     with_memory = sizes[-1:] if options.quick else sizes
     results.table(
-        f"Peak memory of a pool, just filled, {FEW_KINDS}",
+        f"Peak memory of a newly filled pool, {FEW_KINDS}",
         ["GPUs, and as many waiters", *(f"{gpus:,}" for gpus in with_memory)],
         [["MB", *(peak_memory_mb(gpus, options.seed) for gpus in with_memory)]],
     )

@@ -1,8 +1,8 @@
-"""A client with a hundred endpoints: how long until it has a GPU, what looking at all of them costs, and its memory.
+"""A client with a hundred endpoints: the time until it has a GPU, the cost of polling all endpoints, and its memory.
 
 Most of the endpoints are stand-ins: servers with statistics and without leases, all in one process of their own, so that
-what is measured is the client. Some are real servers of ours with leases, a process each. All times stand beside the
-same with the live endpoints only, taken in turn in one run.
+only the client is measured. Some are real servers of ours with leases, a process each. All times are compared with those
+of the live endpoints only, measured in turn in one run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.shared.rounds import in_turn, median_ratio, spread_s
 from benchmarks.shared.servers import resident_mb
 from gpu_worker_pool import GPUWorkerPoolClient
 
-LIVE_ONLY, ALL = "live only", "with the dead"
+LIVE_ONLY, ALL = "live only", "live and dead"
 STAND_INS, REAL, MIXED = "stand-ins", "real servers", "real servers and busy stand-ins"
 MOST_S = 1.0
 MEMORY_LIMIT_S = 60.0
@@ -61,7 +61,7 @@ WHOLE = Effort(
 
 @dataclass(frozen=True)
 class First:
-    """Seconds to the end of the start, and to the first GPU; and whether that is at a server with leases."""
+    """Seconds to the end of the start, and to the first GPU; and whether a server with leases granted it."""
 
     start_s: float
     gpu_s: float
@@ -81,7 +81,7 @@ async def first_gpu(urls: list[str]) -> First:
 
 
 async def memory_mb(urls: list[str], marks: tuple[int, ...]) -> list[float]:
-    """MB after so many cycles of a GPU."""
+    """Return the memory of this process in MB, after each of these numbers of cycles."""
     found = []
     async with GPUWorkerPoolClient(service_endpoints=urls) as client:
         for cycle in range(marks[-1] + 1):
@@ -93,7 +93,7 @@ async def memory_mb(urls: list[str], marks: tuple[int, ...]) -> list[float]:
 
 
 def memory_of_a_new_process_mb(urls: list[str], marks: tuple[int, ...]) -> list[float]:
-    """The same in a process that has done nothing before: in one that has, what is lost may go into room it had."""
+    """Return the same for a new process: one that ran before may have free memory in which a leak does not show."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=be_quiet) as process:
         return process.submit(_run_memory, urls, marks).result(MEMORY_LIMIT_S)
 
@@ -103,12 +103,12 @@ def _run_memory(urls: list[str], marks: tuple[int, ...]) -> list[float]:
 
 
 def be_quiet() -> None:
-    """Each client warns of each server without leases, and of each that is dead."""
+    """Silence the client, which warns of each server without leases and of each dead one."""
     logging.getLogger("gpu_worker_pool").setLevel(logging.ERROR)
 
 
 def start_and_poll(results: Results, effort: Effort, fleets: dict[str, dict[str, list[str]]]) -> None:
-    """All fleets, each with and without its dead ones, in turn."""
+    """Measure all fleets, each with and without its dead endpoints, in turn."""
     cases = {(fleet, which): urls for fleet, both in fleets.items() for which, urls in both.items()}
     starts: dict[str, list[float]] = {_name(*case): [] for case in cases}
     at_real: Counter[str] = Counter()
@@ -146,20 +146,20 @@ def start_and_poll(results: Results, effort: Effort, fleets: dict[str, dict[str,
                 ]
             )
     results.table(
-        f"Endpoints of {GPUS_EACH} GPUs; the dead are named first: medians of rounds in turn",
+        f"Endpoints of {GPUS_EACH} GPUs each; dead ones are listed first: medians of alternating rounds",
         ["", "live + dead", LIVE_ONLY, "rounds", ALL, "rounds", "ratio"],
         rows,
         note=f"Real servers: {effort.real} of ours, a process each, with leases and simulated GPUs. Stand-ins: servers with "
-        "statistics and without leases, all in one process. Of the dead with real servers alone, one hangs; of the "
-        f"others, {effort.refusing} refuse and {effort.hanging} hang. Busy: all their "
-        "GPUs are in use, so that the first GPU is leased from a real server.",
+        "statistics and without leases, all in one process. With real servers alone, the one dead endpoint hangs; "
+        f"otherwise {effort.refusing} refuse connections and {effort.hanging} hang. Busy: all GPUs of the stand-ins are in use, "
+        "so that the first GPU is leased from a real server.",
     )
     dead = effort.refusing + effort.hanging
     mixed_s, stand_ins_s, real_s = (statistics.median(firsts[_name(fleet, ALL)]) for fleet in (MIXED, STAND_INS, REAL))
     results.figure(
         "endpoints_first_gpu",
-        f"a client with {len(fleets[MIXED][ALL])} endpoints, {dead} of them dead: start, and time to the first GPU, leased "
-        f"from one of {effort.real} real servers; the other {effort.live - effort.real} are stand-ins in one process, with "
+        f"a client with {len(fleets[MIXED][ALL])} endpoints, {dead} of them dead: time to start and to get the first GPU, leased "
+        f"from one of {effort.real} real servers; the other {effort.live - effort.real} live ones are stand-ins in one process, with "
         "statistics and without leases",
         value=mixed_s,
         unit="s",
@@ -167,7 +167,7 @@ def start_and_poll(results: Results, effort: Effort, fleets: dict[str, dict[str,
         is_met=mixed_s <= MOST_S,
         spread=f"rounds: {spread_s(firsts[_name(MIXED, ALL)])}; {effort.live} idle stand-ins with {dead} dead: "
         f"{duration(stand_ins_s)}; {effort.real} real servers with one dead: {duration(real_s)}",
-        why=f"a look at as many endpoints takes one core as long: without the dead it is "
+        why=f"polling that many endpoints takes one core most of that time: without the dead ones it is "
         f"{duration(statistics.median(firsts[_name(MIXED, LIVE_ONLY)]))}",
     )
 
@@ -199,13 +199,13 @@ def main() -> None:
         memory = {"one real server": memory_of_a_new_process_mb(real[:1], effort.cycles)}
         if not options.quick:
             memory["one stand-in"] = memory_of_a_new_process_mb(stand_ins[:1], effort.cycles)
-            memory["stand-ins and the dead"] = memory_of_a_new_process_mb([*dead, *stand_ins], effort.cycles[:-1])
+            memory["stand-ins and dead endpoints"] = memory_of_a_new_process_mb([*dead, *stand_ins], effort.cycles[:-1])
     results.table(
-        "Memory of the process, MB, after so many cycles of a GPU",
+        "Memory of the client's process in MB, after a number of cycles of request + release",
         ["", *(f"{cycles:,}" for cycles in effort.cycles)],
         [[name, *found, *[None] * (len(effort.cycles) - len(found))] for name, found in memory.items()],
-        note="A new process for each row. A client remembers its last cycles, and the last ones at each stand-in: it grows "
-        "until it has as many as it keeps, which with many endpoints takes more cycles than these.",
+        note="Each row is a new process. A client remembers its last cycles, and the last ones at each stand-in. It grows until "
+        "it has as many as it keeps. With many endpoints, that takes more cycles than these.",
     )
     results.finish(options)
 

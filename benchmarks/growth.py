@@ -1,9 +1,9 @@
-"""How costs grow with GPUs, waiters, endpoints and history, in steps of ten, and the exponent of it.
+"""How costs grow with GPUs, waiters, endpoints and history, in steps of ten, and with which exponent.
 
-A decision is measured in the core. A lease + release over HTTP and the start are those of a server that is started with
-so much in its journal; a poll round is that of a client with so many endpoints. Every other pass over the sizes goes
-backwards. The exponent is that of the last step of ten, because most costs are a constant plus what grows, and beside it
-the slope of the least-squares line through the logarithms of all sizes: 0 is flat, 1 is in proportion.
+A decision is measured in the core. A lease + release over HTTP and the start are those of a server that starts with a
+journal of that size. A poll round is that of a client with that many endpoints. Every other pass over the sizes goes
+backwards. There are two exponents: that of the last step of ten, because most costs are a constant plus a part that
+grows, and the slope of the least-squares line through the logarithms of all sizes. 0 is flat, 1 is in proportion.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from benchmarks.shared.servers import pool_process
 
 SEED = 1
 FEW = 100
-# How long a pool is in use before a decision is measured: leases that ended for each GPU.
+# How long a pool is in use before a decision is measured, in ended leases for each GPU.
 TURNOVER = 0.1
-# More urgent than all who wait.
+# More urgent than all waiters.
 PRIORITY = 5
 ROOMY = {"GPU_POOL_NODE": NODE, "GPU_POOL_MAX_QUEUED": "100000", "GPU_POOL_MAX_QUEUED_PER_OWNER": "100000"}
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Polls: the seconds from one to the next, and how many are measured; long are those of the most endpoints."""
+    """How much is measured. Polls have an interval in seconds and a number; the long ones are for the most endpoints."""
 
     decision_sizes: tuple[int, ...]
     decisions: int
@@ -88,7 +88,7 @@ WHOLE = Effort(
 
 @dataclass
 class Curve:
-    """What something costs at each size, in seconds, once for each pass."""
+    """The cost at each size, in seconds, once for each pass."""
 
     what: str
     grows: str
@@ -100,7 +100,7 @@ class Curve:
 
 
 def decisions(effort: Effort) -> list[Curve]:
-    """One axis grows, the other stays at `FEW`."""
+    """Measure decisions with more GPUs, and with more waiters; the other number stays at `FEW`."""
     return [
         _decisions(effort, "GPUs", lambda size: CrowdedPool(size, random.Random(SEED), FEW, has_own_sizes=True)),
         _decisions(effort, "waiters", lambda size: CrowdedPool(FEW, random.Random(SEED), size, has_own_sizes=True)),
@@ -128,7 +128,7 @@ def _decisions(effort: Effort, grows: str, make: Callable[[int], CrowdedPool]) -
 
 
 def servers(effort: Effort, folder: Path) -> list[Curve]:
-    """Each size gets a server of its own: the time until it is ready, and that of a lease + release then."""
+    """Start a server for each size. Measure the time until it is ready, and that of a lease + release then."""
     curves: list[Curve] = []
     numbers = iter(range(1_000_000))
     for grows, sizes in (("GPUs", effort.server_gpus), ("waiters", effort.waiters), ("ended leases", effort.ended)):
@@ -150,7 +150,7 @@ def servers(effort: Effort, folder: Path) -> list[Curve]:
 
 
 def _past(folder: Path, grows: str, size: int) -> Path:
-    """The journal that each pass gets a copy of: to write a long one takes longer than to start with it."""
+    """Return the journal that each pass gets a copy of, because writing a long one takes longer than starting with it."""
     past = folder / f"past-{grows}-{size}"
     if not past.exists():
         past.mkdir()
@@ -159,7 +159,7 @@ def _past(folder: Path, grows: str, size: int) -> Path:
 
 
 def polls(effort: Effort) -> Curve:
-    logging.getLogger("gpu_worker_pool").setLevel(logging.ERROR)  # each client warns of each server without leases
+    logging.getLogger("gpu_worker_pool").setLevel(logging.ERROR)  # a client warns of each server without leases
     with statistics_servers(max(effort.endpoints)) as (urls, _):
 
         def poll(size: int) -> float:
@@ -204,14 +204,14 @@ def report(results: Results, curves: list[Curve]) -> None:
             "exponent over all sizes",
         ],
         rows,
-        note="Exponent: 0 is flat, 1 is in proportion. A start includes that of Python and the loading of the program. "
-        "A decision: all kinds together, in a line where each who shares a GPU asks for his own number of MB. Over "
-        f"HTTP those who wait want all {GPUS_WAITED_FOR} GPUs; half of them are leased to the first, the other half is "
-        "held for the next, and the lease that is measured is a more urgent one's, who takes one of those.",
+        note="Exponent: 0 is flat, 1 is in proportion. The start of a server includes that of Python and loading the program. "
+        "A decision: all kinds together, in a queue where each waiter that shares a GPU asks for its own number of MB. Over "
+        f"HTTP, the waiters want all {GPUS_WAITED_FOR} GPUs: half of the GPUs are leased to the first waiter, and the other half "
+        "is held for the next. The measured request is more urgent and takes one of the held GPUs.",
     )
     results.plot(
         "costs",
-        "What it costs as things grow in steps of ten",
+        "Costs by size, in steps of ten",
         kind="line",
         x="size",
         y="ms",

@@ -1,6 +1,6 @@
-"""How long a fresh process takes to import the client, beside `import aiohttp` and a bare python, in turn in one run.
+"""How long a fresh process takes to import the client, compared with `import aiohttp` and a bare python, in turn in one run.
 
-The client loads aiohttp when it is started and not before, so that stands in a line of its own: until it is ready to call.
+The client loads aiohttp when it is started and not before. So the time until it is ready to call has a row of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(program: str) -> float:
 
 
 def what_is_loaded(program: str) -> set[str]:
-    """The modules that are there afterwards."""
+    """Return the modules that a program has loaded."""
     program += "\nimport json, sys; print(json.dumps(list(sys.modules)))"
     return set(json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT)))
 
@@ -84,18 +84,18 @@ def main() -> None:
         for name in programs
     ]
     results.table(
-        f"A fresh process that does so and ends, medians of {rounds} rounds in turn",
-        ["", "all of it", "rounds", "above bare python", "of import aiohttp"],
+        f"A fresh process that does this and ends, medians of {rounds} alternating rounds",
+        ["", "total", "rounds", "above bare python", "relative to import aiohttp"],
         rows,
-        note=f"{FIRST_USE}: import, make a client, load aiohttp and open what calls go through, as its start does; without a "
-        "call.",
+        note=f"{FIRST_USE}: import, make a client, load aiohttp and open the transport of calls, as the client's start does; "
+        "no call is made.",
     )
     first_use_ms = [1000 * found for found in above[FIRST_USE]]
     above_ms = [1000 * found for found in above[CLIENT]]
     results.figure(
         "import_time",
-        "import of the client, and one made, above a bare python"
-        f"{'' if 'aiohttp' in loaded else '; without aiohttp, which is put off until it is started'}",
+        "import of the client, and making one, above a bare python"
+        f"{'' if 'aiohttp' in loaded else '; without aiohttp, which it loads when it is started'}",
         value=statistics.median(above_ms),
         unit="ms",
         target=f"<= {MOST_MS:.0f} ms",
@@ -107,7 +107,7 @@ def main() -> None:
     heavy = sorted((loaded | loaded_in_use).intersection(SERVERS_ONLY))
     results.figure(
         "import_weight",
-        f"of {', '.join(SERVERS_ONLY)}: how many the client imports, also when it is ready for the first call",
+        f"how many of {', '.join(SERVERS_ONLY)} the client imports until it is ready for the first call",
         value=len(heavy),
         unit="",
         target="0",

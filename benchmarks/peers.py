@@ -1,8 +1,8 @@
-"""The others, in a virtual environment of their own: what people would use instead, and what draws the plots.
+"""The peers, in a virtual environment of their own: what people would use instead, and what draws the plots.
 
-    python -m benchmarks.peers      # makes .bench-venv, or says who is missing and why
+    python -m benchmarks.peers      # makes .bench-venv, and says which peers are missing and why
 
-Nothing is installed outside of that folder. Programs such as redis-server are looked for and never installed.
+Nothing is installed outside of that folder. Programs such as redis-server are found if installed, and never installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".bench-venv"
 PYTHON = FOLDER / "bin" / "python"
 WANTED = Path(__file__).parent / "peers.txt"
-# What was wanted when it was made, and why some of it is not there.
+# The list that the environment was made from, and why some of its packages are missing.
 MADE = FOLDER / "made-from.txt"
 REFUSED = FOLDER / "refused.txt"
 INSTALL_S = 600.0
@@ -27,11 +27,11 @@ DEBIAN_PACKAGES = {"redis-server": "redis-server", "postgres": "postgresql", "in
 
 
 class MissingError(Exception):
-    """Somebody cannot be measured here; the text says why, and what to do about it."""
+    """A peer cannot be measured here; the text says why, and what to do about it."""
 
 
 def make() -> None:
-    """Make the environment, unless it was made from this very list. What cannot be installed is left out and remembered."""
+    """Make the environment, unless it was made from this very list. Packages that cannot be installed are noted."""
     wanted = WANTED.read_text(encoding="utf-8")
     if MADE.is_file() and MADE.read_text(encoding="utf-8") == wanted:
         return
@@ -39,14 +39,14 @@ def make() -> None:
     _run(sys.executable, "-m", "venv", "--clear", str(FOLDER))
     refused = []
     if _install(*names):
-        # One of them is not to be had: the others still are.
+        # At least one cannot be installed; install the others one by one.
         refused = [f"{name}: {reason}" for name in names if (reason := _install(name))]
     REFUSED.write_text("".join(f"{line}\n" for line in refused), encoding="utf-8")
     MADE.write_text(wanted, encoding="utf-8")
 
 
 def python_with(module: str) -> Path:
-    """An interpreter that has this module: the one that runs this, else the one of the peers."""
+    """Return an interpreter that has this module: the one that runs this, else the one of the peers."""
     if find_spec(module) is not None:
         return Path(sys.executable)
     if not PYTHON.is_file():
@@ -59,7 +59,7 @@ def python_with(module: str) -> Path:
 
 
 def program(name: str) -> Path:
-    """A program on the PATH, or where Debian keeps those of PostgreSQL; the newest."""
+    """Find a program on the PATH, or the newest one where Debian keeps those of PostgreSQL."""
     if found := shutil.which(name):
         return Path(found)
     installed = list(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
@@ -70,19 +70,19 @@ def program(name: str) -> Path:
 
 
 def version_of(package: str, python: Path) -> str:
-    """Of a package that this interpreter has."""
+    """Return the name and version of a package that this interpreter has."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
     return f"{package} {_run(str(python), '-c', code).strip()}"
 
 
 def version_of_program(path: Path) -> str:
-    """The first version that it prints."""
+    """Return the name of a program and the first version that it prints."""
     found = re.search(r"\d+(\.\d+)+", _run(str(path), "--version"))
     return f"{path.name} {found[0] if found else 'of an unknown version'}"
 
 
 def _install(*names: str) -> str:
-    """Why that failed; empty where it did not."""
+    """Install packages. Returns why that failed, or an empty text if it did not."""
     command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *names]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)

@@ -47,7 +47,7 @@ class ServiceUnavailableError(PoolError):
 
 
 class NoEndpointAnsweredError(ServiceUnavailableError, WorkerTimeoutError):
-    """The time ran out, and no endpoint could be reached: waiting longer will not help."""
+    """The time is over and no endpoint could be reached: waiting longer will not help."""
 
     def __init__(self, reasons: Mapping[str, str] | None = None, *, waited_s: float | None = None) -> None:
         self.reasons = dict(reasons or {})

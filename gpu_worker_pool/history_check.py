@@ -13,12 +13,12 @@ witness, a file for each GPU, long after its lease expired. No lease with a TTL 
 - `held_twice`: two tenures of one GPU overlap; `overfull`: sharers exceed the memory of a GPU;
 - `lock`: a witness was taken although no earlier holder overstayed its safe time;
 - `stale_write`: a resource that compares fences would refuse a write made within the writer's safe time;
-- `fence`: a later grant has no higher fence;
+- `fence`: a later grant does not have a higher fence;
 - `order`: a request was served before one for the same that certainly came earlier, or is more important;
 - `unserved`: a request was never served, and a GPU is free or the server does not know the request;
-- `lost`: a lease or a place in the queue was acknowledged, and is unknown, changed, or ended without its holder's doing;
+- `lost`: a lease or a queue position was acknowledged, and is unknown, changed, or not ended by its holder;
 - `short`: a renewal gave less than the TTL; `resurrected`: a lease lived after its end;
-- `dead_holder`: nobody got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
+- `dead_holder`: no waiter got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
 - `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
 """
 
@@ -39,15 +39,15 @@ HONEST_STATUSES = frozenset({200, 201, 202, 404, 429, 503})
 
 
 class Violation(NamedTuple):
-    """A promise that was broken."""
+    """A broken promise."""
 
     kind: str
     text: str
 
 
 @dataclass(slots=True)
-class Lease:
-    """One request of one worker, as its lines tell it. Times that never came are infinite."""
+class LeaseRecord:
+    """One request of one worker, from its lines. Times that never came are infinite."""
 
     key: str
     who: str
@@ -56,14 +56,14 @@ class Lease:
     priority: int
     ttl_s: float
     asked_at: float
-    # As the server knows it; the worker may have learned it later than it asked.
+    # The server's id; the worker may have learned it after the request.
     id: str
     lines: list[Line] = field(default_factory=list)
     fence: int | None = None
     uuids: tuple[str, ...] = ()
     gpu_ids: tuple[int, ...] = ()
     queued_at: float = inf
-    # It was certainly in the queue at this time, or later.
+    # The lease was certainly in the queue at this time, or later.
     waited_until: float = -inf
     granted_at: float = inf
     took_at: float = inf
@@ -75,7 +75,7 @@ class Lease:
 
     @property
     def ended_at(self) -> float:
-        """When its tenure ended at the latest, by what its holder knew."""
+        """The latest end of its tenure, as its holder knew."""
         return min(self.left_at, self.safe_until)
 
     @property
@@ -83,7 +83,7 @@ class Lease:
         """Whether its worker took a GPU."""
         return self.took_at < inf
 
-    def take_in(self, line: Line) -> None:
+    def add_line(self, line: Line) -> None:
         """Add a line that its worker wrote."""
         self.lines.append(line)
         what, state, at = line["what"], line.get("state"), line["at"]
@@ -108,13 +108,13 @@ class Lease:
 
 
 @dataclass
-class History:
-    """All lines in order of time, and the leases they tell of; `resources` are the lines of each GPU's resource."""
+class RunHistory:
+    """All lines in order of time, and their leases; `resources` are the lines of each GPU's resource."""
 
     lines: Sequence[Line]
     resources: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     usable_mb: float = inf
-    leases: dict[str, Lease] = field(default_factory=dict)
+    leases: dict[str, LeaseRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lines = sorted(self.lines, key=lambda line: float(line["at"]))
@@ -122,34 +122,33 @@ class History:
             key = line.get("lease", "")
             if line["what"] == "asks":
                 wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
-                told = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
-                self.leases[key] = Lease(key, *told, id=key)
+                facts = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
+                self.leases[key] = LeaseRecord(key, *facts, id=key)
             lease = self.leases.get(key)
-            if (
-                lease is not None and line["who"] == lease.who
-            ):  # what another process saw of it is no answer to its holder
-                lease.take_in(line)
+            # The lines of other processes about a lease are not answers to its holder.
+            if lease is not None and line["who"] == lease.who:
+                lease.add_line(line)
         self.killed = {line["worker"]: line for line in self.lines if line["what"] == "killed"}
         for lease in self.leases.values():
             if lease.who in self.killed and lease.left_at == inf:
                 lease.left_at, lease.was_killed = self.killed[lease.who]["at"], True
         self.tenures = sorted((one for one in self.leases.values() if one.is_served), key=attrgetter("took_at"))
 
-    def holders(self) -> dict[str, list[Lease]]:
+    def holders(self) -> dict[str, list[LeaseRecord]]:
         """The exclusive tenures of each GPU in order, without those that were over before they began."""
-        found: dict[str, list[Lease]] = defaultdict(list)
+        found: dict[str, list[LeaseRecord]] = defaultdict(list)
         for lease in self.tenures:
             for uuid in lease.uuids if lease.wishes[1] is None and lease.took_at < lease.ended_at else ():
                 found[uuid].append(lease)
         return found
 
-    def told(self, what: str) -> Iterator[Line]:
+    def of_kind(self, what: str) -> Iterator[Line]:
         """The lines of one kind."""
         return (line for line in self.lines if line["what"] == what)
 
 
-def check(history: History) -> list[Violation]:
-    """Everything that is wrong with this history."""
+def check(history: RunHistory) -> list[Violation]:
+    """Return everything that is wrong with this history."""
     checks = (
         check_held_twice,
         check_locks,
@@ -167,9 +166,9 @@ def check(history: History) -> list[Violation]:
 # --- who had what, and when ----------------------------------------------------------------------------------------
 
 
-def check_held_twice(history: History) -> Iterator[Violation]:
+def check_held_twice(history: RunHistory) -> Iterator[Violation]:
     """No GPU has two holders at once, and sharers fit."""
-    on_gpu: dict[str, list[Lease]] = defaultdict(list)
+    on_gpu: dict[str, list[LeaseRecord]] = defaultdict(list)
     for lease in history.tenures:
         for uuid in lease.uuids if lease.took_at < lease.ended_at else ():
             here = [other for other in on_gpu[uuid] if other.ended_at > lease.took_at]
@@ -185,37 +184,37 @@ def check_held_twice(history: History) -> Iterator[Violation]:
             on_gpu[uuid] = here
 
 
-def check_locks(history: History) -> Iterator[Violation]:
-    """The witness of a GPU could be locked, unless an earlier holder overstayed."""
+def check_locks(history: RunHistory) -> Iterator[Violation]:
+    """Each witness could be locked, unless an earlier holder overstayed."""
 
-    def overstayed(other: Lease, at: float) -> bool:
-        let_go_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
-        return other.took_at < at and other.ended_at < at < let_go_at
+    def overstayed(other: LeaseRecord, at: float) -> bool:
+        freed_at = min(other.unlocked_at, history.killed.get(other.who, {}).get("reaped_at", inf))
+        return other.took_at < at and other.ended_at < at < freed_at
 
-    for line in history.told("witness_busy"):
+    for line in history.of_kind("witness_busy"):
         lease, uuid, at = history.leases[line["lease"]], line["uuid"], line["at"]
         others = [other for other in history.tenures if other is not lease and uuid in other.uuids]
         if not any(overstayed(other, at) for other in others):
             yield Violation("lock", f"{_gpu(lease, uuid)}: {lease} was granted it, and its lock was taken")
 
 
-def check_resources(history: History) -> Iterator[Violation]:
-    """A write that comes too late by its fence was made by a worker whose time was over."""
-    wrote = {(line["lease"], line["write"]): line for line in history.told("wrote")}
+def check_resources(history: RunHistory) -> Iterator[Violation]:
+    """A write that its fence makes too late was made after the writer's safe time."""
+    wrote = {(line["lease"], line["write"]): line for line in history.of_kind("wrote")}
     for uuid, lines in history.resources.items():
         newest = -1
         for line in lines:
             # Unknown where the writer was stopped and killed in between.
-            told = wrote.get((line["lease"], line["write"])) if line["fence"] < newest else None
+            write = wrote.get((line["lease"], line["write"])) if line["fence"] < newest else None
             newest = max(newest, line["fence"])
-            if told is not None and told["at"] < told["until"]:
+            if write is not None and write["at"] < write["until"]:
                 yield Violation("stale_write", f"{line['lease']} wrote to {uuid} with {line['fence']} after {newest}")
 
 
-def check_fences(history: History) -> Iterator[Violation]:
+def check_fences(history: RunHistory) -> Iterator[Violation]:
     """No two grants have one fence, a later grant has a higher one, and a grant stays as it was."""
     granted = sorted((one for one in history.leases.values() if one.fence is not None), key=attrgetter("granted_at"))
-    by_fence: dict[int, Lease] = {}
+    by_fence: dict[int, LeaseRecord] = {}
     for lease in granted:
         other = by_fence.setdefault(_fence(lease), lease)
         if other is not lease:
@@ -232,13 +231,13 @@ def check_fences(history: History) -> Iterator[Violation]:
 # --- first come, first served --------------------------------------------------------------------------------------
 
 
-def check_order(history: History) -> Iterator[Violation]:
-    """Of two requests for the same, the one that certainly came first, and is no less important, is served first.
+def check_order(history: RunHistory) -> Iterator[Violation]:
+    """Of two requests for the same, the one that certainly came first, and is not less important, is served first.
 
-    Certainly: its worker was told that it is in the queue before the other one was made. Fences tell which was served
-    first. A request that left the queue has no fence, or was last seen waiting before the other was served.
+    Certainly: its worker learned that it is in the queue before the other request was made. Fences tell which was
+    served first. A request that left the queue has no fence, or was last seen waiting before the other was served.
     """
-    groups: dict[tuple[int, float | None], list[Lease]] = defaultdict(list)
+    groups: dict[tuple[int, float | None], list[LeaseRecord]] = defaultdict(list)
     for lease in history.leases.values():
         groups[lease.wishes].append(lease)
     for leases in groups.values():
@@ -249,7 +248,7 @@ def check_order(history: History) -> Iterator[Violation]:
                 yield from _check_pair(first, second)
 
 
-def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
+def _check_pair(first: LeaseRecord, second: LeaseRecord) -> Iterator[Violation]:
     is_served_later = first.fence is not None and first.fence > _fence(second)
     if first.queued_at <= second.asked_at < first.granted_at and is_served_later:
         yield Violation("order", f"{second} was served before {first}, which had been in the queue for longer")
@@ -259,11 +258,11 @@ def _check_pair(first: Lease, second: Lease) -> Iterator[Violation]:
         yield Violation("order", f"{first} was served after {second}, which is less important and waited as well")
 
 
-def check_unserved(history: History) -> Iterator[Violation]:
+def check_unserved(history: RunHistory) -> Iterator[Violation]:
     """No request waits while a GPU is free, and none is forgotten."""
-    pool = next(history.told("pool"), None)
+    pool = next(history.of_kind("pool"), None)
     known, free = (pool["leases"], pool["free"]) if pool else ([], [])
-    gone = {line["who"] for line in history.told("exits")} | set(history.killed)
+    gone = {line["who"] for line in history.of_kind("exits")} | set(history.killed)
     for lease in history.leases.values():
         if lease.fence is None and not lease.is_over and lease.who not in gone and (lease.id not in known or free):
             is_free = f", and GPU {free[0]} is free" if lease.id in known else ""
@@ -273,18 +272,18 @@ def check_unserved(history: History) -> Iterator[Violation]:
 # --- what was promised ---------------------------------------------------------------------------------------------
 
 
-def check_kept(history: History) -> Iterator[Violation]:
-    """What was acknowledged is kept: a grant through its safe time, a place in the queue through its TTL, an end."""
+def check_kept(history: RunHistory) -> Iterator[Violation]:
+    """What was acknowledged is kept: a grant through its safe time, a queue position through its TTL, an end."""
     for lease in history.leases.values():
         yield from check_lease_kept(lease)
-    for line in history.told("could_not_go_on"):
+    for line in history.of_kind("could_not_go_on"):
         yield Violation("lost", f"{line['who']} could not go on: {line['reason']}")
 
 
-def check_lease_kept(lease: Lease) -> Iterator[Violation]:
-    """The same of one lease."""
+def check_lease_kept(lease: LeaseRecord) -> Iterator[Violation]:
+    """What was acknowledged of one lease is kept."""
     deletes = [line["sent"] for line in lease.lines if line.get("call") == "DELETE"]
-    given_back_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
+    released_at = min([*deletes, *(line["left_at"] for line in lease.lines if line["what"] == "left")], default=inf)
     is_acknowledged, safe_until, ended_at = False, -inf, inf
     for line in lease.lines:
         what, state, at = line["what"], line.get("state"), line["at"]
@@ -305,16 +304,16 @@ def check_lease_kept(lease: Lease) -> Iterator[Violation]:
             yield Violation("lost", f"{lease} is unknown at {at:.3f}")
         reason = line["reason"] if what == "lost" else line.get("end_reason")
         if reason is not None:
-            is_own_doing = reason in BY_THE_HOLDER and at > given_back_at
+            is_own_doing = reason in BY_THE_HOLDER and at > released_at
             if not is_own_doing and (at < safe_until or reason in {*BY_THE_HOLDER, "unknown"}):
                 yield Violation("lost", f"{lease} is lost at {at:.3f}, safe until {safe_until:.3f}: {reason}")
             ended_at = min(ended_at, at)
         is_acknowledged = is_acknowledged or what == "took" or state in {"queued", "active"}
 
 
-def check_answers(history: History) -> Iterator[Violation]:
+def check_answers(history: RunHistory) -> Iterator[Violation]:
     """No request is refused that an honest client may make."""
-    for line in history.told("answered"):
+    for line in history.of_kind("answered"):
         if line["status"] not in HONEST_STATUSES:
             yield Violation("answer", f"{line['call']} of {line['lease']}: {line['status']} {line.get('detail')}")
 
@@ -322,21 +321,21 @@ def check_answers(history: History) -> Iterator[Violation]:
 # --- through deaths and restarts -----------------------------------------------------------------------------------
 
 
-def check_deaths(history: History) -> Iterator[Violation]:
+def check_deaths(history: RunHistory) -> Iterator[Violation]:
     """The GPUs of the dead are used again, a local death is noticed at once, and nothing is left when all have gone."""
     last_took_at = {uuid: lease.took_at for lease in history.tenures for uuid in lease.uuids}
     last_of = {lease.who: lease for lease in history.tenures}
     for worker, line in history.killed.items():
         lease = last_of.get(worker)
-        # Without waiters, nobody may have needed the GPU any more.
+        # Without waiters, perhaps no worker needed the GPU any more.
         if lease is not None and lease.was_killed and line.get("has_waiters", True):
             for uuid in lease.uuids:
                 if last_took_at[uuid] <= line["at"]:
                     text = f"{_gpu(lease, uuid)} of {lease}, which was killed, was not handed on"
                     yield Violation("dead_holder", text)
-    for line in history.told("death_unnoticed"):
+    for line in history.of_kind("death_unnoticed"):
         yield Violation("death_unnoticed", f"{line['lease']} is {line['state']} {line['after_s']:.2f} s after")
-    for line in history.told("final"):
+    for line in history.of_kind("final"):
         for lease_is in line["leases"]:
             yield Violation("left_over", f"lease {lease_is}")
         if any(state != "free" for state in line["gpus"]):
@@ -346,10 +345,10 @@ def check_deaths(history: History) -> Iterator[Violation]:
 # --- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _fence(lease: Lease) -> int:
+def _fence(lease: LeaseRecord) -> int:
     return lease.fence or 0
 
 
-def _gpu(lease: Lease, uuid: str) -> str:
+def _gpu(lease: LeaseRecord, uuid: str) -> str:
     index = dict(zip(lease.uuids, lease.gpu_ids, strict=False)).get(uuid, "")
     return f"GPU {index} ({uuid})"

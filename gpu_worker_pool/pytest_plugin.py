@@ -24,9 +24,9 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -85,7 +85,9 @@ def gpu(request: pytest.FixtureRequest, _gpu_leases: _Leases) -> Iterator[Assign
     The marker `gpu` says what is requested. A test whose lease is lost fails, with the reason.
     """
     item: pytest.Item = request.node
-    with _gpu_leases.lease(item) as assignment, _environment(assignment.env):
+    with _gpu_leases.lease(item) as assignment, pytest.MonkeyPatch.context() as patch:
+        for name, value in assignment.env.items():
+            patch.setenv(name, value)
         item.stash[_ASSIGNMENT] = assignment
         yield assignment
 
@@ -102,12 +104,12 @@ def gpu_pool_server() -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def _gpu_leases(pytestconfig: pytest.Config) -> Iterator[_Leases]:
     """One client per process, from the first test that needs a GPU."""
-    with _Leases(pytestconfig) as leases:
+    with closing(_Leases(pytestconfig)) as leases:
         yield leases
 
 
 _ASSIGNMENT: pytest.StashKey[Assignment] = pytest.StashKey()
-_IS_TOLD: pytest.StashKey[bool] = pytest.StashKey()
+_IS_REPORTED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -116,19 +118,19 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         result = yield
     except BaseException as error:
-        if loss := _tell_loss(item):
+        if loss := _report_loss(item):
             error.add_note(loss)
         raise
-    if loss := _tell_loss(item):
+    if loss := _report_loss(item):
         _fail(loss)
     return result
 
 
-def _tell_loss(item: pytest.Item) -> str | None:
+def _report_loss(item: pytest.Item) -> str | None:
     assignment = item.stash.get(_ASSIGNMENT, None)
     if assignment is None or not assignment.is_lost:
         return None
-    item.stash[_IS_TOLD] = True
+    item.stash[_IS_REPORTED] = True
     return _loss(assignment)
 
 
@@ -159,6 +161,7 @@ class _Leases:
         options: dict[str, Any] = {"service_endpoints": urls} if len(urls) > 1 else {}
         try:
             self._pool = GPUWorkerPool(urls[0] if len(urls) == 1 else None, **options)
+            self._pool.start()
         except ValueError as error:
             raise pytest.UsageError(f"the GPU server for the tests: {error}") from None
         self._has_answered = False
@@ -168,14 +171,7 @@ class _Leases:
         self._kept: tuple[Assignment, dict[str, Any]] | None = None
         self._sees_all_gpus = False
 
-    def __enter__(self) -> Self:
-        try:
-            self._pool.start()
-        except ValueError as error:
-            raise pytest.UsageError(f"the GPU server for the tests: {error}") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._pool.stop()
 
     @contextmanager
@@ -258,7 +254,7 @@ class _Leases:
         try:
             self._pool.release_gpu(assignment)
         except StaleAssignmentError:
-            if not item.stash.get(_IS_TOLD, False):
+            if not item.stash.get(_IS_REPORTED, False):
                 _fail(_loss(assignment))
 
     # --- CUDA in this process ----------------------------------------------------------------------------------------
@@ -348,21 +344,6 @@ def _label(nodeid: str) -> str:
     """A label that a server accepts; a long one is cut at the front, because the end tells more."""
     printable = "".join(sign if sign.isprintable() else "?" for sign in nodeid)
     return printable if len(printable) <= MAX_LABEL else f"...{printable[3 - MAX_LABEL :]}"
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the length of the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _shown(wishes: Mapping[str, Any]) -> str:

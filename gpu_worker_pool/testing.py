@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 START_S: Final = 30.0
 # As `python -m gpu_worker_pool.gpu_server`, and it ends with the process that started it.
 COMMAND: Final = (sys.executable, "-m", "gpu_worker_pool.testing")
-# No setting of a server or a client is among these: the caller's are made for another pool.
+# No setting of a server or a client is inherited: the caller's settings are for another pool.
 _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 
 
@@ -73,7 +73,7 @@ class ServerProcess:
         port: int = 0,
     ) -> None:
         self._held = ExitStack()
-        # Bound and never listening: while the server is away, nobody else is given the port.
+        # Bound and never listening: while the server is down, no other program gets the port.
         reserved = self._held.enter_context(socket.socket())
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", port))
@@ -107,7 +107,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class ServerProcess:
             self.process = subprocess.Popen(self.command, env=env, cwd=self.folder, process_group=0, **streams)  # noqa: S603
 
     def wait_until_ready(self, timeout_s: float = START_S) -> None:
-        """Wait until the server says that it takes requests; ServerDidNotStartError where it does not."""
+        """Wait until the server reports that it is ready; ServerDidNotStartError if it does not."""
         deadline = time.monotonic() + timeout_s
         # Another thread may kill the server meanwhile, which closes the socket.
         while (ready := self._ready) and self.is_running and time.monotonic() < deadline:
@@ -142,7 +142,7 @@ class ServerProcess:
         raise ServerDidNotStartError(f"the server did not start:\n{self.log()}")
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ask the server to end with SIGTERM; kill it where it does not in time."""
+        """Ask the server to end with SIGTERM; kill it if it does not end in time."""
         if self.process is not None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -184,13 +184,13 @@ class ServerProcess:
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a process of a test pool needs: where programs are, and no setting of a pool."""
+    """The part of an environment that a process of a test pool needs, without any setting of a pool."""
     root, kept = str(Path(__file__).parents[1]), {name: environ[name] for name in _INHERITED if name in environ}
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))}
 
 
 def _end_with_the_caller() -> None:
-    os.read(0, 1)  # nothing is ever written there: this returns when the caller is gone
+    os.read(0, 1)  # nothing is ever written there: this returns when the caller has ended
     os.kill(os.getpid(), signal.SIGKILL)
 
 

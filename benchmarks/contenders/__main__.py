@@ -1,12 +1,12 @@
-"""Side by side with what people would use instead: Ray, locks in Redis, files and PostgreSQL, a scheduler, statistics.
+"""This server compared with what people would use instead: Ray, locks in Redis, files and PostgreSQL, a scheduler, statistics.
 
-Everybody hands out the same number of GPUs that are not there, on this machine, and is asked in the same two calls: take
-one of them, and give it back. Those that are compared take turns. Who is not here is skipped, with the reason:
+Every contender hands out the same number of simulated GPUs on this machine, and is asked in the same two calls: take a
+GPU, and release it. Contenders take turns. A contender that is not installed is skipped, with the reason:
 
     python -m benchmarks.peers          # puts the Python packages into .bench-venv
     apt-get install redis-server postgresql
 
-It stops by itself; `--only NAME` (again and again) leaves out all others.
+It stops by itself. `--only NAME`, which may be repeated, leaves out all others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOO_LONG_FOR_QUICK = ("Ray", "Redis lock, timeout")
 
 
 def chosen(only: Sequence[str], results: Results, *, is_quick: bool) -> list[Contender]:
-    """Those who are named, else all but those who would take too long."""
+    """Return the contenders that are named, or all except those that would take too long."""
     unknown = set(only) - {each.name for each in FIELD}
     if unknown:
         raise SystemExit(f"--only: {', '.join(sorted(unknown))}; there are {', '.join(each.name for each in FIELD)}")
@@ -35,12 +35,12 @@ def chosen(only: Sequence[str], results: Results, *, is_quick: bool) -> list[Con
         return [each for each in FIELD if each.name in only]
     late = [each for each in FIELD if is_quick and each.name.startswith(TOO_LONG_FOR_QUICK)]
     if late:
-        results.skip(", ".join(each.name for each in late), "it takes longer than all else of a quick run")
+        results.skip(", ".join(each.name for each in late), "it takes longer than the rest of a quick run")
     return [each for each in FIELD if each not in late]
 
 
 def versions() -> str:
-    """Of those that are here."""
+    """Return the versions of the peers that are installed."""
     found = []
     packages = {"redis": "redis", "filelock": "filelock", "psycopg": "psycopg", "ray": "ray"}
     for package, module in {**packages, "simple-gpu-scheduler": "simple_gpu_scheduler"}.items():
@@ -61,11 +61,11 @@ def main() -> None:
     options.add_argument("--only", action="append", default=[], metavar="NAME", help="measure these and no others")
     arguments = options.parse_args()
     results = Results(
-        "contenders", "Taking one of several GPUs and giving it back, beside what people would use instead."
+        "contenders", "Taking one of several GPUs and releasing it, compared with what people would use instead."
     )
     contenders = chosen(arguments.only, results, is_quick=arguments.quick)
     results.note(f"Peers: {versions() or 'none'}. All on one machine with {os.cpu_count()} processors.")
-    # Told to end, it ends what it has started.
+    # SIGTERM ends this program with an exception, so that it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     effort = QUICK if arguments.quick else WHOLE
     with tempfile.TemporaryDirectory(prefix="contenders-") as folder:

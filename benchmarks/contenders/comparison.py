@@ -1,4 +1,4 @@
-"""One run of the comparison: what is measured, in which order, and the tables and plots that show it."""
+"""One run of the comparison: what it measures, in which order, and the tables and plots that show it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Effort:
     """How much of everything, by the pace of a contender where that differs."""
 
     start_rounds: int
-    # Of request + release: of one client and of many.
+    # For request + release, of one client and of many.
     rounds: int
     alone_s: float
     round_s: float
@@ -68,12 +68,12 @@ QUICK = Effort(
     crowd=16,
     crowd_s=0.5,
 )
-# Of fewer, one alone would be the hundredth.
+# Among fewer, a single value would decide the p99.
 ENOUGH_FOR_P99 = 100
 
 
 class Comparison:
-    """One run: what is measured is put into the results as it comes."""
+    """One run, which adds to the results as it measures."""
 
     def __init__(self, contenders: Sequence[Contender], effort: Effort, results: Results, folder: Path) -> None:
         self._contenders = contenders
@@ -84,12 +84,12 @@ class Comparison:
         self._weight_mb: dict[str, float] = {}
         self._crowded_mb: dict[str, float] = {}
         self._alone: dict[str, list[float]] = {}
-        # What was seen of promises.
+        # What the run has seen of the promises.
         self._reclaimed: dict[str, str] = {}
         self._verdicts: dict[str, Verdict] = {}
 
     def run(self) -> None:
-        """First those that wait for one GPU, then everybody on eight."""
+        """Measure first the waiters for one GPU, then all contenders on eight."""
         one_gpu = [each for each in self._contenders if each.has_hand_over or each.has_reclaim]
         with running(one_gpu, 1, self._folder, self._results.skip) as run:
             present = {each.name for each in run.contenders}
@@ -114,7 +114,7 @@ class Comparison:
         promises(self._results, families, self._reclaimed, self._verdicts)
 
     def _tell_what_is_left_out(self, present: set[str]) -> None:
-        """By design: of those who are here."""
+        """Note what is left out by design, for the contenders that are installed."""
         effort = self._effort
         for each in self._contenders:
             parts = {
@@ -129,27 +129,28 @@ class Comparison:
                 self._results.skip(f"{each.name} ({', '.join(missing)})", each.left_out)
         looks, slow = effort.hand_overs["looks"], effort.hand_overs["slow"]
         self._results.note(
-            f"What got less than the rest, so that all of it ends in time: {effort.hand_over_rounds * looks} hand-overs of "
-            f"those who look again after a while and {effort.hand_over_rounds * slow} of those who start a process for each "
-            f"grant or show it late, beside {effort.hand_over_rounds * effort.hand_overs['fast']} of the others; "
-            f"{effort.kill_rounds * effort.kills['slow']} of their holders killed, beside {effort.kill_rounds * effort.kills['fast']}; "
-            "and a shorter crowd of those who claim nothing."
+            "Some contenders are measured less often, so that the run ends in time. There are "
+            f"{effort.hand_over_rounds * looks} hand-overs for a contender that polls, {effort.hand_over_rounds * slow} for one "
+            "that starts a process for each grant or shows it late, and "
+            f"{effort.hand_over_rounds * effort.hand_overs['fast']} for any other. For the slow ones, "
+            f"{effort.kill_rounds * effort.kills['slow']} holders are killed, for the others {effort.kill_rounds * effort.kills['fast']}. "
+            "The crowd is shorter for a contender that claims nothing."
         )
 
     def hand_over(self, run: Running, clients: Clients) -> None:
-        """Release to the next one."""
+        """Measure the time from a release to the next waiter."""
         found = taking_turns(
             [each for each in run.contenders if each.has_hand_over],
             lambda each: measures.hand_overs(clients, each, self._effort.hand_overs[each.pace]),
             self._effort.hand_over_rounds,
             self._skip("hand-over"),
         )
-        note = f"While they wait: the Redis lock is tried every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults; the statistics are looked at every {LOOK_S:g} s."
-        self._distribution("Release to the next one, who waits in another process, with 1 GPU", found, note)
-        self._plot("hand-over", "Release to the next one in another process", found)
+        note = f"A waiter tries the Redis lock every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults. It reads the statistics every {LOOK_S:g} s."
+        self._distribution("From a release to the next waiter, in another process, with 1 GPU", found, note)
+        self._plot("hand-over", "From a release to the next waiter, in another process", found)
 
     def reclaim(self, run: Running, clients: Clients) -> None:
-        """Death of the holder to the next one."""
+        """Measure the time from the death of a holder to the next waiter."""
         never = "redis-list"
         found = taking_turns(
             [each for each in run.contenders if each.has_reclaim and each.kind != never],
@@ -157,27 +158,27 @@ class Comparison:
             self._effort.kill_rounds,
             self._skip("kill -9"),
         )
-        # Those last: what they lose does not come back.
+        # These come last: a GPU that they lose does not come back.
         lost: list[list[Cell]] = []
         for contender in run.contenders:
             if contender.kind == never:
                 try:
                     found[contender.name] = [measures.reclaims(clients, contender, 1, self._effort.never_s)]
-                except TimeoutError:  # that is what was to be seen
+                except TimeoutError:  # this is the expected outcome
                     told = self._reclaimed[contender.name] = f"not within {self._effort.never_s:g} s"
                     lost.append([contender.name, told, None, None, 1])
         for name, rounds in found.items():
             self._reclaimed[name] = (
                 f"after {duration(statistics.median(time_s for times in rounds for time_s in times))}"
             )
-        note = f"A Redis lock ends with its timeout; people set it to {REDIS_TTL_S:g} s or more, it is {SHORT_TTL_S:g} s here only so that it can be waited for. Of Ray and simple-gpu-scheduler the process that uses the GPU is killed, of all others the one that took it."
+        note = f"A Redis lock ends with its timeout. People set it to {REDIS_TTL_S:g} s or more; here it is {SHORT_TTL_S:g} s, so that the benchmark can wait for it. With Ray and simple-gpu-scheduler, the killed process is the one that uses the GPU; with all others, it is the one that took it."
         self._distribution(
-            "kill -9 of the holder to the next one, who waits in another process, with 1 GPU", found, note, lost
+            "From kill -9 of the holder to the next waiter, in another process, with 1 GPU", found, note, lost
         )
-        self._plot("reclaim", "kill -9 of the holder to the next one", found)
+        self._plot("reclaim", "From kill -9 of the holder to the next waiter", found)
 
     def latency(self, run: Running) -> None:
-        """One client."""
+        """Measure request + release of one client."""
         contenders = [each for each in run.contenders if each.rates]
         with Clients(run) as clients:
             found = taking_turns(
@@ -189,11 +190,11 @@ class Comparison:
             self._alone = {name: [len(times) / sum(times) for times in rounds] for name, rounds in found.items()}
             for server, serving in run.servers.items():
                 self._weight_mb[server] = memory_mb(serving.pids)
-        note = "Of Ray's task this is a task that does nothing, from its submission to its answer; of simple-gpu-scheduler, from the line to the start of a command, which is a Python without its site packages."
+        note = "For Ray's tasks, this is a task that does nothing, from its submission to its answer. For simple-gpu-scheduler, it is the time from the input line to the start of a command, which is a Python without its site packages."
         self._distribution(f"Request + release, one client, {GPUS} GPUs", found, note)
 
     def rates(self, run: Running) -> None:
-        """One client, as it was just measured, and many."""
+        """Show the rates of one client, as `latency` measured them, and measure those of many."""
         effort = self._effort
         found: dict[int, dict[str, list[float]]] = {1: self._alone}
         for number in effort.many:
@@ -216,17 +217,17 @@ class Comparison:
         natures = {each.name: each.client for each in run.contenders}
         columns = [text for number in found for text in (f"{number} client{'s' * (number > 1)}, 1/s", "rounds")]
         self._results.table(
-            f"Request + release a second, {GPUS} GPUs",
+            f"Requests + releases a second, {GPUS} GPUs",
             ["", *columns, "a client is"],
             [[*row, natures[name]] for name, row in table.items()],
-            note=f"Medians of {effort.rounds} rounds in turn of {effort.round_s:g} s, of one client {effort.alone_s:g} s, each from when the rate no longer grew. Statistics only: a look, nobody is told. With more clients than GPUs the others wait in between.",
+            note=f"Medians of {effort.rounds} alternating rounds of {effort.round_s:g} s, or {effort.alone_s:g} s for one client, each counted from when the rate no longer grew. Statistics only: the client reads them and claims nothing. With more clients than GPUs, the other clients wait meanwhile.",
         )
         self._results.plot(
             "rate", "Request + release", kind="line", x="clients", y="1/s", log_x=True, log_y=True, series=points
         )
 
     def crowd(self, run: Running) -> None:
-        """All at once, with a witness."""
+        """Let many clients loose at once, with a lock file for each GPU as a witness."""
         effort = self._effort
         rows: list[list[Cell]] = []
         for contender in [each for each in run.contenders if each.crowd_share]:
@@ -238,21 +239,21 @@ class Comparison:
                 continue
             self._crowded_mb[contender.server] = max(weight_mb, self._crowded_mb.get(contender.server, 0.0))
             self._verdicts[contender.name] = verdict
-            claim = contender.order if contender.claims_exclusion else "claims nothing at all"
+            claim = contender.order if contender.claims_exclusion else "claims nothing"
             rows.append(_crowd_row(contender.name, verdict, seconds, claim))
         low_s, high_s = measures.WORKLOAD_HOLD_S
         self._results.table(
-            f"{effort.crowd} clients on {GPUS} GPUs, each holds for {low_s * 1000:g} to {high_s * 1000:g} ms, one is killed halfway",
+            f"{effort.crowd} clients on {GPUS} GPUs, each holds for {low_s * 1000:g} to {high_s * 1000:g} ms, and one is killed halfway",
             [
-                "", "for", "grants", "GPUs held twice", "overtaken", "by places, at most", "processes were late, p99",
-                "longest wait", "the killed one's GPU is used again after", "what it says of the order",
+                "", "duration", "grants", "GPUs held twice", "overtaken", "by how many, at most", "lateness of processes, p99",
+                "longest wait", "the killed client's GPU is used again after", "promised order",
             ],
             rows,
-            note=f"Held twice: whoever holds a GPU takes a lock on a file of that GPU, independently of who hands it out, and finds it taken. Overtaken: somebody asked more than {MARGIN_S * 1000:g} ms later and ran more than {MARGIN_S * 1000:g} ms earlier; who waited in vain until the end is not counted, nor who asked in the first {duration(min(BEGINNING_S, effort.crowd_s / 4))}, while all begin at once. Late: after a process wanted to run again; where that is more than the margin, some of what looks overtaken was only late, and what is seen of the Redis list, which serves in order of arrival, is that.{measures.own_order_told(run)} Statistics are about as old here as a GPU is held for: those who hold for hours collide only with those who look at the same moment.",
+            note=f"Held twice: a holder locks a file of its GPU, whatever the contender says, and finds it locked. Overtaken: another client asked more than {MARGIN_S * 1000:g} ms later and ran more than {MARGIN_S * 1000:g} ms earlier. A client that still waits at the end is not counted, nor is one that asks in the first {duration(min(BEGINNING_S, effort.crowd_s / 4))}, while all begin at once. Lateness: how long after its wake-up time a process runs again. Where it exceeds the margin, some clients that seem overtaken were only late. The Redis list serves in order of arrival, so what it shows is only lateness.{measures.own_order_told(run)} Statistics are about as old here as a GPU is held for. Clients that hold for hours collide only with clients that read at the same moment.",
         )  # fmt: skip
 
     def start_and_memory(self, run: Running) -> None:
-        """From nothing to the first grant, and what it weighs. Last, when what the crowd was granted has been given back."""
+        """Measure the time from nothing to the first grant, and the memory. It comes last, when the crowd has released all."""
         contenders = [each for each in run.contenders if each.rates]
         weights: dict[str, float] = {}
 
@@ -283,7 +284,7 @@ class Comparison:
                 f"server with {self._effort.crowd} clients, MB", "a client, MB",
             ],
             rows,
-            note="Memory is PSS: what processes share is divided among them. A client is a process of Python that holds a GPU; of Ray a driver and the process of its task or actor, of simple-gpu-scheduler the command as well. Making the files of a new PostgreSQL is not counted. Contenders with one server share its lines.",
+            note="Memory is PSS: memory that processes share is divided among them. A client is a Python process that holds a GPU. With Ray, it is a driver and the process of its task or actor; with simple-gpu-scheduler, it includes the command. Creating the files of a new PostgreSQL is not counted. Contenders that share a server show the same values for it.",
         )  # fmt: skip
 
     def _note_starts(self, run: Running) -> None:
@@ -302,7 +303,9 @@ class Comparison:
             times_s = [time_s for times in rounds for time_s in times]
             medians = [statistics.median(times) for times in rounds]
             number = len(times_s)
-            tail = duration(percentile(times_s, 99)) if number >= ENOUGH_FOR_P99 else f"most: {duration(max(times_s))}"
+            tail = (
+                duration(percentile(times_s, 99)) if number >= ENOUGH_FOR_P99 else f"longest: {duration(max(times_s))}"
+            )
             rows.append([name, duration(statistics.median(times_s)), tail, spread_s(medians), number])
         self._results.table(title, ["", "p50", "p99", "medians of rounds", "number"], [*rows, *more], note)
 
@@ -316,7 +319,7 @@ class Comparison:
 
 
 def _crowd_row(name: str, verdict: Verdict, seconds: float, claim: str) -> list[Cell]:
-    reused = "nobody was killed" if not verdict.has_victim else f"not within {duration(verdict.watched_s)}"
+    reused = "no client was killed" if not verdict.has_victim else f"not within {duration(verdict.watched_s)}"
     if verdict.reused_s is not None:
         reused = duration(verdict.reused_s)
     share = f"{show(verdict.overtaken_percent)} %"

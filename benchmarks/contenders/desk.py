@@ -1,9 +1,9 @@
-"""Where a holder elsewhere reports: a task of Ray or a command of a scheduler, that runs once it was given its GPU.
+"""A socket where a holder in another process reports: a task of Ray or a command of a scheduler that has got its GPU.
 
-Whoever asked for it waits at the desk; the holder says which GPU it has, since when and its pid, and runs until the
-connection ends. Nothing but the standard library, because each start of a holder is measured.
+The client that asked for the GPU waits at the desk. The holder reports its GPU, its start time and its pid, and runs
+until the connection ends. It needs only the standard library, because each start of a holder is measured.
 
-    python -I -S desk.py PATH      # be such a holder, on the GPUs of CUDA_VISIBLE_DEVICES
+    python -I -S desk.py PATH      # run such a holder, on the GPUs of CUDA_VISIBLE_DEVICES
 """
 
 import json
@@ -14,7 +14,7 @@ import time
 
 
 class Desk:
-    """A Unix socket of one who asks; one holder at a time."""
+    """The Unix socket of a client, for one holder at a time."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self.path = path
@@ -24,7 +24,7 @@ class Desk:
         self._listener.settimeout(timeout_s)
 
     def wait(self) -> "Visitor":
-        """Until a holder reports."""
+        """Wait until a holder reports."""
         connection, _ = self._listener.accept()
         with connection.makefile("rb") as lines:
             told = json.loads(lines.readline())
@@ -41,12 +41,12 @@ class Visitor:
         self.pid = pid
 
     def end(self) -> None:
-        """Let it end; it does so by itself."""
+        """Tell it to end. It ends by itself when the connection closes."""
         self._connection.close()
 
 
 def report_and_hold(path: str, gpus: list[int]) -> None:
-    """Report at the desk, and return when told to end."""
+    """Report at the desk, and return when the client closes the connection."""
     at = time.monotonic()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)

@@ -1,4 +1,4 @@
-"""What is measured of a contender, on servers that run."""
+"""The measurements of a contender, on servers that run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.contenders.processes import Client, memory_mb
 from benchmarks.contenders.servers import Serving
 from benchmarks.peers import MissingError
 
-# Time enough for the next one to have begun to wait.
+# Time enough for the next client to have begun to wait.
 SETTLE_S = 0.02
 WORKLOAD_HOLD_S = (0.05, 0.15)
 
@@ -29,7 +29,7 @@ Skip = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Running:
-    """The contenders whose servers run, and with how many GPUs."""
+    """The contenders whose servers run, and their number of GPUs."""
 
     servers: dict[str, Serving]
     contenders: list[Contender]
@@ -37,13 +37,13 @@ class Running:
     folder: Path
 
     def client(self, contender: Contender) -> Client:
-        """A new process that asks."""
+        """Make a client of a contender, in a new process."""
         serving = self.servers[contender.server]
         return Client(contender.kind, {**serving.settings, **contender.settings}, serving.python)
 
 
 class Clients:
-    """Processes that are there for all rounds. Each has held a GPU once when it is handed out: it is loaded and connected."""
+    """Client processes for all rounds. Each has already held a GPU once, so that it is loaded and connected."""
 
     def __init__(self, run: Running) -> None:
         self._run = run
@@ -59,7 +59,7 @@ class Clients:
         self._stack.close()
 
     def of(self, contender: Contender, role: str) -> Client:
-        """The contender's process of this role."""
+        """Return the contender's process for this role."""
         key = contender.name, role
         if key not in self._clients:
             client = self._stack.enter_context(self._run.client(contender))
@@ -69,13 +69,13 @@ class Clients:
         return self._clients[key]
 
     def forget(self, contender: Contender, role: str) -> None:
-        """It was killed: the next one is a new one."""
+        """Remove a process that was killed, so that the next one is new."""
         self._clients.pop((contender.name, role)).bury()
 
 
 @contextmanager
 def running(contenders: Iterable[Contender], gpus: int, folder: Path, skip: Skip) -> Iterator[Running]:
-    """Their servers, each once; whose server cannot be had is left out, and the reason told."""
+    """Run the servers of the contenders, each once. A contender whose server cannot run is left out, with the reason."""
     contenders = list(contenders)
     servers: dict[str, Serving] = {}
     with ExitStack() as stack:
@@ -93,7 +93,10 @@ def taking_turns(
     rounds: int,
     skip: Callable[[str, str], None],
 ) -> dict[str, list[list[float]]]:
-    """What each found in each round; every other round goes backwards. Who fails is out, and the reason told."""
+    """Return each contender's values of each round; every other round goes backwards.
+
+    A contender that fails is left out from then on, with the reason.
+    """
     found: dict[str, list[list[float]]] = {contender.name: [] for contender in contenders}
     left = list(contenders)
     for _ in range(rounds):
@@ -109,7 +112,7 @@ def taking_turns(
 
 
 def first_grant(run: Running, contender: Contender) -> tuple[float, float]:
-    """Seconds from the start of a client's process to its first GPU, and its megabytes then."""
+    """Return the seconds from the start of a client's process to its first GPU, and its megabytes then."""
     began = time.monotonic()
     with run.client(contender) as client:
         held = client.ask("take")
@@ -121,7 +124,7 @@ def first_grant(run: Running, contender: Contender) -> tuple[float, float]:
 
 @contextmanager
 def racing(run: Running, clients: int) -> Iterator[Callable[[Contender, float], float]]:
-    """Cycles a second of so many clients of a contender, which are there for all rounds."""
+    """Yield a function that measures the cycles a second of many clients, which stay for all rounds."""
     with ExitStack() as stack:
         racers: dict[str, Client] = {}
 
@@ -135,19 +138,19 @@ def racing(run: Running, clients: int) -> Iterator[Callable[[Contender, float], 
 
 
 def cycles(clients: Clients, contender: Contender, seconds: float) -> list[float]:
-    """Seconds of each cycle of one client, for so long."""
+    """Return the seconds of each cycle of one client, which cycles for this long."""
     return [float(time_s) for time_s in clients.of(contender, "alone").ask("cycles", seconds=seconds)["times_s"]]
 
 
 def hand_overs(clients: Clients, contender: Contender, number: int) -> list[float]:
-    """Seconds from before a release to when the next one, who waits in another process, runs."""
+    """Return the seconds from before each release until the next client, which waits in another process, runs."""
     found = []
     one, other = clients.of(contender, "holder"), clients.of(contender, "waiter")
     for _ in range(number):
         one.ask("take")
         time.sleep(contender.shows_s)
         other.tell("take")
-        # At a random moment, so that whoever looks now and then is not met at the same point each time.
+        # At a random moment, so that a waiter that polls is not always met at the same point.
         time.sleep(SETTLE_S + random.uniform(0, contender.poll_s))
         began = one.ask("release")["began"]
         found.append(other.answer()["at"] - began)
@@ -156,7 +159,10 @@ def hand_overs(clients: Clients, contender: Contender, number: int) -> list[floa
 
 
 def reclaims(clients: Clients, contender: Contender, number: int, longest_s: float) -> list[float]:
-    """Seconds from before `kill -9` of the holder to when the next one runs; TimeoutError if that takes too long."""
+    """Return the seconds from before each `kill -9` of the holder until the next client runs.
+
+    Raises TimeoutError if that takes too long.
+    """
     found = []
     waiter = clients.of(contender, "waiter")
     for _ in range(number):
@@ -175,7 +181,7 @@ def reclaims(clients: Clients, contender: Contender, number: int, longest_s: flo
 
 
 def crowd(run: Running, contender: Contender, clients: int, seconds: float) -> tuple[Verdict, float]:
-    """So many that ask, hold for a moment and give back; and the megabytes of the server meanwhile."""
+    """Let clients ask, hold for a moment and release. Returns the verdict, and the megabytes of the server meanwhile."""
     folder = run.folder / f"{contender.name}-witnesses"
     folder.mkdir()
     with run.client(contender) as client:
@@ -188,9 +194,9 @@ def crowd(run: Running, contender: Contender, clients: int, seconds: float) -> t
 
 
 def own_order_told(run: Running) -> str:
-    """What our own journal says of the order, as a sentence; nothing where we do not run."""
+    """Say in a sentence what our own journal shows of the order; empty if our server does not run."""
     if "ours, full" not in run.servers:
         return ""
     (journal,) = (run.folder / f"ours, full-{run.gpus}").glob("*.sqlite3")
     grants, wrong = out_of_order(journal)
-    return f" Our own journal, where nobody is late, has {grants:,} grants since it began, {wrong:,} of them out of the order of arrival."
+    return f" Our own journal, where lateness does not show, has {grants:,} grants since it began, {wrong:,} of them out of the order of arrival."

@@ -1,4 +1,4 @@
-"""What a crowd's lines say: who was on a GPU together with somebody else, who was overtaken, and what a death cost."""
+"""The verdict on a crowd: GPUs that were held twice, clients that were overtaken, and what a death cost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 from benchmarks.shared.rounds import percentile
 
-# Two that ask within this time may come to the server in another order, and so may two answers come to the clients: as
-# long as a process may wait until it runs. Each crowd says how late its processes were (`late_p99_s`), and one that is
-# served by a queue that keeps its order for sure (BLPOP of Redis) shows how much is seen nevertheless.
+# Two requests within this time may reach the server in another order, and so may two answers reach the clients, because a
+# process may wait that long until it runs. Each crowd says how late its processes were (`late_p99_s`). A queue that surely
+# keeps its order (BLPOP of Redis) shows how many seem overtaken nevertheless.
 MARGIN_S = 0.01
-# While all begin at once they wait for the processor longer than that: who asks then is not judged.
+# While all begin at once, they wait for the processor longer than that. Clients that ask then are not judged.
 BEGINNING_S = 1.0
 
 Row = Mapping[str, Any]
@@ -26,21 +26,21 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the witness and the clocks of a crowd testify."""
+    """What the witness files and the clocks of a crowd show."""
 
     grants: int
     twice: int
-    # Of so many that were judged for the order.
+    # The number of grants whose order was judged.
     judged: int
     overtaken: int
     most_places: int
     longest_wait_s: float
-    # After the death of a holder until its GPU was used again; None where nobody was killed or it never was.
+    # From the death of a holder until its GPU was used again; None if no client was killed or the GPU was never used.
     reused_s: float | None
     has_victim: bool
-    # How long others were still granted GPUs after that death.
+    # For how long after that death other clients were still granted GPUs.
     watched_s: float
-    # How much later than it had set its clock to a process ran again, p99; None where that was not noted.
+    # How long after its wake-up time a process ran again, p99; None if that was not noted.
     late_p99_s: float | None
 
     @property
@@ -49,9 +49,9 @@ class Verdict:
 
 
 def judge(rows: Sequence[Row], beginning_s: float = 0.0, margin_s: float = MARGIN_S) -> Verdict:
-    """Of all that was granted. Rows have when it was `asked` and `granted`, which `gpu`, and whether somebody else was on it.
+    """Judge all grants. A row says when it was `asked` and `granted`, on which `gpu`, and whether it was held `twice`.
 
-    The order is judged of those who asked when the beginning was over.
+    The order is judged for the clients that asked after the beginning.
     """
     first = min((row["asked"] for row in rows), default=0.0)
     overtaken = places([row for row in rows if row["asked"] >= first + beginning_s], margin_s)
@@ -78,7 +78,7 @@ def judge(rows: Sequence[Row], beginning_s: float = 0.0, margin_s: float = MARGI
 
 
 def places(rows: Sequence[Row], margin_s: float) -> list[int]:
-    """For each, how many asked after it and were granted before it, both by more than the margin."""
+    """Return for each row how many asked after it and were granted before it, both by more than the margin."""
     ordered = sorted(rows, key=lambda row: row["asked"])
     asked = [row["asked"] for row in ordered]
     found = []
@@ -90,9 +90,9 @@ def places(rows: Sequence[Row], margin_s: float) -> list[int]:
 
 
 def out_of_order(journal: Path) -> tuple[int, int]:
-    """Of our own server's journal: the grants, and those of them that were queued before one that was granted earlier.
+    """Count in our own server's journal the grants, and those that were queued before one that was granted earlier.
 
-    Nobody is late there: it is the order in which requests came to the server, and in which it decided.
+    Lateness does not show there: it has the order in which requests came to the server, and in which it decided.
     """
     with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
         events = connection.execute("SELECT kind, body FROM event ORDER BY position").fetchall()

@@ -1,4 +1,4 @@
-"""Processes of a contender, as whoever measures sees them: told what to do, weighed, and ended by their pid."""
+"""The processes of a contender, as the benchmark sees them: it gives them orders, weighs them, and ends them by pid."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ class Client:
         self._errors.close()
 
     def bury(self) -> None:
-        """It was killed. Until its parent has looked, its pid is in use and it seems to be there."""
+        """Wait for a process that was killed. Until its parent has done so, it seems to live."""
         self._process.wait(END_S)
 
     def ask(self, do: str, timeout_s: float = ANSWER_S, **order: Any) -> Any:
-        """Tell it what to do, and wait for what it says to that."""
+        """Give it an order, and wait for the answer."""
         self.tell(do, **order)
         return self.answer(timeout_s)
 
     def tell(self, do: str, **order: Any) -> None:
-        """Tell it what to do."""
+        """Give it an order."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
         self._process.stdin.flush()
 
     def answer(self, timeout_s: float = ANSWER_S) -> Any:
-        """What it says to what it was told; TimeoutError if that takes too long."""
+        """Return the answer to an order. Raises TimeoutError if that takes too long."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            raise TimeoutError(f"a client says nothing for {timeout_s:g} s")
+            raise TimeoutError(f"a client did not answer within {timeout_s:g} s")
         line = self._process.stdout.readline()
         if not line:
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").splitlines()
-            raise RuntimeError(f"a client has ended: {said[-1] if said else 'without a word'}")
+            raise RuntimeError(f"a client has ended: {said[-1] if said else 'it printed no error'}")
         return json.loads(line)
 
 
@@ -78,7 +78,7 @@ class Client:
 def running(
     command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[int]:
-    """A server; its pid. It and all that it started are ended."""
+    """Run a server and yield its pid. In the end, it and all processes that it started are ended."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env=environment(env), start_new_session=True, **options
@@ -90,11 +90,11 @@ def running(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Politely first; then whatever is left of its session, which nobody but us has started anything in."""
+    """End a process by SIGTERM, then kill what is left of its session, which has only processes that we started."""
     if process.poll() is None:
         process.terminate()
         deadline = time.monotonic() + END_S
-        # It is not waited for yet, so that its number stays its own until the end.
+        # It is not waited for yet, so that its pid is not used again before the session is killed.
         while time.monotonic() < deadline and not _is_over(process.pid):
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
@@ -105,13 +105,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The few variables that a process needs; nobody's settings."""
+    """Return the few variables that a process needs, without any settings of the user."""
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR") if key in os.environ}
     return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
 
 
 def memory_mb(pids: Iterable[int]) -> float:
-    """Of these and of all that they started. What several share is counted once, in parts (PSS)."""
+    """Return the memory of these processes and their children. Memory that several share is counted once (PSS)."""
     return sum(map(_pss_mb, _with_children(set(pids))))
 
 

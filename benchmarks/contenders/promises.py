@@ -1,4 +1,4 @@
-"""What each contender promises, and what of it this run has seen."""
+"""What each contender promises, and what this run has seen of it."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from collections.abc import Mapping, Sequence
 from benchmarks.contenders.order import Verdict
 from benchmarks.shared.results import Cell, Results, show
 
-# By family, from their documentation: whether leases survive a restart of the server, what the death of a holder does,
-# who is next, and whether several boxes can share it.
+# By family, from their documentation: whether leases survive a restart of the server, what happens when a holder dies,
+# which waiter is next, and whether several boxes can share it.
 DOCUMENTED = {
     "ours": (
         "yes: a grant is on the disk before it is answered, at full (d)",
-        "on the same machine at once, else when the lease runs out (d)",
+        "on the same machine at once, else when the lease expires (d)",
         "first come, first served, by priority (d)",
         "yes, a request waits at all of them (d)",
     ),
-    "Ray": ("no: by default all ends with the head node (d)", "yes (d)", "nothing is said", "yes (d)"),
+    "Ray": ("no: by default everything ends with the head node (d)", "yes (d)", "none stated", "yes (d)"),
     "Redis lock": (
-        "as much as Redis was told to keep: by default snapshots (d)",
-        "when its timeout is over, and nobody renews it by itself (d)",
-        "nothing is said",
+        "as much as Redis is set to keep: by default snapshots (d)",
+        "when its timeout ends; nothing renews it automatically (d)",
+        "none stated",
         "yes, a lock is a name (d)",
     ),
     "Redis list": (
-        "as much as Redis was told to keep: by default snapshots (d)",
+        "as much as Redis is set to keep: by default snapshots (d)",
         "no: what was taken from the list is gone (d)",
-        "who has waited longest is next (d)",
+        "the longest waiter is next (d)",
         "yes, a GPU is a name (d)",
     ),
     "filelock": (
-        "there is none",
-        "yes: the system lets go of what a process had locked (d)",
-        "nothing is said",
-        "as far as a shared file system knows locks (d)",
+        "there is no server",
+        "yes: the system releases what a process had locked (d)",
+        "none stated",
+        "as far as a shared file system supports locks (d)",
     ),
     "PostgreSQL": (
         "no: a lock ends with its session (d)",
         "yes, when the connection ends (d)",
-        "nothing is said; here one queue for each GPU",
+        "none stated; here one queue for each GPU",
         "yes, a lock is a number (d)",
     ),
     "simple-gpu-scheduler": (
-        "no: what waits is in its standard input (d)",
+        "no: waiting commands are in its standard input (d)",
         "yes, when the command has ended (d)",
-        "in the order of the lines (d)",
+        "the order of the input lines (d)",
         "no (d)",
     ),
     "statistics only": (
         "there is nothing to lose",
-        "when it no longer shows (d)",
+        "when the statistics no longer show it (d)",
         "none",
         "by asking each box (d)",
     ),
@@ -59,7 +59,7 @@ DOCUMENTED = {
 def promises(
     results: Results, families: Sequence[str], reclaimed: Mapping[str, str], verdicts: Mapping[str, Verdict]
 ) -> None:
-    """A table. `reclaimed` is after how long a dead holder's GPU was had, by contender; `verdicts` are those of the crowds."""
+    """Add a table. `reclaimed` says by contender how soon a dead holder's GPU was granted; `verdicts` are those of the crowds."""
     rows: list[list[Cell]] = []
     for family in families:
         survives, dies, order, boxes = DOCUMENTED[family]
@@ -82,7 +82,7 @@ def promises(
             "order", "several boxes",
         ],
         rows,
-        note="(m): measured in this run, see the tables above; (d): its documentation says so.",
+        note="(m): measured in this run, see the tables above; (d): stated in its documentation.",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Ray's tasks and actors with `num_gpus=1`, in the same two calls. A driver asks; the process that holds is Ray's."""
+"""Ray's tasks and actors with `num_gpus=1`, in the same two calls. A driver asks; the process that holds the GPU is Ray's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _connecting = threading.Lock()
 
 
 def connect(settings: Settings) -> None:
-    """Once in a driver; its threads share it."""
+    """Connect to Ray, once in a driver; its threads share the connection."""
     global ray  # noqa: PLW0603 - the library is where it is only in the environment of the peers
     with _connecting:
         if ray is None:
@@ -33,7 +33,7 @@ def nothing() -> None:
 
 
 def report(path: str) -> None:
-    """A task that says which GPU it has, and ends when it is told to."""
+    """Run as a task: report the GPU, and end when told to."""
     report_and_hold(path, [int(gpu) for gpu in importlib.import_module("ray").get_gpu_ids()])
 
 
@@ -44,7 +44,7 @@ class Holder:
         self._at = time.monotonic()
 
     def told(self) -> tuple[int, float, int]:
-        """Its GPU, since when it runs, and its pid."""
+        """Return its GPU, its start time and its pid."""
         return int(importlib.import_module("ray").get_gpu_ids()[0]), self._at, os.getpid()
 
 
@@ -55,7 +55,7 @@ class RayTaskTaker:
 
     def __init__(self, settings: Settings) -> None:
         connect(settings)
-        # A task asks for a CPU as well unless told otherwise; here it is to wait for nothing but a GPU.
+        # By default a task asks for a CPU as well; here it must wait only for a GPU.
         options = {"num_gpus": 1, "num_cpus": 0, "max_retries": 0, **self.options}
         self._nothing = ray.remote(**options)(nothing)
         self._report = ray.remote(**options)(report)
@@ -70,18 +70,18 @@ class RayTaskTaker:
         handle.what[1].end()
 
     def cycle(self) -> None:
-        """A task that is submitted, run and answered: what a user of Ray waits for."""
+        """Submit a task and wait for its answer, as a user of Ray does."""
         ray.get(self._nothing.remote())
 
 
 class RayReusedTaskTaker(RayTaskTaker):
-    """The same, in processes that are used again."""
+    """The same tasks, in processes that Ray uses again."""
 
     options = {"max_calls": 0}  # noqa: RUF012 - never changed
 
 
 class RayActorTaker:
-    """An actor that is made, answers and is ended."""
+    """An actor for each use of a GPU: made, asked for its GPU, and killed."""
 
     def __init__(self, settings: Settings) -> None:
         connect(settings)

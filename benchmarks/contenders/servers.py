@@ -21,7 +21,7 @@ from benchmarks.shared.servers import answers, free_port, pool_process
 
 READY_S = 60.0
 POLL_S = 0.002
-# What people give a lock, so that it outlives a short trouble of its holder.
+# A usual timeout of a lock, so that it outlives a short pause of its holder.
 REDIS_TTL_S = 30.0
 RAY_OBJECT_STORE_BYTES = 100_000_000
 
@@ -33,7 +33,7 @@ class Serving:
     settings: dict[str, Any]
     ready_s: float | None = None
     pids: Sequence[int] = ()
-    # Before the command of a client.
+    # The interpreter of its clients, and what comes before it in their command.
     python: Sequence[str] = field(default=(sys.executable,))
 
 
@@ -41,7 +41,7 @@ Serve = Callable[[Path, int], AbstractContextManager[Serving]]
 
 
 def pool(durability: str) -> Serve:
-    """This project's server with simulated GPUs."""
+    """Return a function that runs this project's server with simulated GPUs."""
 
     @contextmanager
     def serve(folder: Path, gpus: int) -> Iterator[Serving]:
@@ -54,9 +54,9 @@ def pool(durability: str) -> Serve:
 
 @contextmanager
 def statistics(folder: Path, gpus: int) -> Iterator[Serving]:
-    """The same server, asked for nothing but statistics: it reads them from an `nvidia-smi` that shows what is used.
+    """Run the same server for statistics only: it reads them from an `nvidia-smi` that shows which GPUs are used.
 
-    What a client has taken shows there at once, and for as long as its process lives.
+    A GPU that a client has taken shows there at once, and for as long as the client's process lives.
     """
     used = folder.with_name(f"{folder.name}-used")
     used.mkdir()
@@ -72,7 +72,10 @@ def statistics(folder: Path, gpus: int) -> Iterator[Serving]:
 
 
 def redis(*, is_durable: bool) -> Serve:
-    """Redis as it comes, or one that syncs each change to the disk before it answers; with a list of the free GPUs."""
+    """Return a function that runs Redis with a list of the free GPUs.
+
+    It has its default settings, or syncs each change to the disk before it answers.
+    """
 
     @contextmanager
     def serve(folder: Path, gpus: int) -> Iterator[Serving]:
@@ -94,7 +97,7 @@ def redis(*, is_durable: bool) -> Serve:
 
 @contextmanager
 def files(folder: Path, gpus: int) -> Iterator[Serving]:
-    """No server, but a folder for the files of filelock."""
+    """Make a folder for the files of filelock, which has no server."""
     python = peers.python_with("filelock")
     folder.mkdir()
     yield Serving({"folder": str(folder), "gpus": gpus}, python=[str(python)])
@@ -102,12 +105,12 @@ def files(folder: Path, gpus: int) -> Iterator[Serving]:
 
 @contextmanager
 def postgres(folder: Path, gpus: int) -> Iterator[Serving]:
-    """PostgreSQL as it comes, with room for enough connections. Making its files is not counted as a start."""
+    """Run PostgreSQL with its default settings and enough connections. Creating its files is not part of its start."""
     python = peers.python_with("psycopg")
     server, initdb = peers.program("postgres"), peers.program("initdb")
     folder.mkdir()
     port = free_port()
-    # It refuses to be root, and then its files belong into a folder that another user can reach.
+    # It refuses to run as root. Then another user runs it, who must be able to reach its files.
     user = _harmless_user()
     who: dict[str, Any] = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     with tempfile.TemporaryDirectory(prefix="bench-pg-") as name:
@@ -137,13 +140,13 @@ def postgres(folder: Path, gpus: int) -> Iterator[Serving]:
 
 @contextmanager
 def scheduler(folder: Path, gpus: int) -> Iterator[Serving]:
-    """simple_gpu_scheduler, that reads its commands from a named pipe, so that several processes can ask it at all."""
+    """Run simple_gpu_scheduler, which reads its commands from a named pipe, so that several processes can ask it."""
     python = peers.python_with("simple_gpu_scheduler")
     folder.mkdir()
     lines = folder / "lines"
     os.mkfifo(lines)
     numbers = [str(gpu) for gpu in range(gpus)]
-    # Opened for both, so that it does not end when nobody happens to have it open.
+    # Opened for reading and writing, so that the scheduler sees no end of the file while no client has it open.
     descriptor = os.open(lines, os.O_RDWR | os.O_CLOEXEC)
     began = time.monotonic()
     try:
@@ -159,29 +162,29 @@ def scheduler(folder: Path, gpus: int) -> Iterator[Serving]:
 
 @contextmanager
 def ray(folder: Path, gpus: int) -> Iterator[Serving]:
-    """A node of Ray without its dashboard, in a network of its own in which there is nothing but loopback.
+    """Run a node of Ray without its dashboard, in a network namespace that has only loopback.
 
-    It listens on all addresses of the machine even when it is told otherwise; in there they are one.
+    Ray listens on all addresses even when it is told otherwise; in this namespace there is only one.
     """
     python = peers.python_with("ray")
     alone: list[str | Path] = [peers.program("unshare"), "--user", "--map-root-user", "--net"]
     enter, ip = peers.program("nsenter"), peers.program("ip")
     if subprocess.run([*alone, ip, "link"], capture_output=True, check=False, timeout=READY_S).returncode:
         raise peers.MissingError(
-            "it listens on all addresses, and here it cannot be given a network of its own (unshare)"
+            "it listens on all addresses, and unshare cannot give it a network namespace of its own here"
         )
     folder.mkdir()
     log = folder / "log"
     port = free_port()
     start = [python.with_name("ray"), "start", "--head", "--block", f"--port={port}", f"--num-gpus={gpus}"]
     start += [
-        # It starts no more processes at a time than that: a GPU must not wait for a processor that is only a number.
+        # Ray starts no more processes at a time than this, so a grant must not wait for the number of processors.
         f"--num-cpus={gpus}",
         "--include-dashboard=false",
         "--include-log-monitor=false",
         "--disable-usage-stats",
     ]
-    # Its sockets have long names, and a socket's may not be longer than 107 characters.
+    # Its sockets have long names, and the path of a socket must not be longer than 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
         start += [f"--object-store-memory={RAY_OBJECT_STORE_BYTES}", f"--temp-dir={name}"]
         shell = f"{ip} link set lo up && exec {shlex.join(map(str, start))}"
@@ -194,7 +197,7 @@ def ray(folder: Path, gpus: int) -> Iterator[Serving]:
 
 
 def _nvidia_smi(used: Path, gpus: int) -> str:
-    """A script that shows a GPU as used while there is a file GPU.PID.NUMBER of a process that lives."""
+    """Return a script that shows a GPU as used while there is a file GPU.PID.NUMBER of a process that lives."""
     return f"""#!/bin/sh
 case "$*" in *compute-apps*) exit 0 ;; esac
 for gpu in {" ".join(str(gpu) for gpu in range(gpus))}; do

@@ -1,8 +1,8 @@
-"""Taking one of several GPUs and giving it back, in the same two calls for everybody.
+"""Clients of the contenders, which take one of several GPUs and release it in the same two calls.
 
-They run in processes of their own, some of them with the interpreter of the peers, so each brings its library when it is
-made. Where a library has no way to wait for *one of several*, each in turn is tried, from a random one on, and then it
-waits as long as the library itself does between two tries by default.
+They run in processes of their own, some of them with the interpreter of the peers, so each imports its library when it
+is made. Where a library has no way to wait for *one of several*, the client tries each in turn, from a random one on.
+Then it pauses as long as the library itself does by default between two tries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.contenders.desk import Desk
 WAIT_S = 60.0
 REDIS_SLEEP_S = 0.1
 FILELOCK_SLEEP_S = 0.05
-# How somebody looks who looks at statistics: often, and at a GPU that is hardly used.
+# A client of the statistics reads them often, and takes a GPU that is hardly used.
 LOOK_S = 0.1
 FREE_PERCENT = 10.0
 
@@ -43,10 +43,10 @@ class Handle:
 
 
 class Taker(Protocol):
-    """One client. It is used by one thread, and by the process that made it."""
+    """One client, used by one thread of the process that made it."""
 
     def take(self) -> Handle:
-        """Wait until it holds one."""
+        """Wait until it holds a GPU."""
         ...
 
     def release(self, handle: Handle) -> None: ...
@@ -70,7 +70,7 @@ class PoolTaker:
 
 
 class RedisLockTaker:
-    """A lock of redis-py for each GPU, that ends by itself after its timeout."""
+    """A lock of redis-py for each GPU, which expires after its timeout."""
 
     def __init__(self, settings: Settings) -> None:
         client = importlib.import_module("redis").Redis(host="127.0.0.1", port=settings["port"], socket_timeout=WAIT_S)
@@ -90,7 +90,7 @@ class RedisLockTaker:
 
 
 class RedisListTaker:
-    """A list in Redis with the GPUs that are free. Waiting is blocking; who dies has taken the GPU along."""
+    """A list in Redis with the GPUs that are free. A waiter blocks; the GPU of a holder that dies is lost."""
 
     def __init__(self, settings: Settings) -> None:
         self._client = importlib.import_module("redis").Redis(
@@ -181,14 +181,14 @@ class StatisticsTaker:
             self._connection.request("GET", "/gpu/summary")
             answer = self._connection.getresponse().read()
         except (http.client.RemoteDisconnected, ConnectionError):
-            # The server has closed what was not used for a while.
+            # The server has closed a connection that was not used for a while.
             self._connection.close()
             return self._look()
         return list(json.loads(answer)["gpus_summary"])
 
 
 class SchedulerTaker:
-    """A line to simple_gpu_scheduler: a command that says when it runs, and ends when it is told to."""
+    """An input line for simple_gpu_scheduler: a command that reports when it runs, and ends when it is told to."""
 
     def __init__(self, settings: Settings) -> None:
         self._lines = os.open(settings["lines"], os.O_WRONLY | os.O_CLOEXEC)
@@ -205,7 +205,7 @@ class SchedulerTaker:
 
 
 def from_a_random_one(number: int) -> Iterator[int]:
-    """All of them, and nobody always begins with the first."""
+    """Yield all numbers, from a random one on, so that the first is not always tried first."""
     first = random.randrange(number)
     return ((first + step) % number for step in range(number))
 
@@ -220,7 +220,7 @@ TAKERS: dict[str, Callable[[Settings], Taker]] = {
     "scheduler": SchedulerTaker,
 }
 
-# What each of them loads: once for all, where many are forked.
+# The modules that each client loads: imported once, before many clients are forked.
 MODULES = {
     "pool": (
         "gpu_worker_pool",

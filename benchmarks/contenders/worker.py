@@ -1,10 +1,10 @@
-"""A process of a contender: takes and gives back as it is told, alone or as a crowd.
+"""A process of a contender, which takes and releases GPUs as it is told, alone or as a crowd.
 
     python -m benchmarks.contenders.worker '{"kind": "filelock", "settings": {...}}'
 
-It reads orders from standard input and answers each with a line; it ends when the orders do. A crowd is forked, so that
-each client is a process; Ray's clients are threads of one driver, because the processes that hold are Ray's own.
-Times are CLOCK_MONOTONIC, which all processes of one machine share.
+It reads orders from standard input, answers each with a line, and ends when its input ends. A crowd is forked, so that
+each client is a process. Ray's clients are threads of one driver, because the processes that hold GPUs are Ray's own.
+Times come from CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any
 from benchmarks.contenders.takers import MODULES, TAKERS, Handle, Settings, Taker
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-# How long those who still wait at the end may go on.
+# How long clients that still wait at the end may go on.
 GRACE_S = 3.0
-# It is warm when a step brings less than so many times what the one before it did. Steps are parts of what is measured;
-# who has run before is warm sooner.
+# A client is warm when a step brings less than this many times the cycles of the step before. The time of a round is
+# divided into steps; a client that has run before has shorter steps, because it is warm sooner.
 STILL_GROWING = 1.15
 FIRST_STEPS, LATER_STEPS, MOST_STEPS = 4, 10, 24
 
 
 class Worker:
-    """Obeys one order after the other."""
+    """Carries out one order after the other."""
 
     def __init__(self, kind: str, settings: Settings) -> None:
         self.has_threads = kind.startswith("ray")
@@ -46,7 +46,7 @@ class Worker:
         self._racers: Racers | None = None
 
     def make(self) -> Taker:
-        """A client of its own."""
+        """Make a client."""
         if self.has_threads:
             from benchmarks.contenders.ray_takers import TAKERS as RAY_TAKERS  # noqa: PLC0415 - only Ray's drivers need it
 
@@ -54,23 +54,23 @@ class Worker:
         return TAKERS[self._kind](self._settings)
 
     def load(self) -> None:
-        """What its clients would each import, once for all that are forked."""
+        """Import the modules that each client needs, once for all that are forked."""
         for module in MODULES.get(self._kind, ()):
             importlib.import_module(module)
 
     @property
     def taker(self) -> Taker:
-        """The client of this process. It is made when it is needed: never before a crowd is forked."""
+        """The client of this process. It is made when first needed, never before a crowd is forked."""
         self._taker = self._taker or self.make()
         return self._taker
 
     def take(self) -> dict[str, object]:
-        """Hold one from now on."""
+        """Take a GPU and hold it from now on."""
         self._handle = self.taker.take()
         return {"at": self._handle.at, "pid": self._handle.pid, "gpu": self._handle.gpu}
 
     def release(self) -> dict[str, object]:
-        """Give it back, and say when that began."""
+        """Release the GPU, and return when that began."""
         assert self._handle is not None
         began = time.monotonic()
         self.taker.release(self._handle)
@@ -78,7 +78,7 @@ class Worker:
         return {"began": began}
 
     def cycles(self, seconds: float) -> dict[str, object]:
-        """For so long, and at least one; each timed."""
+        """Time cycles for this many seconds, at least one."""
         cycle = cycle_of(self.taker)
         times_s: list[float] = []
         until = time.monotonic() + seconds
@@ -89,10 +89,10 @@ class Worker:
         return {"times_s": times_s}
 
     def rate(self, clients: int, seconds: float, warm_up_s: float) -> dict[str, object]:
-        """Cycles a second of so many clients at once, each as fast as it can, from when that is no longer growing.
+        """Measure the cycles a second of many clients at once, each as fast as it can, once that no longer grows.
 
-        They are made the first time, and then run for so long at least before anything is counted; from then on they
-        wait until they are told to go on. A process is for one number of them.
+        The first call makes the clients, and lets them run for at least `warm_up_s` before anything is counted. Between
+        calls they wait. One process serves only one number of clients.
         """
         if self._racers is None:
             self._racers = Racers(self, clients)
@@ -102,7 +102,7 @@ class Worker:
     def crowd(
         self, clients: int, seconds: float, folder: str, hold_s: tuple[float, float], *, has_victim: bool
     ) -> dict[str, object]:
-        """Ask, hold and give back until the time is over. Halfway the first one keeps its GPU, and is killed for that."""
+        """Let clients ask, hold and release until the time is over. Halfway, the first client keeps its GPU and is killed."""
 
         def run(number: int, begin: Begin, say: Say) -> None:
             taker = self.make()
@@ -116,7 +116,7 @@ class Worker:
                 row = {"asked": asked, "granted": handle.at, "gpu": handle.gpu, "twice": not is_locked(witness)}
                 if is_victim and time.monotonic() > began + seconds / 2:
                     if handle.pid != os.getpid():
-                        # Another process is going to die, and its testimony with it.
+                        # Another process is killed, so this one must not keep the witness locked.
                         os.close(witness)
                     say({**row, "victim": handle.pid})
                     time.sleep(WITH_VICTIM_S)
@@ -137,7 +137,7 @@ WITH_VICTIM_S = 600.0
 
 
 class Crowd:
-    """Many clients that begin at once, and whose lines come through one pipe. It kills the one that says `victim`."""
+    """Many clients that begin at once and report through one pipe. It kills the process that a client names as `victim`."""
 
     def __init__(self, worker: Worker, clients: int) -> None:
         self._worker = worker
@@ -150,7 +150,7 @@ class Crowd:
         self._gate = os.pipe()
 
     def run(self, client: Client, seconds: float) -> list[dict[str, Any]]:
-        """What they said, until all have ended or the time is over and a little more."""
+        """Return what the clients report until all have ended, or until a little after the time is over."""
         try:
             self.start(client)
             self.wait_until_ready()
@@ -163,22 +163,22 @@ class Crowd:
                 os.waitpid(pid, 0)
 
     def start(self, client: Client) -> None:
-        """Make them; each waits at the gate when it is ready."""
+        """Start the clients; each waits at the gate when it is ready."""
         (self._start_threads if self._worker.has_threads else self._start_processes)(client)
 
     def wait_until_ready(self) -> None:
-        """Until all are at the gate. What one of them died of is raised."""
+        """Wait until all clients are at the gate. Raises the error of a client that failed."""
         for _ in range(self._clients):
             assert select.select([self._ready[0]], [], [], 60.0)[0], "a client is not ready"
             os.read(self._ready[0], 1)
         self._listen(time.monotonic())
 
     def let_go(self) -> None:
-        """Open the gate, for all of them once."""
+        """Open the gate once for all clients."""
         os.write(self._gate[1], bytes(self._clients))
 
     def _listen(self, until: float) -> list[dict[str, Any]]:
-        """What is said until then, or until nobody is left."""
+        """Return what the clients report until then, or until no client is left."""
         rows: list[dict[str, Any]] = []
         while self._left and select.select([self._lines[0]], [], [], max(0.0, until - time.monotonic()))[0]:
             *lines, self._received = (self._received + os.read(self._lines[0], 65536)).split(b"\n")
@@ -196,7 +196,7 @@ class Crowd:
     def _kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         if pid in self._pids:
-            # Until its parent has looked, it seems to be there.
+            # Until its parent has waited for it, it seems to live.
             self._pids.remove(pid)
             os.waitpid(pid, 0)
 
@@ -221,7 +221,7 @@ class Crowd:
         try:
             client(number, self._begin, self._say)
         except BaseException as error:
-            # Whoever waits until it is ready is told, and so is whoever reads what it says.
+            # Both `wait_until_ready` and `_listen` must learn of it.
             os.write(self._ready[1], b"r")
             self._say({"gone": number, "error": repr(error)[:500]})
             raise
@@ -233,15 +233,15 @@ class Crowd:
         return time.monotonic()
 
     def _say(self, row: dict[str, Any]) -> None:
-        # Shorter than PIPE_BUF, so lines of several do not mix.
+        # Shorter than PIPE_BUF, so that lines of several clients do not mix.
         os.write(self._lines[1], json.dumps(row).encode() + b"\n")
 
 
 class Racers:
-    """A crowd that cycles while a flag is up, and waits for the next time at the gate."""
+    """A crowd that cycles while a flag is set, and otherwise waits at the gate."""
 
     def __init__(self, worker: Worker, clients: int) -> None:
-        # Seen by all processes; each changes its own number, and nobody but this one the flag.
+        # Shared by all processes. Each changes only its own number, and only this one changes the flag.
         self._counts = memoryview(mmap.mmap(-1, 8 * clients)).cast("Q")
         self._flag = memoryview(mmap.mmap(-1, 8)).cast("Q")
         self._crowd = Crowd(worker, clients)
@@ -258,7 +258,7 @@ class Racers:
         self._crowd.wait_until_ready()
 
     def rate(self, seconds: float, warm_up_s: float, steps: int) -> float:
-        """Of all together. The flag is down, and all are at the gate, before and after."""
+        """Return the cycles a second of all clients. Before and after, the flag is clear and all are at the gate."""
         self._flag[0] = 1
         self._crowd.let_go()
         time.sleep(warm_up_s)
@@ -271,7 +271,7 @@ class Racers:
         return counted / took_s
 
     def _warm_up(self, step_s: float) -> None:
-        """Until a step brings hardly more than the one before it, or there were too many."""
+        """Wait until a step brings hardly more cycles than the one before it, or for `MOST_STEPS` steps."""
         last = 0
         for _ in range(MOST_STEPS):
             before = sum(self._counts)
@@ -283,13 +283,13 @@ class Racers:
 
 
 def cycle_of(taker: Taker) -> Callable[[], None]:
-    """What a cycle is to this one: taking and giving back, if it has nothing better."""
+    """Return the cycle of a client: its own, or else take and release."""
     own: Callable[[], None] | None = getattr(taker, "cycle", None)
     return own or (lambda: taker.release(taker.take()))
 
 
 def is_locked(witness: int) -> bool:
-    """The witness's testimony: whether nobody else is on this GPU."""
+    """Lock the witness file, and return whether no other client had locked it."""
     try:
         fcntl.flock(witness, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -298,7 +298,7 @@ def is_locked(witness: int) -> bool:
 
 
 def main() -> None:
-    # Ray writes to standard output when it likes to; the answers go where they are expected, and all else does not.
+    # Ray writes to standard output. So only the answers go there, and everything else goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     given = json.loads(sys.argv[1])
@@ -307,7 +307,7 @@ def main() -> None:
         order = json.loads(line)
         answer = getattr(worker, order.pop("do"))(**order)
         print(json.dumps(answer), file=answers, flush=True)
-    # Not at leisure: a client that still holds something is to be gone like any other.
+    # Without any cleanup: a client that still holds a GPU must end like any other.
     os._exit(0)
 
 

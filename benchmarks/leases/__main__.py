@@ -1,9 +1,9 @@
-"""How fast leases are handed out: beside the Redis lock, with many clients, from hand to hand, and from the dead.
+"""How fast leases are granted: compared with the Redis lock, with many clients, after a release, and after a holder's death.
 
-Every server runs in a process of its own on this machine, and all keep their files on the same file system. Rounds
-alternate between those that are compared. What counts are the ratios: the times are those of this machine, on this day.
-Where redis-server (on the PATH) or redis-py (in .bench-venv) is missing, that is said and only this server is measured.
-More who are compared are in benchmarks/contenders. It stops by itself.
+Every server runs in a process of its own on this machine, and all keep their files on the same file system. Contenders
+take turns in each round. Compare the ratios: the times depend on the machine and the day. Where redis-server (on the
+PATH) or redis-py (in .bench-venv) is missing, the results say so and only this server is measured. benchmarks/contenders
+has more contenders. It stops by itself.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from benchmarks.shared.rounds import in_turn, median_ratio, percentile, ratios, 
 from benchmarks.shared.servers import bare_server, pool_server, redis_server
 
 CLIENTS = 64
-# A waiter who is told needs no more: within so long after it began to wait, the GPU is given back or its holder killed.
+# The GPU is released, or its holder killed, at a random moment of this length. A waiter that does not poll needs no more.
 MOMENT_S = 0.01
-# Of fewer, one alone would be the hundredth.
+# Among fewer, a single value would decide the p99.
 ENOUGH_FOR_P99 = 100
 OURS, OURS_FULL = "ours, normal", "ours, full"
 BY_CLIENT = ", by our Python client (blocking)"
@@ -71,7 +71,7 @@ WHOLE = Effort(rounds=30, cycles=20, crowd_rounds=5, crowd_s=1.25, hand_overs=20
 
 @dataclass(frozen=True)
 class Ports:
-    """Of two servers that differ in what they wait for: a process's end or a machine's."""
+    """The ports of two servers: `normal` survives the end of a process, `full` also that of the machine."""
 
     normal: int
     full: int
@@ -92,7 +92,7 @@ def one_client(results: Results, effort: Effort, ports: Ports, folder: Path) -> 
         bare = stack.enter_context(bare_server(folder / "bare"))
         apps = stack.enter_context(inside(folder / "inside"))
         has_redis = can_measure_redis(results)
-        # In this order, so that those that are compared follow each other.
+        # In this order, so that contenders that are compared follow each other.
         locks: dict[str, Lock] = {}
         if has_redis:
             redis = stack.enter_context(redis_server(folder / "redis", is_durable=False))
@@ -105,7 +105,7 @@ def one_client(results: Results, effort: Effort, ports: Ports, folder: Path) -> 
             locks[REDIS_FULL] = RedisLock(stack.enter_context(redis_server(folder / "redis-aof", is_durable=True)))
         locks[OURS_FULL] = PoolLease(ports.full)
         locks[OURS_FULL + BY_CLIENT] = PoolLeaseByPythonClient(ports.full)
-        locks["ours, normal, nothing said about the process"] = PoolLease(ports.normal, {"wait_s": 25.0})
+        locks["ours, normal, without details of the process"] = PoolLease(ports.normal, {"wait_s": 25.0})
         if not effort.has_few_servers:
             logging = {"LOG_LEVEL": "info", "ACCESS_LOG": "true"}
             logged = stack.enter_context(pool_server(folder / "logged", 8, "normal", logging))
@@ -128,10 +128,10 @@ def one_client(results: Results, effort: Effort, ports: Ports, folder: Path) -> 
         for name in locks
     ]
     results.table(
-        f"Lease + release, one client on a keep-alive connection, 8 GPUs: medians of {effort.rounds} rounds in turn",
-        ["", "median", "rounds", "of the Redis lock"],
+        f"Lease + release, one client on a keep-alive connection, 8 GPUs: medians of {effort.rounds} alternating rounds",
+        ["", "median", "rounds", "relative to the Redis lock"],
         rows,
-        note=f"Ours is asked {BARE_SOCKET}, where nothing else is said. The disk: 4 KiB written and synced take {duration(sync_s)}, median.",
+        note=f"Ours is called {BARE_SOCKET}, unless the row says otherwise. The disk writes and syncs 4 KiB in {duration(sync_s)} (median).",
     )
     parts = {
         name: Parts.of(found[name], found[FLOOR], *(found[name_of(durability, writer)] for writer in WRITERS))
@@ -167,14 +167,14 @@ def beside_redis(
     figure_id: str,
     most: float,
 ) -> None:
-    what = f"lease + release {BARE_SOCKET}, one client, {ours.removeprefix('ours, ')}, beside the {theirs}"
-    target = f"at most {most:g} x, in the quietest tenth as well"
+    what = f"lease + release {BARE_SOCKET}, one client, {ours.removeprefix('ours, ')}, relative to the {theirs}"
+    target = f"at most {most:g} x, also in the quietest tenth of the rounds"
     if theirs not in found:
-        why = "there is no Redis here to stand beside"
+        why = "Redis cannot be measured here"
         results.figure(figure_id, what, value=None, unit="x", target=target, is_met=None, why=why)
         return
     ratio = median_ratio(found[ours], found[theirs])
-    # A disk that others keep busy hides what we add, as both wait for it: the quietest rounds must reach it too.
+    # On a busy disk both wait, which hides what we add. So the quietest rounds must reach the target too.
     quiet = percentile(found[ours], 10) / percentile(found[theirs], 10)
     client = median_ratio(found[ours + BY_CLIENT], found[theirs])
     results.figure(
@@ -191,7 +191,7 @@ def beside_redis(
 
 
 def crowd(results: Results, effort: Effort, servers: dict[int, Ports]) -> None:
-    """`servers` by their number of GPUs."""
+    """Measure many clients at once. `servers` has the ports by number of GPUs."""
     rows: list[list[Cell]] = []
     for gpus, ports in servers.items():
 
@@ -209,17 +209,17 @@ def crowd(results: Results, effort: Effort, servers: dict[int, Ports]) -> None:
         percents = [100 * ratio for ratio in ratios(rates["full"], rates["normal"])]
         results.figure(
             f"full_vs_normal_{gpus}_gpus",
-            f"lease + release, {CLIENTS} clients, {gpus} GPUs: the rate at `full` beside that at `normal`",
+            f"lease + release, {CLIENTS} clients, {gpus} GPUs: the rate at `full`, relative to that at `normal`",
             value=statistics.median(percents),
             unit="%",
             target=">= 70 %",
             is_met=statistics.median(percents) >= 70,
-            spread=f"rounds: {spread(percents)}; in cycles/s: {show(round(statistics.median(rates['full'])))} beside "
-            f"{show(round(statistics.median(rates['normal'])))}",
-            why="commits are grouped, and each group waits for the disk: see the time of a sync",
+            spread=f"rounds: {spread(percents)}; cycles/s: {show(round(statistics.median(rates['full'])))} at `full`, "
+            f"{show(round(statistics.median(rates['normal'])))} at `normal`",
+            why="commits are grouped, and each group waits for the disk; see the time of a sync",
         )
     results.table(
-        f"Lease + release, {CLIENTS} clients in one asyncio process: medians of {effort.crowd_rounds} rounds in turn",
+        f"Lease + release, {CLIENTS} clients in one asyncio process: medians of {effort.crowd_rounds} alternating rounds",
         ["", "cycles/s", "rounds"],
         rows,
     )
@@ -237,8 +237,8 @@ def waiting(results: Results, effort: Effort, folder: Path) -> None:
         handed = in_blocks(hand_overs, by_client | makers, effort.hand_overs, effort.blocks)
         killed = in_blocks(kills, makers, effort.kills, effort.blocks)
     for title, found in (
-        ("Release -> the next one, who waits in another process, holds it (1 GPU)", handed),
-        ("kill -9 of the holder -> the next one, who waits in another process, holds it (1 GPU)", killed),
+        ("From a release until the next waiter, in another process, holds the GPU (1 GPU)", handed),
+        ("From kill -9 of the holder until the next waiter, in another process, holds the GPU (1 GPU)", killed),
     ):
         rows: list[list[Cell]] = []
         for name, times in found.items():
@@ -246,16 +246,16 @@ def waiting(results: Results, effort: Effort, folder: Path) -> None:
             rows.append([name, duration(percentile(times, 50)), tail, duration(max(times)), len(times)])
         results.table(
             title,
-            ["", "p50", "p99", "most", "times"],
+            ["", "p50", "p99", "longest", "number"],
             rows,
-            note=f"All of it {BARE_SOCKET}, if nothing else is said.",
+            note=f"Called {BARE_SOCKET}, unless the row says otherwise.",
         )
     results.plot(
         "waiting",
-        "Until the next one, who waits in another process, holds the GPU",
+        "Time until the next waiter, in another process, holds the GPU",
         kind="ecdf",
         x="ms",
-        y="share of the times",
+        y="share of all",
         log_x=True,
         series={
             "after a release": ecdf(1000 * time for time in handed[OURS_FULL]),
@@ -268,7 +268,9 @@ def waiting(results: Results, effort: Effort, folder: Path) -> None:
         handed[OURS_FULL],
         handed[OURS_FULL + BY_CLIENT],
     )
-    to_disk = "what is handed on is written to the disk before anybody is told: see the time of a sync, and the same at `normal`"
+    to_disk = (
+        "a grant is written to the disk before the waiter is told; see the time of a sync, and the same at `normal`"
+    )
     for figure_id, what, times, percent, most_ms, why in (
         ("hand_over_p50", f"{release}, {BARE_SOCKET}", bare, 50, 5, to_disk),
         ("hand_over_p99", f"{release}, {BARE_SOCKET}", bare, 99, 20, to_disk),
@@ -284,7 +286,7 @@ def waiting(results: Results, effort: Effort, folder: Path) -> None:
             unit="ms",
             target=f"<= {most_ms} ms",
             is_met=value_ms <= most_ms,
-            spread=f"of {len(times)}, most {duration(max(times))}",
+            spread=f"of {len(times)}, longest {duration(max(times))}",
             why=why,
         )
 
@@ -292,17 +294,17 @@ def waiting(results: Results, effort: Effort, folder: Path) -> None:
 def slower_client(bare: Sequence[float], percent: int, most_ms: float) -> str:
     bare_s = percentile(bare, percent)
     if 1000 * bare_s > most_ms:
-        return f"by a bare socket, on the same server in turn, it is missed as well, with {duration(bare_s)}: see there"
+        return f"a bare socket, in turn on the same server, misses it as well, with {duration(bare_s)}; see there"
     return (
-        f"by a bare socket, on the same server in turn, it is {duration(bare_s)}: what is more is the client's, in the "
-        "process that gives back and in the one that waits"
+        f"a bare socket, in turn on the same server, takes {duration(bare_s)}; the client takes the rest, in the process "
+        "that releases and in the one that waits"
     )
 
 
 def in_blocks(
     measure: Callable[[MakeLock, int, float], list[float]], makers: dict[str, MakeLock], number: int, blocks: int
 ) -> dict[str, list[float]]:
-    """All of them in turn, several times."""
+    """Measure all of them in turn, block by block."""
     found: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(blocks):
         for name, make in makers.items():
@@ -325,17 +327,19 @@ def disk_sync_s(folder: Path) -> float:
 
 
 def half(of_rounds: Sequence[float]) -> str:
-    """How far half of them lie."""
+    """Format the range of the middle half."""
     low, _, high = statistics.quantiles(of_rounds, n=4)
-    return f"half of the rounds: {low:.2f} to {high:.2f} x"
+    return f"middle half of the rounds: {low:.2f} to {high:.2f} x"
 
 
 def main() -> None:
     options = parser(__doc__).parse_args()
     effort = QUICK if options.quick else WHOLE
-    # redis-py is loaded from where the peers are; whatever is installed beside this script comes first.
+    # redis-py is loaded from the environment of the peers; packages of this interpreter come first.
     sys.path += [str(path) for path in peers.FOLDER.glob("lib/python*/site-packages")]
-    results = Results("leases", "How fast leases are handed out, handed on, and taken from the dead.")
+    results = Results(
+        "leases", "How fast leases are granted, handed over to the next waiter, and reclaimed from dead holders."
+    )
     with tempfile.TemporaryDirectory(prefix="lease-benchmark-") as name:
         folder = Path(name)
         with ExitStack() as stack:

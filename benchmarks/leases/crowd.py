@@ -1,4 +1,4 @@
-"""Many clients at once, each asking for a GPU and giving it back as fast as it can, in one asyncio process."""
+"""Many clients at once in one asyncio process, each of which requests and releases a GPU as fast as it can."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.leases.locks import delete, put, size_of_answer, who_asks
 
 
 class Worker(asyncio.Protocol):
-    """One keep-alive connection that asks for a GPU, gives it back once it has it, and asks again."""
+    """One keep-alive connection that requests a GPU, releases it once it has it, and starts again."""
 
     def __init__(self, name: str, body: bytes, until: float) -> None:
         self._name = name
@@ -57,7 +57,7 @@ class Worker(asyncio.Protocol):
 
 
 async def cycles_per_s(port: int, clients: int, seconds: float) -> float:
-    """Leases given back a second, by all together."""
+    """Return the releases a second of all clients together."""
     loop = asyncio.get_running_loop()
     body = json.dumps(who_asks()).encode()
     began = time.monotonic()

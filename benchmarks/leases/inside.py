@@ -1,10 +1,10 @@
 """What a lease + release costs inside the server, without HTTP: the same calls on the same app, in one process.
 
-    python -m benchmarks.leases.inside FOLDER        # told by __main__.py: an order on standard input, an answer on standard output
+    python -m benchmarks.leases.inside FOLDER        # run by __main__.py: orders on standard input, answers on standard output
 
-Each app has a journal of its own. One writes it in a thread, as the server does; the other in the event loop's thread,
-which no server should do: a disk that hangs would keep it from taking signs of life. What differs between them is what
-it costs to hand the two commits to that thread and back.
+Each app has a journal of its own. One writes it in a thread, as the server does. The other writes it in the event loop's
+thread, which no server should do: a disk that hangs would stop it from accepting heartbeats. The difference between them
+is what it costs to hand the two commits to that thread and back.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ GPUS = 8
 
 
 def name_of(durability: str, writer: str) -> str:
-    """Of one app."""
+    """Return the name of one app."""
     return f"inside, {durability}, {writer}"
 
 
 class Inside:
-    """The process that holds the apps, as whoever measures sees it."""
+    """The process that runs the apps, as seen by the process that measures."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def cycle_s(self, durability: str, writer: str, cycles: int) -> float:
-        """The median of so many cycles."""
+        """Return the median time of a lease + release, over this many cycles."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([durability, writer, cycles]).encode() + b"\n")
         self._process.stdin.flush()
         return float(self.answer())
 
     def answer(self) -> Any:
-        """What it says next."""
+        """Return the next answer of the process."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], START_S)[0]:
             raise TimeoutError("the process with the apps says nothing")
@@ -64,7 +64,7 @@ class Inside:
 
 @contextmanager
 def inside(folder: Path) -> Iterator[Inside]:
-    """From when its apps have started."""
+    """Run the process, and yield it once its apps have started."""
     folder.mkdir()
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "LD_LIBRARY_PATH") if key in os.environ}
     settings = {"SIMULATED_GPUS": str(GPUS), "LOG_LEVEL": "warning", "ACCESS_LOG": "false", "PYTHONPATH": str(ROOT)}
@@ -85,8 +85,8 @@ def inside(folder: Path) -> Iterator[Inside]:
 
 
 async def serve(folder: Path) -> None:
-    """Start an app for each durability and writer, and obey orders until there are no more."""
-    # Here, because whoever only asks needs nothing of the server.
+    """Start an app for each durability and writer, and carry out orders until the input ends."""
+    # Imported here, because the process that measures does not need the server.
     from gpu_worker_pool.ledger.writer import InlineWriter, WriterThread  # noqa: PLC0415
     from gpu_worker_pool.server.app import create_app  # noqa: PLC0415
     from gpu_worker_pool.server.authority import authority  # noqa: PLC0415
@@ -114,7 +114,7 @@ IDS = count()
 
 
 async def measure_s(app: Any, cycles: int) -> float:
-    """As lease_locks.cycle_s measures it from outside."""
+    """Return the median time of a lease + release, as `locks.cycle_s` measures it from outside."""
     body = json.dumps(who_asks()).encode()
     times: list[float] = []
     for number in IDS:
@@ -131,7 +131,7 @@ async def measure_s(app: Any, cycles: int) -> float:
 
 
 async def call(app: Any, method: str, path: str, body: bytes) -> bytes:
-    """One request, as uvicorn would hand it on; the body of its answer."""
+    """Pass one request to the app as uvicorn would, and return the body of the answer."""
     headers = [(b"host", b"localhost")]
     if body:
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -145,7 +145,7 @@ async def call(app: Any, method: str, path: str, body: bytes) -> bytes:
     async def receive() -> dict[str, Any]:
         for message in messages:
             return message
-        await asyncio.Event().wait()  # it does not hang up
+        await asyncio.Event().wait()  # the client does not disconnect
         raise AssertionError
 
     async def send(message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One GPU, or one lock, held by somebody: ours and that of Redis, all with the same two calls."""
+"""Locks on one GPU, ours and those of Redis, all with the same two calls."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
     def close(self) -> None:
-        """Let go of its connection, and of what else it has."""
+        """Close its connection and free what else it has."""
         ...
 
 
 def cycle_s(lock: Lock, cycles: int) -> float:
-    """The median of single cycles: what somebody else on the machine takes away for a moment does not show in it."""
+    """Return the median of single cycles, which hides short disturbances by other processes of the machine."""
     times = []
     for _ in range(cycles):
         began = time.perf_counter()
@@ -45,7 +45,7 @@ def is_installed(package: str) -> bool:
 
 
 def who_asks() -> dict[str, object]:
-    """All that a client sends about its process, so that its death frees the GPU."""
+    """Return what a client sends about its process, so that its death frees the GPU."""
     stat = Path("/proc/self/stat").read_text(encoding="utf-8")
     return {
         "worker_id": f"worker-{os.getpid()}",
@@ -70,7 +70,7 @@ def delete(lease_id: str) -> bytes:
 
 
 def size_of_answer(received: bytes) -> int | None:
-    """How long the answer is that begins here; None while its head is not complete."""
+    """Return the length of the answer that begins here; None while its head is not complete."""
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return None
@@ -79,7 +79,7 @@ def size_of_answer(received: bytes) -> int | None:
 
 
 class PoolLease:
-    """Over one keep-alive connection and a bare socket, which is about what redis-py does."""
+    """A lease of ours, over one keep-alive connection and a bare socket, which is about what redis-py does."""
 
     def __init__(self, port: int, body: dict[str, object] | None = None) -> None:
         self._body = json.dumps(who_asks() if body is None else body).encode()
@@ -113,7 +113,7 @@ class PoolLease:
 
 
 class PoolLeaseByPythonClient:
-    """By this project's Python client, the blocking one, as a user has it."""
+    """A lease of ours by this project's blocking Python client, as a user has it."""
 
     def __init__(self, port: int) -> None:
         self._pool = importlib.import_module("gpu_worker_pool").GPUWorkerPool(f"http://127.0.0.1:{port}")
@@ -131,9 +131,9 @@ class PoolLeaseByPythonClient:
 
 
 class RedisLock:
-    """redis-py's own lock, over its persistent connection, with a time after which it ends by itself, as a lease does.
+    """redis-py's own lock, over its persistent connection, with a timeout after which it expires, as a lease does.
 
-    `sleep_s` is how often it tries again while somebody else holds it; 0.1 is its default.
+    `sleep_s` is the pause between two tries while another client holds it; 0.1 is its default.
     """
 
     def __init__(self, port: int, sleep_s: float = 0.1) -> None:
@@ -151,7 +151,7 @@ class RedisLock:
 
 
 class RedisAsyncioLock:
-    """The same lock of redis-py by its asyncio client, which is what a program with an event loop would use."""
+    """The same lock of redis-py by its asyncio client, which a program with an event loop would use."""
 
     def __init__(self, port: int) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,6 +1,6 @@
-"""How long until the next one has it: after a release in another process, and after another process was killed.
+"""How long until the next waiter holds the GPU: after a release in another process, and after that process was killed.
 
-Times are taken from CLOCK_MONOTONIC, which all processes of one machine share.
+Times come from CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from multiprocessing.connection import Connection
 from benchmarks.leases.locks import TIMEOUT_S, Lock
 
 MakeLock = Callable[[], Lock]
-# Forked: a holder is there in a moment, and the lock is made in it, with a connection and a pid of its own.
+# Forked: a holder starts quickly, and makes its own lock, with a connection and a pid of its own.
 FORK = multiprocessing.get_context("fork")
-# Time enough for the next one to have begun to wait.
+# Time enough for the next client to have begun to wait.
 SETTLE_S = 0.015
 
 
 def hand_overs(make: MakeLock, number: int, poll_s: float) -> list[float]:
-    """Seconds from before the release to when the waiter in the other process holds it.
+    """Return the seconds from before each release until the waiter in the other process holds the lock.
 
-    It is released at a random moment within `poll_s`, so that whoever polls is not met at the same point each time.
-    The first one is not counted: it makes the connections.
+    The release comes at a random moment within `poll_s`, so that it does not always meet a polling waiter at the same
+    point. The first hand-over is not counted: it makes the connections.
     """
     found = []
     # Forked before this process has a client of its own, which may have threads.
@@ -39,12 +39,12 @@ def hand_overs(make: MakeLock, number: int, poll_s: float) -> list[float]:
             began = time.monotonic()
             mine.release()
             found.append(_receive(waiter) - began)
-            _receive(waiter)  # it was given back
+            _receive(waiter)  # the waiter has released it
     return found[1:]
 
 
 def kills(make: MakeLock, number: int, poll_s: float) -> list[float]:
-    """Seconds from before `kill -9` of the holder to when the waiter in another process holds it."""
+    """Return the seconds from before each `kill -9` of the holder until the waiter in another process holds the lock."""
     found = []
     with child(_wait_each_time, make) as waiter:
         for _ in range(number):
@@ -61,7 +61,7 @@ def kills(make: MakeLock, number: int, poll_s: float) -> list[float]:
 
 @contextmanager
 def child(role: Callable[[Connection, MakeLock], None], make: MakeLock) -> Iterator[Connection]:
-    """Another process, and a pipe to it."""
+    """Run a role in another process, and yield a pipe to it."""
     ours, theirs = FORK.Pipe()
     process = FORK.Process(target=role, args=(theirs, make), daemon=True)
     process.start()
@@ -94,5 +94,5 @@ def _hold_until_killed(pipe: Connection, make: MakeLock) -> None:
 
 def _receive(pipe: Connection) -> float:
     if not pipe.poll(TIMEOUT_S):
-        raise TimeoutError("the other process says nothing")
+        raise TimeoutError("the other process does not answer")
     return float(pipe.recv())

@@ -1,8 +1,7 @@
-"""What open pages cost the leases: lease + release of one client with 50 pages open, beside the same with none.
+"""How much open pages slow leases down: lease + release of one client with 50 pages open, compared with none.
 
-The server, the client and the pages are three processes on this machine. Rounds with and without pages alternate, and
-what counts is the ratio of rounds that follow each other: the times are those of this machine, on this day. It stops by
-itself.
+The server, the client and the pages are three processes on this machine. Rounds with and without pages alternate.
+Compare the ratios of rounds that follow each other: the times depend on the machine and the day. It stops by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmarks.shared.results import Cell, Results, duration, parser
 from benchmarks.shared.rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
 from benchmarks.shared.servers import ROOT, pool_process
 
-# Until what was opened or closed has settled.
+# How long pages take to settle after they are opened or closed.
 SETTLE_S = 0.3
 
 
@@ -42,7 +41,7 @@ WHOLE = Effort(pages=50, rounds=5, seconds=1.5)
 
 @dataclass(frozen=True)
 class Case:
-    """A server: its GPUs, what else is there, and what the one who is measured asks for."""
+    """A server: its GPUs, the leases of other clients, and what the measured client asks for."""
 
     name: str
     gpus: str
@@ -51,8 +50,8 @@ class Case:
     wishes: dict[str, object] = field(default_factory=dict)
 
 
-SMALL = Case("8 GPUs, nobody else", "8")
-# All but one GPU are held, and very many wait for those.
+SMALL = Case("8 GPUs, no other clients", "8")
+# All but one GPU are held, and many clients wait for those.
 LARGE = Case("200 GPUs, 500 leases, 300 of them waiting", "200xT4,1xA100-80GB", 200, 300, {"model": "A100"})
 
 
@@ -63,7 +62,7 @@ class State:
     latencies_s: list[float] = field(default_factory=list)
     p99s_s: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    looks: int = 0
+    polls: int = 0
 
 
 class Crowd:
@@ -76,7 +75,7 @@ class Crowd:
         self._tell(f"open {pages}")
 
     def close(self) -> int:
-        """How often the pages looked while they were open."""
+        """Close the pages, and return how often they polled while they were open."""
         return self._tell("close")
 
     def _tell(self, line: str) -> int:
@@ -99,7 +98,7 @@ def crowd(port: int) -> Iterator[Crowd]:
 
 
 def fill(port: int, case: Case) -> None:
-    """Others who hold GPUs, and who wait for them."""
+    """Add other clients that hold GPUs, and that wait for them."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         for number in range(case.held + case.waiting):
             form = {"owner": f"owner-{number % 20}", "worker_id": f"worker-{number}", "model": "T4", "ttl_s": 3600.0}
@@ -111,13 +110,13 @@ def fill(port: int, case: Case) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """What the process has used of the processors so far."""
+    """Return the processor time that a process has used so far."""
     used = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(lease: PoolLease, pid: int, seconds: float, state: State) -> float:
-    """The median of a lease + release within this time."""
+    """Return the median of a lease + release within this time."""
     time.sleep(SETTLE_S)
     times: list[float] = []
     used, began = cpu_s(pid), time.perf_counter()
@@ -140,7 +139,7 @@ def compare(results: Results, case: Case, effort: Effort, folder: Path) -> None:
         def with_pages() -> float:
             pages.open(effort.pages)
             median_s = measure(lease, pid, effort.seconds, some)
-            some.looks += pages.close()
+            some.polls += pages.close()
             return median_s
 
         measure(lease, pid, effort.seconds / 2, State())
@@ -160,16 +159,16 @@ def compare(results: Results, case: Case, effort: Effort, folder: Path) -> None:
                 spread_s(state.p99s_s),
                 len(state.latencies_s),
                 statistics.median(state.cpu),
-                state.looks / (effort.rounds * effort.seconds),
+                state.polls / (effort.rounds * effort.seconds),
             ]
         )
     p99_ratios = ratios(some.p99s_s, none.p99s_s)
     results.table(
-        f"Lease + release, one client, {case.name}; {effort.rounds} rounds of {effort.seconds:g} s in turn",
-        ["", "median", "rounds", "p99", "rounds", "leases", "server's CPU, s a second", "looks a second"],
+        f"Lease + release, one client, {case.name}; {effort.rounds} alternating rounds of {effort.seconds:g} s",
+        ["", "median", "rounds", "p99", "rounds", "leases", "server's CPU, s a second", "polls a second"],
         rows,
         note=(
-            f"With pages / without: median {median_ratio(medians['pages'], medians['no page']):.2f} x "
+            f"With pages, relative to without: median {median_ratio(medians['pages'], medians['no page']):.2f} x "
             f"(rounds: {spread(ratios(medians['pages'], medians['no page']))}), "
             f"p99 {statistics.median(p99_ratios):.2f} x (rounds: {spread(p99_ratios)})."
         ),
@@ -179,7 +178,7 @@ def compare(results: Results, case: Case, effort: Effort, folder: Path) -> None:
 def main() -> None:
     options = parser(__doc__).parse_args()
     effort = QUICK if options.quick else WHOLE
-    results = Results("pages", "What open pages cost the leases.")
+    results = Results("pages", "How much open pages slow leases down.")
     with tempfile.TemporaryDirectory(prefix="page-benchmark-") as name:
         compare(results, SMALL, effort, Path(name) / "small")
         if not options.quick:

@@ -1,7 +1,7 @@
-"""Pages that are open, in a process of their own: each does what the page does in a browser, and draws nothing.
+"""Open pages in a process of their own: each makes the calls of the page in a browser, and draws nothing.
 
-Told by lines on standard input: `open 50` and `close`; each is answered with a line when it is done: how many calls of
-/ui/data/pool were answered since the last one.
+Its orders are lines on standard input: `open 50` and `close`. It answers each with a line when it is done: how many calls
+of /ui/data/pool the pages have repeated since they were opened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 PAGE = "/ui"
 POOL = "/ui/data/pool"
-# While something happens all the time, the page asks anew for these so long after it asked last.
+# While the pool keeps changing, the page requests each of these again after this many seconds.
 REPEATED_S = {"/ui/data/history": 30.0, "/ui/data/usage": 3.0, "/ui/data/timeline?hours=6": 3.0}
 EVENTS = "/events?pace_s=0.5"
 LATEST_S = 0.3
@@ -24,7 +24,7 @@ ACCEPT = "Accept: */*\r\nAccept-Encoding: gzip, deflate, br, zstd"
 
 
 class Page:
-    """One of them. `is_live` when it shows the pool and listens."""
+    """One open page. `is_live` is set when it listens to the events."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -33,7 +33,7 @@ class Page:
         self.pools = 0
 
     async def run(self) -> None:
-        """Until it is closed, which is to cancel this."""
+        """Run until it is cancelled, which closes the page."""
         async with Connection(self._port) as connection, asyncio.TaskGroup() as others:
             await connection.get(PAGE)
             others.create_task(self._listen())
@@ -42,7 +42,7 @@ class Page:
                 others.create_task(self._repeat(path, every_s))
             while True:
                 await self._news.wait()
-                # Fifty pages that hear of a change at once do not all ask at once.
+                # Fifty pages that learn of a change at once must not all ask at once.
                 await asyncio.sleep(random.uniform(0, LATEST_S))
                 self._news.clear()
                 asked = time.monotonic()
@@ -68,7 +68,7 @@ class Page:
 
 
 class Connection:
-    """To the server, kept open from call to call."""
+    """A connection to the server, kept open from call to call."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -81,7 +81,7 @@ class Connection:
         self._writer.close()
 
     async def ask(self, path: str) -> bytes:
-        """The head of the answer, in lower case."""
+        """Send a GET, and return the head of the answer in lower case."""
         self._writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{ACCEPT}\r\n\r\n".encode())
         head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         assert head.startswith(b"http/1.1 200"), head
@@ -105,7 +105,7 @@ async def crowd(port: int) -> None:
         else:
             for task in running:
                 if task.done():
-                    task.result()  # one that failed must not go unseen
+                    task.result()  # raises the error of a page that failed
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             running = []

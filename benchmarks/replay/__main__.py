@@ -1,14 +1,14 @@
-"""Replays a trace of a real GPU cluster through the core, in simulated time, for our rules and for others beside them.
+"""Replay a trace of a real GPU cluster through the core, in simulated time, with our rules and with others.
 
     python -m benchmarks.replay --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
 
-The trace is Alibaba's OpenB 2023 (see openb.py for the format and for what is made of it). Two experiments:
+The trace is Alibaba's OpenB 2023; openb.py describes its format and how it is used. There are two experiments:
 
-- sampled: tasks are drawn until they ask for 130 % of all GPUs and come one by one; none goes. How much of the GPUs could be
-  allocated? Who cannot be served at once goes away again. Then the same with a queue: who cannot be served waits.
-- timed: the trace in its own time, with departures, on a fraction of its nodes; and with arrivals so many times as fast.
+- sampled: tasks are drawn until they ask for 130 % of all GPUs. They come one by one, and none ends. How much of the GPUs
+  can be allocated? A task that cannot be served at once goes away again. Then the same with a queue, where it waits.
+- timed: the trace in its own time, with tasks that end, on a fraction of its nodes; then with faster arrivals.
 
-Every figure is measured in this run, except those that are marked as quoted.
+Every number is measured in this run, except for those that are marked as quoted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.replay.policies import POLICIES
 from benchmarks.replay.tables import tell_policies, tell_sampled, tell_timed, tell_trace, trace_in_short
 from benchmarks.shared.results import Results, parser
 
-# Fraction of the nodes, how many times as fast they come, choices of the nodes.
+# The fraction of the nodes, how many times as fast tasks arrive, and the number of choices of the nodes.
 SCENARIOS = ((1.0, 1.0, 1), (0.5, 1.0, 1), (0.25, 1.0, 1), (0.01, 1.0, 3), (0.25, 1000.0, 1))
 
 
@@ -32,7 +32,7 @@ def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = kind(text)
         if value <= 0:
-            raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+            raise argparse.ArgumentTypeError(f"{text} must be more than 0")
         return value
 
     return read
@@ -45,13 +45,14 @@ def main() -> None:
     options_of.add_argument("--seeds", type=positive(int), default=4, help="samples of tasks")
     options_of.add_argument("--processes", type=positive(int), default=min(2, os.cpu_count() or 1))
     options_of.add_argument(
-        "--runs", type=Path, metavar="FILE", help="write each run, with all that it found, to this file"
+        "--runs", type=Path, metavar="FILE", help="write each run, with all its values, to this file"
     )
     options = options_of.parse_args()
     source = Source(options.nodes, options.pods, options.quick)
     trace = load(source)
     results = Results(
-        "replay", "A trace of a real cluster through the core, in simulated time, for our rules and others."
+        "replay",
+        "A trace of a real cluster, replayed through the core in simulated time, with our rules and with others.",
     )
     if options.quick:
         jobs = list(jobs_of(2, 1, [(fraction, speedup, min(2, choices)) for fraction, speedup, choices in SCENARIOS]))

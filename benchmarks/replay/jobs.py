@@ -1,4 +1,4 @@
-"""The runs of a replay: which there are, and how they are spread over processes."""
+"""The runs of a replay, and how they are spread over processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the trace is, and whether only a sample of it is wanted."""
+    """The files of the trace, and whether only a sample of it is wanted."""
 
     nodes: Path
     pods: Path
@@ -51,7 +51,7 @@ class Source:
 
 @lru_cache(maxsize=1)
 def load(source: Source) -> Trace:
-    """The trace; once in each process."""
+    """Load the trace, once in each process."""
     trace = read_trace(source.nodes, source.pods)
     return cut(trace, QUICK_NODES, QUICK_TASKS, seed=1) if source.is_quick else trace
 
@@ -71,7 +71,7 @@ def jobs_of(seeds: int, queued_seeds: int, scenarios: Iterable[tuple[float, floa
         if policy.name == "ours" or not policy.is_placement:
             yield from (Job("sampled", number, seed, is_queued=True) for seed in range(1, queued_seeds + 1))
     for fraction, speedup, choices in scenarios:
-        # Choices of nodes may be very unlike: the policies are compared on each, never across.
+        # Choices of nodes may differ much, so policies are compared on each choice, never across choices.
         for seed in range(1, choices + 1):
             for number, policy in enumerate(POLICIES):
                 if policy.name != NEEDS_FORESIGHT:
@@ -79,10 +79,10 @@ def jobs_of(seeds: int, queued_seeds: int, scenarios: Iterable[tuple[float, floa
 
 
 def run_all(source: Source, jobs: Sequence[Job], processes: int) -> list[Run]:
-    """What the jobs found, in their order."""
+    """Run the jobs, and return their results in the same order."""
     if processes == 1:
         return [_told(job, carry_out(source, job)) for job in jobs]
-    # The long ones first, so that no process is left with one at the end.
+    # The long jobs come first, so that no process is left with one at the end.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         futures = {job: pool.submit(carry_out, source, job) for job in sorted(jobs, key=lambda job: -job.speedup)}
         return [_told(job, futures[job].result()) for job in jobs]

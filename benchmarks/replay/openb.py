@@ -1,16 +1,16 @@
 """The trace that benchmarks/replay replays, in the CSV format of Alibaba's OpenB 2023: one file of nodes, one of tasks.
 
-What is made of it, since the pool manages GPUs and nothing else:
+The pool manages GPUs and nothing else, so the trace is used like this:
 
-- Every GPU counts as one, of `GPU_MB` of memory: the trace asks for thousandths of a GPU, whatever its model, and the pool
-  for megabytes; so a thousandth is the same number of megabytes everywhere.
-- A task with 1000 thousandths of one or more GPUs asks for exclusive GPUs, any other for that share of its memory. CPUs
-  and memory of the node are not looked at.
-- `gpu_spec` (`V100M16|V100M32`) becomes a pattern on the model where it names one. Of several only a common beginning can be
-  asked for (`V100M*`); where there is none, or where it would let in others, the task is left out and counted.
-- A task without a GPU is nothing to a pool of GPUs: it is counted and not asked for.
-- A task runs from its grant for as long as it ran in the trace: from `scheduled_time` to `deletion_time`. One that was never
-  scheduled there stood there from `creation_time` to `deletion_time`, and is taken to run for that long. At least 1 s.
+- Every GPU has `GPU_MB` of memory. The trace asks for thousandths of a GPU of any model, and the pool for megabytes. So a
+  thousandth is the same number of megabytes everywhere.
+- A task with 1000 thousandths of one or more GPUs asks for exclusive GPUs, any other task for that share of the memory. CPUs
+  and memory of the node are ignored.
+- `gpu_spec` (`V100M16|V100M32`) becomes a pattern for the model. If it names several models, the pattern is their common
+  prefix (`V100M*`). If they have none, or if the pattern matches other models too, the task is left out and counted.
+- A task without a GPU does not concern the pool. It is left out and counted.
+- A task runs from its grant for as long as it ran in the trace: from `scheduled_time` to `deletion_time`. A task that was
+  never scheduled runs for the time from `creation_time` to `deletion_time`. Each runs for at least 1 s.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Task:
-    """One that asks for GPUs."""
+    """A task that asks for GPUs."""
 
     name: str
     gpus: int
@@ -51,12 +51,12 @@ class Task:
 
     @property
     def milli(self) -> int:
-        """What it asks for, in thousandths of a GPU, all of them together."""
+        """All that it asks for, in thousandths of a GPU."""
         return self.gpus * self.gpu_milli
 
     @property
     def size(self) -> str:
-        """What kind of request it is, for the tables."""
+        """The size of its request, for the tables."""
         if self.gpu_milli < GPU_MILLI:
             return "share of a GPU"
         return "1 GPU" if self.gpus == 1 else "2-4 GPUs" if self.gpus <= 4 else "5 and more GPUs"
@@ -82,7 +82,7 @@ class Trace:
 
 
 def read_trace(nodes_csv: Path, pods_csv: Path) -> Trace:
-    """The whole trace, tasks in the order in which they came."""
+    """Read the whole trace, with the tasks in the order of their arrival."""
     with nodes_csv.open(newline="", encoding="utf-8") as file:
         nodes = tuple(Node(row["sn"], int(row["gpu"]), row["model"]) for row in csv.DictReader(file))
     nodes = tuple(node for node in nodes if node.gpus)
@@ -115,7 +115,7 @@ def _task(row: dict[str, str], models: frozenset[str]) -> Task | None:
 
 
 def model_pattern(wanted: Sequence[str], models: frozenset[str]) -> str | None:
-    """How the pool is asked for one of these models: None where it cannot be, or where none is named."""
+    """Return the pattern that asks the pool for one of these models; None if there is none, or if no model is named."""
     if not wanted:
         return None
     shared = max(n for n in range(len(wanted[0]) + 1) if all(name.startswith(wanted[0][:n]) for name in wanted))
@@ -125,7 +125,7 @@ def model_pattern(wanted: Sequence[str], models: frozenset[str]) -> str | None:
 
 
 def sample_nodes(trace: Trace, fraction: float, seed: int) -> Trace:
-    """The trace on so many of its nodes, chosen at random."""
+    """Return the trace on a fraction of its nodes, chosen at random."""
     count = max(1, round(len(trace.nodes) * fraction))
     chosen = set(random.Random(seed).sample(range(len(trace.nodes)), count))
     nodes = tuple(node for number, node in enumerate(trace.nodes) if number in chosen)
@@ -133,7 +133,7 @@ def sample_nodes(trace: Trace, fraction: float, seed: int) -> Trace:
 
 
 def cut(trace: Trace, nodes: int, tasks: int, seed: int) -> Trace:
-    """No more than so many nodes and tasks, chosen at random and kept in their order."""
+    """Return the trace with at most this many nodes and tasks, chosen at random and kept in their order."""
     rng = random.Random(seed)
     kept = sorted(rng.sample(range(len(trace.tasks)), min(tasks, len(trace.tasks))))
     smaller = sample_nodes(trace, min(1.0, nodes / len(trace.nodes)), seed)
@@ -141,7 +141,7 @@ def cut(trace: Trace, nodes: int, tasks: int, seed: int) -> Trace:
 
 
 def sample_tasks(trace: Trace, demand: float, seed: int) -> list[Task]:
-    """Tasks drawn with replacement until they ask for so many times the capacity."""
+    """Draw tasks with replacement until they ask for `demand` times the capacity."""
     rng = random.Random(seed)
     wanted_milli = demand * trace.capacity_milli
     drawn: list[Task] = []

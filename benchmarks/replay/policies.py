@@ -1,7 +1,7 @@
-"""What the pool's rules are compared with in benchmarks/replay.
+"""The policies that benchmarks/replay compares the pool's rules with.
 
 The core takes the first eligible GPU (or node) that its indexes propose. So another placement is another order of
-proposals: a `Capacity` that proposes differently, handed to an otherwise unchanged core. The product knows of none.
+proposals: a `Capacity` that proposes differently, passed to an otherwise unchanged core. The package has none of these.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class NodeCapacity(Capacity, ABC):
 
     @abstractmethod
     def changed(self, node: str) -> None:
-        """What is free on a node is not what it was."""
+        """Update what is known of a node whose free capacity has changed."""
 
     @abstractmethod
     def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
-        """Nodes that may do and their GPUs that have the room, each in the order in which they are tried."""
+        """Yield candidate nodes with their GPUs that have the room, both in the order in which to try them."""
 
     def usable(self, node: str, wishes: Wishes) -> list[GpuKey]:
-        """The GPUs of a node that have the room."""
+        """Return the GPUs of a node that have the room."""
         milli = milli_of(wishes)
         return [
             key
@@ -80,7 +80,7 @@ class NodeCapacity(Capacity, ABC):
 
 
 class BestFit(NodeCapacity):
-    """The node with the least GPU left that has enough; there, the GPU with the least left."""
+    """Takes the node with the least free GPU capacity that is enough, and there the GPU with the least free."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class BestFit(NodeCapacity):
 
 
 class Random(NodeCapacity):
-    """Any node that has enough; there, any GPU."""
+    """Takes any node that has enough, and there any GPU."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Random(NodeCapacity):
         asked_milli = wishes.gpus * milli_of(wishes)
         nodes = [node for node, free in self._free_on.items() if free >= asked_milli]
         while nodes:
-            # Drawn one after the other: the first few mostly do.
+            # Drawn one after the other, because the first few are mostly enough.
             place = self._rng.randrange(len(nodes))
             nodes[place], nodes[-1] = nodes[-1], nodes[place]
             node = nodes.pop()
@@ -124,7 +124,7 @@ class Random(NodeCapacity):
 
 
 class LeastFragmentation(NodeCapacity):
-    """Where the fragmentation grows least: FGD of that paper, for GPUs alone. It must be told the work in advance."""
+    """Takes the node where fragmentation grows least: FGD of that paper, for GPUs alone. It must know the work in advance."""
 
     def __init__(self, kinds: tuple[Kind, ...]) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class LeastFragmentation(NodeCapacity):
 
 
 class NoHolds(Capacity):
-    """Our placement, and nobody who waits holds anything: whoever fits is served, in order."""
+    """Our placement, but waiters hold no GPUs: each request that fits is served, in order."""
 
     def nodes_by_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[Entry]:
         del wishes, include_loaded
@@ -168,8 +168,9 @@ class NoHolds(Capacity):
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to hand GPUs out. `is_placement`: it differs from ours in which GPUs are taken, else in who is served. With
-    `is_strict` nobody asks the pool while somebody ahead waits.
+    """A way to grant GPUs. With `is_placement` it differs from ours in which GPUs it takes, else in which request is next.
+
+    With `is_strict` no task asks the pool while an earlier task waits.
     """
 
     name: str
@@ -180,27 +181,27 @@ class Policy:
 
 
 OURS = Policy("ours", "the pool as it is", lambda *_: Capacity())
-STRICT = "nobody passes who waits; our placement"
+STRICT = "no request overtakes a waiter; our placement"
 POLICIES = (
     OURS,
-    Policy("random", "any node that has enough, there any GPU; our queue", lambda rng, _: Random(rng)),
+    Policy("random", "any node that has enough, and there any GPU; our queue", lambda rng, _: Random(rng)),
     Policy(
         "best fit",
-        "the node with the least GPU left that has enough, there the tightest GPU; our queue",
+        "the node with the least free GPU capacity that is enough, and there the tightest GPU; our queue",
         lambda *_: BestFit(),
     ),
     Policy(
         "FGD",
-        "where fragmentation grows least, with the work known in advance; our queue",
+        "the node where fragmentation grows least, with the work known in advance; our queue",
         lambda _, kinds: LeastFragmentation(kinds),
     ),
-    Policy("no holds", "who waits holds nothing; our placement", lambda *_: NoHolds(), is_placement=False),
+    Policy("no holds", "waiters hold no GPUs; our placement", lambda *_: NoHolds(), is_placement=False),
     Policy("strict FIFO", STRICT, lambda *_: Capacity(), is_placement=False, is_strict=True),
 )
 
 
 def milli_of(wishes: Wishes) -> int:
-    """What is wished for of each GPU."""
+    """Return how much of each GPU the wishes ask for."""
     return GPU_MILLI if wishes.memory_mb is None else round(wishes.memory_mb / MB_PER_MILLI)
 
 

@@ -1,8 +1,8 @@
-"""A pool in simulated time for benchmarks/replay: the real core on the nodes of a trace, with readings made up for it.
+"""A pool in simulated time for benchmarks/replay: the real core on the nodes of a trace, with simulated readings.
 
-A lease uses the memory it asked for (an exclusive one all of it), and the GPU computes for as much of its time. Whenever
-leases on a GPU change, it is looked at again at once. Thresholds are at 100 % and readings never grow stale, so that neither
-stands in the way: what is compared is the placement and the queue.
+A lease uses the memory it asked for (an exclusive one uses all of it), and the same share of the GPU's time. Whenever the
+leases on a GPU change, the GPU is read again at once. Thresholds are at 100 % and readings never grow stale, so that only
+the placement and the queue make a difference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUSY_PERCENT = 99.0
 
 
 class SimulatedPool:
-    """The core on these nodes. `decisions_s` has the processor time of each step: others may use this machine too."""
+    """The core on these nodes. `decisions_s` has the processor time of each step, because other processes may run too."""
 
     def __init__(self, nodes: Sequence[Node], kinds: tuple[Kind, ...], policy: Policy, seed: int) -> None:
         self.state = PoolState(SETTINGS, capacity=policy.capacity(random.Random(seed), kinds))
@@ -62,22 +62,22 @@ class SimulatedPool:
         return len(self.state.queue)
 
     def ask(self, lease_id: str, task: Task, now: float) -> list[str] | None:
-        """Ask for a task's GPUs. Returns whose leases began, which may be nobody's; None where it was refused for good."""
+        """Ask for a task's GPUs. Returns the leases that began, which may be none; None if the request was refused."""
         self._asked[lease_id] = task
         request = Request(task.wishes, ttl_s=MAX_TTL_S)
         granted = self._do(cmd.RequestLease(lease_id, request), now)
         return granted if self.state.find(lease_id) else None
 
     def leave(self, lease_id: str, now: float) -> list[str]:
-        """Give GPUs back, or no longer wait for them. Returns whose leases began."""
+        """Release GPUs, or no longer wait for them. Returns the leases that began."""
         return self._do(cmd.Release(lease_id), now)
 
     def renew(self, now: float) -> None:
-        """A sign of life from everybody."""
+        """Renew all leases."""
         step(self.state, cmd.Renew(tuple(self.state.leases)), now)
 
     def fragmented(self) -> float:
-        """How much of the capacity is free and of no use to a task of this work, on average."""
+        """Return the share of the capacity that is free and of no use to a task of this work, on average."""
         lost_milli = sum(
             fragmented_milli(tuple(sorted(self.free_milli[name].values())), node.model, self.kinds)
             for name, node in self.nodes.items()

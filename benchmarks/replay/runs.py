@@ -19,17 +19,17 @@ from gpu_worker_pool.core.model.request import MAX_TTL_S
 
 RENEW_EVERY_S = MAX_TTL_S / 3
 POINTS = 200
-# The first few come long before all others; what is allocated until then says nothing.
+# The first few tasks arrive long before all others; what is allocated until then says nothing.
 EARLY_PART = 0.01
-# Whoever waited more than so many times as long as it ran has starved.
+# A task that waited more than this many times as long as it ran has starved.
 STARVED_TIMES = 10
 FRAGMENTATION_EVERY = 100
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What decisions took, in processor time. A decision is one step of the core: a request, a release or a reading,
-    with the passes over the queue that follow.
+    """The processor time of decisions. A decision is one step of the core: a request, a release or a reading, with the
+    passes over the queue that follow.
     """
 
     decisions: int
@@ -45,20 +45,20 @@ def speed_of(decisions_s: Sequence[float]) -> Speed:
 
 
 def quantile(in_order: Sequence[float], part: float) -> float:
-    """The value that this part of them does not exceed."""
+    """Return the value that this share of the values does not exceed."""
     return in_order[min(len(in_order) - 1, int(len(in_order) * part))]
 
 
 def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_queued: bool) -> dict[str, Any]:
-    """Tasks drawn until they ask for `demand` times the capacity, as in `fill`."""
+    """Draw tasks until they ask for `demand` times the capacity, and `fill` the pool with them."""
     return fill(trace, sample_tasks(trace, demand, seed), policy, seed, is_queued=is_queued)
 
 
 def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_queued: bool) -> dict[str, Any]:
-    """These tasks come one after the other, and none goes.
+    """Let these tasks come one after the other, and none end.
 
-    Whoever cannot be served at once goes away again, as somebody who asks the pool with a wait of 0 s: so no queue forms,
-    and the placement alone decides. With `is_queued` they wait instead, and the queue's rule decides too.
+    A task that cannot be served at once goes away again, like a request with a wait of 0 s. So no queue forms, and the
+    placement alone decides. With `is_queued` such tasks wait instead, and the queue's rule decides too.
     """
     pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
     demand = sum(task.milli for task in tasks) / pool.capacity_milli
@@ -115,7 +115,7 @@ class TimedRun:
         self.moments: list[tuple[float, int, int]] = []
         self.fragmented: list[float] = []
         self._ends: list[tuple[float, int]] = []
-        # With a strict order these have not asked yet, because somebody ahead waits.
+        # With a strict order, these have not asked yet, because an earlier task waits.
         self._line: deque[int] = deque()
         self._renewed_at = 0.0
 
@@ -160,7 +160,7 @@ class TimedRun:
             self.pool.renew(self._renewed_at)
 
     def waits_s(self, size: str | None = None) -> dict[int, float]:
-        """How long each waited who was served."""
+        """Return how long each served task waited."""
         return {
             number: began_at - self.arrives_at[number]
             for number, began_at in self.began_at.items()
@@ -169,7 +169,7 @@ class TimedRun:
 
 
 def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, seed: int) -> dict[str, Any]:
-    """Replay a trace that has been cut to a fraction of its nodes already, and sum up what happened."""
+    """Replay a trace that was cut to a fraction of its nodes before, and sum up what happened."""
     run = TimedRun(trace, policy, speedup, seed)
     run.run()
     capacity = run.pool.capacity_milli
@@ -212,12 +212,12 @@ def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, see
 
 
 def arriving(arrives_at: Sequence[float]) -> tuple[float, float]:
-    """From when all but the early few are still to come until the last one has; they are in order."""
+    """Return the time from when the early few have arrived until the last task has; `arrives_at` is sorted."""
     return quantile(arrives_at, EARLY_PART), arrives_at[-1]
 
 
 def _mean_allocated(run: TimedRun, since: float, until: float) -> float | None:
-    """The mean over this time, which is the same for all policies; None where it has no length."""
+    """Return the mean over this time, which is the same for all policies; None if it has no length."""
     milli_s = sum(
         max(0.0, min(later, until) - max(at, since)) * milli
         for (at, milli, _), (later, _, _) in zip(run.moments, run.moments[1:], strict=False)
@@ -247,7 +247,7 @@ def _waits(run: TimedRun, size: str | None) -> dict[str, Any]:
 
 
 def _overtaken(run: TimedRun) -> list[int]:
-    """How many who came later began before each of them; none where it was refused, since it did not wait."""
+    """Return for each task how many later ones began before it; 0 if it was refused, since it did not wait."""
     counts = [0] * len(run.tasks)
     later: list[float] = []
     for number in reversed(range(len(run.tasks))):
@@ -259,7 +259,7 @@ def _overtaken(run: TimedRun) -> list[int]:
 
 
 def _cdf(waits_s: Sequence[float]) -> list[tuple[float, float]]:
-    """Up to so many points of the distribution, closer together towards its end."""
+    """Return up to `POINTS` points of the distribution, and a few more towards its end."""
     if not waits_s:
         return []
     parts = sorted({*(n / POINTS for n in range(1, POINTS)), 0.999, 1.0})
@@ -268,6 +268,6 @@ def _cdf(waits_s: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def _over_time(run: TimedRun, capacity: int) -> list[tuple[float, float, int]]:
-    """The state at evenly spaced moments of the replay's steps: where much happens there are many."""
+    """Return the state at evenly spaced steps of the replay, so that busy times have more points."""
     every = max(1, len(run.moments) // POINTS)
     return [(at, milli / capacity, waiting) for at, milli, waiting in run.moments[::every]]

@@ -1,4 +1,4 @@
-"""What the replay of a trace found, as tables and plots."""
+"""The results of the replay of a trace, as tables and plots."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Run = dict[str, Any]
 
 OURS, NO_HOLDS = "ours", "no holds"
 SEVERAL_GPUS = SIZES[2:]
-WAITS = ("mean wait, s", "p50, s", "p95, s", "p99, s", "longest, s", f"waited over {STARVED_TIMES} x their run")
-# How far below the best other placement of the same run ours may be and still count as good.
+WAITS = ("mean wait, s", "p50, s", "p95, s", "p99, s", "longest, s", f"waited over {STARVED_TIMES} x their run time")
+# How far below the best other placement of the same run ours may be and still count as equally good.
 AS_GOOD_POINTS = -0.05
 QUOTED = {"random": 0.875, "best fit": 0.931, "FGD": 0.954}
 QUOTED_FROM = (
-    "Quoted, not measured here, from Weng et al., Beware of Fragmentation, USENIX ATC '23: there, CPUs and memory of the nodes "
-    "limit too, and the sampling differs slightly (it takes the shuffled trace once and draws on top), so that these are not to "
-    "be compared with the rest, but among each other. "
-    "Quoted from the issue that asked for this, of a quick model with GPUs alone: random 94.3 %, best fit 96.0 %, FGD 96.0 %."
+    "Quoted, not measured here, from Weng et al., Beware of Fragmentation, USENIX ATC '23. There, CPUs and memory of the nodes "
+    "are limits too, and the sampling differs slightly (it takes the shuffled trace once and draws more tasks on top). So compare "
+    "the quoted values only with each other. Quoted from the issue that asked for this benchmark, from a quick model with GPUs "
+    "alone: random 94.3 %, best fit 96.0 %, FGD 96.0 %."
 )
 
 
 def trace_in_short(trace: Trace) -> dict[str, int]:
-    """How much there is of everything."""
+    """Count what is in the trace."""
     return {
         "nodes": len(trace.nodes),
         "gpus": trace.gpus,
@@ -46,7 +46,7 @@ def tell_trace(results: Results, trace: Trace) -> None:
     results.note(
         f"The trace: {found['nodes']:,} nodes, {found['gpus']:,} GPUs, {found['tasks']:,} tasks. {found['tasks_with_gpu']:,} ask "
         f"for GPUs; {found['without_gpu']:,} do not and are left out, as are {found['not_askable']:,} that name models in a way "
-        "the pool cannot ask for. A fraction of a GPU is a share of its memory."
+        "that the pool cannot ask for. A fraction of a GPU is a share of its memory."
     )
     if found["never_scheduled"]:
         results.note(_never_scheduled(trace))
@@ -55,20 +55,21 @@ def tell_trace(results: Results, trace: Trace) -> None:
     if until > arrives_at[0]:
         early = (since - arrives_at[0]) / (until - arrives_at[0])
         results.note(
-            f'Below, "while they arrive" is from when {EARLY_PART:.0%} of the tasks have come until the last one has, '
-            f"which is the same time for all. The time until then, {early:.1%} of that of all arrivals, is left out."
+            f'Below, "while tasks arrive" is the time from when {EARLY_PART:.0%} of the tasks have arrived until the last one '
+            f"has, which is the same for all policies. The time before, {early:.1%} of that of all arrivals, is left out."
         )
 
 
 def _never_scheduled(trace: Trace) -> str:
-    """How many of the tasks never ran, and what is made of them."""
+    """Say how many of the tasks never ran, and how they are replayed."""
     never = [task for task in trace.tasks if not task.was_scheduled]
     part = sum(task.milli * task.duration_s for task in never) / sum(t.milli * t.duration_s for t in trace.tasks)
     return (
         f"{len(never):,} of these ({len(never) / len(trace.tasks):.1%}) were never scheduled in the trace (they have no "
-        "scheduled_time). They count as tasks like all others: they come at their creation_time and, once served, run for as "
-        f"long as they stood there until their deletion_time: {show(statistics.median(t.duration_s for t in never))} s at the "
-        f"median, together {part:.2%} of the GPU time that all ask for."
+        "scheduled_time). They count as tasks like all others: they arrive at their creation_time and, once served, run for the "
+        "time from there to their deletion_time. That is "
+        f"{show(statistics.median(t.duration_s for t in never))} s at the median, and in all {part:.2%} of the GPU time that all "
+        "tasks ask for."
     )
 
 
@@ -77,16 +78,16 @@ def tell_policies(results: Results, policies: Iterable[Policy]) -> None:
 
 
 def tell_sampled(results: Results, runs: Sequence[Run], demand: float) -> None:
-    """How much can be allocated."""
+    """Show how much can be allocated."""
     skipped = by_policy([run for run in runs if run["unserved"] == "skipped"])
     results.table(
-        f"Tasks drawn until they ask for {demand:.0%} of all GPUs; nobody leaves, who cannot be served at once goes away",
+        f"Tasks drawn until they ask for {demand:.0%} of all GPUs; none ends, and one that cannot be served at once goes away",
         [
             "placement",
             "allocated, %",
             "least to most",
-            "at the first miss, %",
-            "of the free, of no use, %",
+            "allocated at the first miss, %",
+            "unusable of the free, %",
             "decisions/s",
             "quoted, %",
         ],
@@ -107,19 +108,19 @@ def tell_sampled(results: Results, runs: Sequence[Run], demand: float) -> None:
     _tell_lead(results, dict(skipped), demand)
     results.plot(
         "allocated",
-        "Allocated, by what was asked for",
+        "Allocated, by demand",
         kind="line",
-        x="asked for, % of all GPUs",
+        x="demand, % of all GPUs",
         y="allocated, %",
         series={
             name: [(100 * asked, 100 * allocated) for asked, allocated, _ in group[0]["series"]["points"]]
             for name, group in skipped
         },
-        note=f"The sample of seed {skipped[0][1][0]['seed']}.",
+        note=f"The sample with seed {skipped[0][1][0]['seed']}.",
     )
     queued = by_policy([run for run in runs if run["unserved"] == "queued"])
     results.table(
-        "The same, but who cannot be served waits",
+        "The same, but a task that cannot be served waits",
         ["queue", "allocated, %", "least to most", "waiting at the end", "decisions/s"],
         [
             [
@@ -136,7 +137,7 @@ def tell_sampled(results: Results, runs: Sequence[Run], demand: float) -> None:
 
 
 def _tell_lead(results: Results, groups: dict[str, list[Run]], demand: float) -> None:
-    """Ours beside the best of the others, on the same sample of tasks each."""
+    """Compare ours with the best of the others, each on the same sample of tasks."""
     others = [run for name, group in groups.items() if name != OURS for run in group]
     best = {
         run["seed"]: max((other for other in others if other["seed"] == run["seed"]), key=lambda run: run["allocated"])
@@ -147,7 +148,7 @@ def _tell_lead(results: Results, groups: dict[str, list[Run]], demand: float) ->
     names = sorted({run["policy"] for run in best.values()})
     results.figure(
         "replay_allocated",
-        f"GPU capacity allocated at {demand:.0%} demand: our placement less the best other one, on the same sample of tasks",
+        f"GPU capacity allocated at {demand:.0%} demand: our placement minus the best other one, on the same sample of tasks",
         value=lead,
         unit="percentage points",
         target=f">= {AS_GOOD_POINTS:.2f} percentage points: as good as the best of the run",
@@ -158,7 +159,7 @@ def _tell_lead(results: Results, groups: dict[str, list[Run]], demand: float) ->
 
 
 def tell_timed(results: Results, runs: Sequence[Run]) -> None:
-    """How long they wait: a table for each choice of nodes, a row for each run."""
+    """Show how long tasks wait: a table for each choice of nodes, a row for each run."""
 
     def setting(run: Run) -> tuple[float, float, int]:
         return run["node_fraction"], run["speedup"], run["seed"]
@@ -167,12 +168,12 @@ def tell_timed(results: Results, runs: Sequence[Run]) -> None:
         found = {run["policy"]: run for run in group}
         title = title_of(found[OURS])
         is_crowded = any(run["most_waiting"] for run in found.values())
-        notes = [cost_of_holds(found[OURS], found[NO_HOLDS])] if is_crowded else ["Nobody waited."]
+        notes = [cost_of_holds(found[OURS], found[NO_HOLDS])] if is_crowded else ["No task waited."]
         if refused := found[OURS]["refused"]:
-            notes.append(f"Refused, because none of these nodes could ever serve it: {refused:,}.")
+            notes.append(f"Refused, because none of these nodes could ever serve the task: {refused:,}.")
         _tell_waits(results, title, found, note=" ".join(notes))
         if is_crowded:
-            _tell_sizes(results, f"{title}: by what was asked for", found)
+            _tell_sizes(results, f"{title}: by size of the request", found)
             results.plot(
                 f"waits-{number}",
                 title,
@@ -180,25 +181,25 @@ def tell_timed(results: Results, runs: Sequence[Run]) -> None:
                 x="waited, s",
                 y="share of the tasks",
                 log_x=True,
-                # On such a scale there is no zero; who did not wait stands at a second.
+                # A logarithmic scale has no zero.
                 series={
                     name: [(max(wait_s, 1.0), share) for wait_s, share in run["wait_cdf"]["points"]]
                     for name, run in found.items()
                 },
-                note="Who waited less than a second stands at a second.",
+                note="A wait of less than a second is shown as a second.",
             )
 
 
 def title_of(run: Run) -> str:
-    """What was replayed, and on which nodes."""
+    """Say what was replayed, and on which nodes."""
     own_time = "in its own time" if run["speedup"] == 1 else f"with arrivals {run['speedup']:g} times as fast"
     if run["node_fraction"] == 1:
         return f"The trace {own_time}, on all nodes ({run['gpus']:,} GPUs)"
-    return f"The trace {own_time}, on {run['node_fraction']:g} of the nodes (those of seed {run['seed']}: {run['gpus']:,} GPUs)"
+    return f"The trace {own_time}, on {run['node_fraction']:g} of the nodes (chosen with seed {run['seed']}: {run['gpus']:,} GPUs)"
 
 
 def cost_of_holds(ours: Run, no_holds: Run) -> str:
-    """What is worse, better and the same because who waits holds GPUs. Of all that is measured here, less is better."""
+    """Say what is worse, better and the same because waiters hold GPUs. For each of these measures, less is better."""
     measures = [
         ("the number that waited", "", *(run["wait_s"]["waited"] for run in (ours, no_holds))),
         ("the mean wait", " s", *(run["wait_s"]["mean"] for run in (ours, no_holds))),
@@ -219,10 +220,10 @@ def cost_of_holds(ours: Run, no_holds: Run) -> str:
         if show(with_holds) == show(without):
             same.append(f"{what} ({show(with_holds)}{unit})")
         else:
-            text = f"{what} ({show(with_holds)} beside {show(without)}{unit})"
+            text = f"{what} ({show(with_holds)} instead of {show(without)}{unit})"
             (worse if with_holds > without else better).append(text)
     return (
-        "What it costs and buys that who waits holds GPUs, ours beside no holds. "
+        "The effect of waiters that hold GPUs: ours compared with no holds. "
         f"Worse: {', '.join(worse) or 'nothing'}. Better: {', '.join(better) or 'nothing'}. "
         f"The same: {', '.join(same) or 'nothing'}."
     )
@@ -235,9 +236,9 @@ def _tell_waits(results: Results, title: str, runs: dict[str, Run], note: str) -
             "policy",
             f"waited, of {runs[OURS]['served']:,}",
             *WAITS,
-            "allocated while they arrive, %",
-            "at most, %",
-            "while somebody waits, %",
+            "allocated while tasks arrive, %",
+            "allocated at most, %",
+            "allocated while a task waits, %",
             "decisions/s",
         ],
         [
@@ -285,7 +286,7 @@ def _tell_sizes(results: Results, title: str, runs: dict[str, Run]) -> None:
 
 
 def who_starves(runs: dict[str, Run]) -> str:
-    """For each policy, the size of which the largest part waited far longer than it ran."""
+    """Say for each policy which size has the largest share of tasks that waited far longer than they ran."""
     texts: list[str] = []
     for name, run in runs.items():
         sizes = {size: found for size, found in run["by_size"].items() if found.get("starved")}
@@ -293,12 +294,15 @@ def who_starves(runs: dict[str, Run]) -> str:
             worst = max(sizes, key=lambda size: sizes[size]["starved"] / sizes[size]["served"])
             texts.append(f"{name}: {worst}, {sizes[worst]['starved']:,} of {sizes[worst]['served']:,}")
         else:
-            texts.append(f"{name}: nobody")
-    return f"Who starves: where the largest part waited over {STARVED_TIMES} x their run. {'; '.join(texts)}."
+            texts.append(f"{name}: none")
+    return (
+        f"Starvation: the size with the largest share of tasks that waited over {STARVED_TIMES} x their run time. "
+        f"{'; '.join(texts)}."
+    )
 
 
 def middle(runs: Sequence[Run], *path: str) -> float | None:
-    """The median over the seeds of what stands there; None where it stands nowhere."""
+    """Return the median over the seeds of the value at this path; None if no run has it."""
     found: list[float] = []
     for run in runs:
         value: Any = run
@@ -310,7 +314,7 @@ def middle(runs: Sequence[Run], *path: str) -> float | None:
 
 
 def by_policy(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
-    """In the order in which they came."""
+    """Group consecutive runs by policy, in their order."""
     return [(name, list(group)) for name, group in groupby(runs, key=lambda run: str(run["policy"]))]
 
 

@@ -1,11 +1,11 @@
-"""Runs every benchmark, one after the other, and writes docs/BENCHMARKS.md, its plots and the data they come from.
+"""Run every benchmark, one after the other, and write docs/BENCHMARKS.md, its plots and the data that they show.
 
-    python -m benchmarks.report                             # all of it
-    python -m benchmarks.report --quick                     # whether everything runs; into a temporary folder
-    python -m benchmarks.report --only leases --only pages  # these; into a temporary folder
-    python -m benchmarks.report --again                     # the document and plots anew, from the data that are there
+    python -m benchmarks.report                             # all benchmarks
+    python -m benchmarks.report --quick                     # check that everything runs; write to a temporary folder
+    python -m benchmarks.report --only leases --only pages  # these two; write to a temporary folder
+    python -m benchmarks.report --again                     # write the document and plots again, from the stored data
 
-What fails or takes too long is listed in the document with the reason, and the others are still measured.
+The document lists a benchmark that fails or takes too long with the reason. The others are still measured.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from benchmarks.report.machine import machine
 from benchmarks.report.measure import BENCHMARKS, measure
 from benchmarks.report.writing import DATA, DOCUMENT, write
 
-QUICK_NOTE = "This was a quick run, which only shows that everything runs: its numbers mean nothing."
+QUICK_NOTE = "This was a quick run, which only checks that everything runs. Its numbers mean nothing."
 
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="only see that everything runs")
+    made.add_argument("--quick", action="store_true", help="only check that everything runs")
     made.add_argument("--only", action="append", choices=[one.name for one in BENCHMARKS], help="measure these")
     made.add_argument("--openb", type=Path, metavar="DIR", help="the folder with the trace for the replay")
     made.add_argument("--again", action="store_true", help="measure nothing; write the document from the data again")
-    made.add_argument("--note", help="a sentence about this run, to stand in the document")
+    made.add_argument("--note", help="a sentence about this run, shown in the document")
     options = made.parse_args()
     if options.again:
         known = json.loads(DATA.read_text(encoding="utf-8"))
         write({**known, "note": known["note"] if options.note is None else options.note}, DATA, DOCUMENT)
         return
-    # Told to end, it ends what it has started.
+    # SIGTERM ends this program with an exception, so that it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     data, text = DATA, DOCUMENT
     if options.quick or options.only:
@@ -56,7 +56,9 @@ def main() -> None:
     began = time.monotonic()
     run_data["benchmarks"] = [measure(benchmark, options) for benchmark in wanted]
     took_min = (time.monotonic() - began) / 60
-    run_data["machine"]["all of it took"] = f"{took_min:.1f} minutes, without installing the others and drawing"
+    run_data["machine"]["all of it took"] = (
+        f"{took_min:.1f} minutes, without installing the packages and drawing the plots"
+    )
     write(run_data, data, text)
 
 

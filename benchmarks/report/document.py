@@ -1,4 +1,4 @@
-"""docs/BENCHMARKS.md from the data of one run, and from nothing else: the same data make the same text."""
+"""docs/BENCHMARKS.md, made from the data of one run and nothing else: the same data make the same text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from benchmarks.shared.results import NOT_KNOWN, quantity, show
 
 Data: TypeAlias = Mapping[str, Any]
 
-# The figures to reach, in the order of the design: each must be there, or it says that it was not measured.
+# The figures with a target, in the order of the design. A figure that is missing is shown as not measured.
 FIGURES = {
-    "statistics_vs_bare": "`GET /gpu/summary` beside a bare ASGI handler",
-    "statistics_vs_bare_with_log": "the same with the access log on both sides",
+    "statistics_vs_bare": "`GET /gpu/summary`, relative to a bare ASGI handler",
+    "statistics_vs_bare_with_log": "the same with the access log on for both",
     "statistics_while_probe_hangs": "p99 of a GET while `nvidia-smi` takes 2 s",
-    "longest_while_probe_hangs": "the longest of them",
-    "lease_vs_redis": "lease + release, one client, beside the Redis lock",
+    "longest_while_probe_hangs": "the longest GET while `nvidia-smi` takes 2 s",
+    "lease_vs_redis": "lease + release, one client, relative to the Redis lock",
     "lease_fsync_vs_redis_fsync": "the same with fsync",
-    "full_vs_normal_64_gpus": "64 clients: the rate at `full` beside `normal`",
+    "full_vs_normal_64_gpus": "64 clients: the rate at `full`, relative to `normal`",
     "full_vs_normal_8_gpus": "the same with 8 GPUs",
     "hand_over_p50": "release to the next waiter, p50",
     "hand_over_p99": "release to the next waiter, p99",
@@ -36,7 +36,7 @@ TRACE = "https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2
 
 
 def document(run: Data) -> str:
-    """The whole text."""
+    """Return the whole text."""
     lines: list[str] = []
     for part in (_opening(run), _figures(run), _missing(run), *(_benchmark(run, one) for one in run["benchmarks"])):
         lines += [*part, ""]
@@ -44,21 +44,21 @@ def document(run: Data) -> str:
 
 
 def image_of(name: str, plot_id: str) -> str:
-    """The file of a plot."""
+    """Return the file name of a plot."""
     return f"bench-{name}-{plot_id}.svg".replace("_", "-")
 
 
 def _opening(run: Data) -> Iterator[str]:
     yield "# Benchmarks"
     yield ""
-    yield "This document is written by `make bench`: every number in it was measured in one run on one machine, but for what"
-    yield "was asked for, what is to be reached, and what is named as quoted. `benchmarks/measured.json` holds the data. Do not"
-    yield "edit it. Ratios count, because those who are compared take turns in the same run; a time is that of this machine."
-    yield '"Rounds" or "spread" is the lowest and the highest of them.'
+    yield "`make bench` writes this document from `benchmarks/measured.json`. Do not edit it. Every number was measured in one run"
+    yield "on one machine, except for parameters, targets and numbers that are marked as quoted. Compare ratios rather than times:"
+    yield "the contenders take turns in the same run, but times depend on the machine. Rounds, blocks and other ranges show the"
+    yield "lowest and the highest value."
     yield ""
-    yield "To do it again: `make bench OPENB=folder`. `make bench QUICK=1` shows in a few minutes whether everything runs, and writes"
-    yield "nothing here. Others to compare with are installed into `.bench-venv`; redis-server and PostgreSQL are found if installed."
-    yield "The trace that is replayed is public, and is read from the folder in `make bench OPENB=folder`: the files"
+    yield "To measure again, run `make bench OPENB=folder`. `make bench QUICK=1` checks in a few minutes that everything runs, and"
+    yield "writes nothing here. Both install the Python packages to compare with into `.bench-venv`. They use redis-server and"
+    yield "PostgreSQL if these are installed. The replayed trace is public. `OPENB` names the folder with its files"
     yield f"`openb_node_list_gpu_node.csv` and `openb_pod_list_default.csv` of [cluster-trace-gpu-v2023]({TRACE})."
     yield ""
     if run["note"]:
@@ -71,14 +71,14 @@ def _opening(run: Data) -> Iterator[str]:
 
 def _figures(run: Data) -> Iterator[str]:
     found = {figure["id"]: figure for results in _all_results(run) for figure in results["figures"]}
-    yield "## Figures to reach"
+    yield "## Targets"
     yield ""
     rows = []
     for figure_id, what in FIGURES.items():
         figure = found.pop(figure_id, None)
         rows.append(_figure_row(figure) if figure else [what, NOT_KNOWN, NOT_KNOWN, VERDICTS[None], "see below"])
     rows += [_figure_row(figure) for figure in found.values()]
-    yield from _table(["what", "measured", "to reach", "", "why not"], rows)
+    yield from _table(["what", "measured", "target", "", "why it was missed"], rows)
 
 
 def _figure_row(figure: Data) -> list[str]:
@@ -95,7 +95,7 @@ def _missing(run: Data) -> Iterator[str]:
         reasons.append(f"plots: {run['plots_skipped']}")
     yield "## Not measured"
     yield ""
-    yield from [f"- {_plain(reason)}" for reason in reasons] or ["Nothing was left out."]
+    yield from [f"- {_plain(reason)}" for reason in reasons] or ["Everything was measured."]
 
 
 def _benchmark(run: Data, one: Data) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _benchmark(run: Data, one: Data) -> Iterator[str]:
     if results is None:
         yield f"Not measured: {_plain(one['failure'])}"
         return
-    yield f"{results['about']} By `{one['command']}`, in {show(one['took_s'])} s."
+    yield f"{results['about']} Measured by `{one['command']}` in {show(one['took_s'])} s."
     for note in results["notes"]:
         yield ""
         yield _plain(note)
@@ -130,7 +130,7 @@ def _all_results(run: Data) -> list[Data]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Columns of numbers are set to the right, but for the first, which names the row."""
+    """Yield the lines of a table. Columns of numbers are aligned right, except for the first, which names the row."""
     texts = [[show(cell) for cell in row] for row in rows]
     yield _row(columns)
     sides = (
@@ -149,6 +149,6 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line, in which nothing is taken for a tag."""
+    """Return the text as one line in which Markdown finds no tag."""
     text = " ".join(text.split())
     return text.replace("<=", "≤").replace(">=", "≥").replace("->", "→").replace("<", "&lt;")

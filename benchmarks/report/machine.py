@@ -1,4 +1,4 @@
-"""What a run was measured on."""
+"""The machine that a run was measured on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from benchmarks.report.measure import ROOT
 
-# Part of what is measured, so that its version matters.
+# These packages are part of what is measured, so their versions matter.
 PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pydantic", "aiohttp")
 
 
 def machine() -> dict[str, str]:
-    """What it was measured on, for people."""
+    """Describe the machine, for people."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.split(":", 1)[1].strip() for line in cpu if line.startswith("model name")), platform.machine())
     memory_kb = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1])
@@ -34,7 +34,7 @@ def machine() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of what it is measured; where that is not all in the commit, that is said."""
+    """Return the measured commit, and say whether the working tree has changes that are not in it."""
 
     def git(*words: str) -> str:
         command = ["git", *words]

@@ -1,4 +1,4 @@
-"""Runs one benchmark in a process of its own, up to a limit, and reads what it wrote."""
+"""Run one benchmark in a process of its own, up to a time limit, and read what it wrote."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.shared.results import Results
 
 ROOT = Path(__file__).parents[2]
 QUICK_S = 180.0
-# For a benchmark that is told to stop to end the servers it has started.
+# How long a benchmark that is told to stop may take to end the servers it has started.
 STOP_S = 20.0
 NODES, PODS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`limit_s` is about twice what it takes on two cores."""
+    """A benchmark. `limit_s` is about twice what it takes on two cores."""
 
     name: str
     limit_s: float
@@ -46,11 +46,11 @@ BENCHMARKS = (
 
 
 class NotMeasuredError(Exception):
-    """The text says why."""
+    """A benchmark could not be measured; the text says why."""
 
 
 def measure(benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]:
-    """What it measured, or why it did not."""
+    """Return what a benchmark measured, or why it measured nothing."""
     module = f"benchmarks.{benchmark.name}"
     command = ["python", "-m", module, *(["--quick"] if options.quick else [])]
     print(f"\n=== {module}\n", flush=True)
@@ -67,26 +67,26 @@ def measure(benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]
     except NotMeasuredError as error:
         failure = str(error)
         print(f"not measured: {failure}", flush=True)
-    # As one would type it, without the place that a folder has on this machine.
+    # As a user would type it, without the folders of this machine.
     shown = " ".join(Path(word).name if word.endswith(".csv") else word for word in command)
     took_s = round(time.monotonic() - began, 1)
     return {"name": benchmark.name, "command": shown, "took_s": took_s, "failure": failure, "results": results}
 
 
 def read(data: Path) -> dict[str, Any]:
-    """What a benchmark wrote. One of another shape must not spoil the document of all others."""
+    """Return what a benchmark wrote. Results of another shape are refused, so that the document still shows the others."""
     if not data.is_file():
         raise NotMeasuredError("it wrote nothing")
     results: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
     if missing := {field.name for field in fields(Results)} - results.keys():
         raise NotMeasuredError(
-            f"what it wrote is not of the shape of benchmarks/shared/results.py: no {', '.join(sorted(missing))}"
+            f"what it wrote does not match benchmarks/shared/results.py: no {', '.join(sorted(missing))}"
         )
     return results
 
 
 def trace(folder: Path | None) -> list[str]:
-    """The options that name the trace."""
+    """Return the options that name the trace."""
     if folder is None:
         raise NotMeasuredError("no trace was named: make bench OPENB=folder")
     missing = [name for name in (NODES, PODS) if not (folder / name).is_file()]
@@ -96,10 +96,10 @@ def trace(folder: Path | None) -> list[str]:
 
 
 def run(command: list[str], limit_s: float) -> None:
-    """To its end; where it takes too long it is told to stop, so that it ends what it has started."""
+    """Run the command to its end. A command that takes too long is told to stop, so that it ends what it has started."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-        # In a session of its own, so that whatever it leaves behind can be ended with it, and nothing else.
+        # In a session of its own, so that the processes it leaves behind can be ended, and no others.
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=errors, start_new_session=True)
         try:
             code = process.wait(timeout=limit_s)
@@ -116,7 +116,7 @@ def run(command: list[str], limit_s: float) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it, then make it; then whatever it left in its session."""
+    """End a process, first by SIGINT and then by SIGKILL; then kill what it left in its session."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

@@ -1,7 +1,7 @@
-"""Draws the plots of a run: `python -m benchmarks.report.plots measured.json FOLDER`. Run by a Python that has matplotlib (.bench-venv).
+"""Draw the plots of a run: `python -m benchmarks.report.plots measured.json FOLDER`, with a Python that has matplotlib (.bench-venv).
 
-The same data make the same files, byte for byte. Nothing is painted behind them, and all colours are of a middle
-brightness, so that they can be read on a light page and on a dark one.
+The same data make the same files, byte for byte. The background is transparent and all colours have a middle
+brightness, so that a plot is readable on a light page and on a dark one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.report.document import image_of
 
 INK = "#7a828e"
 COLOURS = ("#3b82c4", "#d9822b", "#3a9d5d", "#c94f4f", "#8e6bbf", "#9a7355", "#c766a5", "#7a9a2e", "#2aa3a3", "#888888")
-# Names that are longer stand below.
+# The legend stands below the plot if a name is longer than this.
 MOST_LETTERS = 35
 STYLE = {
     "svg.hashsalt": "gpu-worker-pool",
@@ -38,7 +38,7 @@ STYLE = {
 
 
 def draw(pyplot: Any, plot: dict[str, Any], path: Path) -> None:
-    """One file."""
+    """Draw one plot into one file."""
     is_wordy = any(len(name) > MOST_LETTERS for name in plot["series"])
     drawing, axes = pyplot.subplots(figsize=(9, 5.5 if is_wordy else 4.2), layout="constrained")
     {"bar": bars, "line": lines, "ecdf": steps}[plot["kind"]](axes, plot["series"])
@@ -60,7 +60,7 @@ def draw(pyplot: Any, plot: dict[str, Any], path: Path) -> None:
 
 
 def bars(axes: Any, series: dict[str, Any]) -> None:
-    """Side by side for each label."""
+    """Draw the bars of a label side by side."""
     labels = list(dict.fromkeys(label for points in series.values() for label in points["x"]))
     width = 0.8 / len(series)
     for number, (name, points) in enumerate(series.items()):
@@ -87,7 +87,7 @@ def colour(number: int) -> str:
 
 
 def line(number: int) -> str:
-    """Where the colours begin anew, another kind of line."""
+    """Return the line style, which changes each time the colours start again."""
     return ("-", "--", ":")[number // len(COLOURS) % 3]
 
 

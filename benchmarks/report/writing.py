@@ -1,4 +1,4 @@
-"""Writes what was measured: the data, the plots and the document that shows both."""
+"""Write what was measured: the data, the plots and the document that shows both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGES = "images"
 
 
 def draw(data: Path, images: Path) -> str:
-    """Why there are no plots; empty where they are drawn. Plots of before are removed."""
+    """Remove the old plots and draw new ones. Returns why there are no plots, or an empty text if they are drawn."""
     for old in images.glob("bench-*.svg"):
         old.unlink()
     command = ["-m", "benchmarks.report.plots", str(data), str(images)]
@@ -31,7 +31,7 @@ def draw(data: Path, images: Path) -> str:
 
 
 def write(run_data: dict[str, Any], data: Path, text: Path) -> None:
-    """The data, the plots, and the document that shows both."""
+    """Write the data, the plots, and the document that shows both."""
     text.parent.mkdir(parents=True, exist_ok=True)
     data.write_text(to_json(run_data), encoding="utf-8")
     run_data["plots_skipped"] = draw(data, text.parent / IMAGES)

@@ -1,8 +1,8 @@
-"""How fast the statistics are served, beside a plain FastAPI handler and a bare ASGI handler in the same run.
+"""How fast the statistics are served, compared with a plain FastAPI handler and a bare ASGI handler in the same run.
 
-Each server is a process of its own; the load comes from this process over keep-alive connections. Rounds alternate
-between the servers. Then requests at a steady rate to servers whose driver hangs and to ones whose driver does not.
-Loopback only; it stops by itself.
+Each server is a process of its own. The load comes from this process over keep-alive connections, and the servers take
+turns in each round. Then requests go at a steady rate to servers whose driver hangs and to servers whose driver does not.
+It uses loopback only and stops by itself.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CONNECTIONS = (1, 16, 64)
 SUMMARY, STATS = "/gpu/summary", "/gpu/stats"
 OURS, PLAIN, BARE = "this server", "plain FastAPI", "bare ASGI"
 OURS_LOGGED, BARE_LOGGED = "this server, its default settings", "bare ASGI, uvicorn's default settings"
-BOTH_OFF, BOTH_ON, OURS_ON = "off on both sides", "on with both (the default)", "on with ours, off with the bare one"
+BOTH_OFF, BOTH_ON, OURS_ON = "off for both", "on for both (the default)", "on for ours, off for the bare one"
 QUICK_SMI, SLOW_SMI, AGAIN_SMI = "quick nvidia-smi", "slow nvidia-smi", "another quick nvidia-smi"
 HANG_PATHS = (STATS, SUMMARY, "/gpu/count", "/health", "/pool", "/metrics")
 HANG_RATE, HANG_CONNECTIONS = 200, 4
-# The design says "unchanged". What follows is our own reading of it: about as far as two that are alike are apart.
+# The design says "unchanged". We interpret that as: differing about as much as two equal servers do.
 MOST_WHILE_HANGING, LONGEST_WHILE_HANGING = 1.25, 1.5
 
 PLAIN_FASTAPI = """
@@ -56,7 +56,7 @@ async def app(scope, receive, send):
     await send({{"type": "http.response.start", "status": 200, "headers": HEADERS}})
     await send({{"type": "http.response.body", "body": BODY}})
 """
-# As uvicorn logs where nobody tells it not to.
+# Logs as uvicorn does by default.
 WITH_ACCESS_LOG = """
 import logging.config
 from uvicorn.config import LOGGING_CONFIG
@@ -66,23 +66,23 @@ logging.config.dictConfig(LOGGING_CONFIG)
 
 @dataclass(frozen=True)
 class Effort:
-    """`looks` is how many looks at the GPUs the server is asked through, one of which takes `look_s`."""
+    """How much is measured. The load lasts for `readings` readings of the GPUs, each of which takes `reading_s`."""
 
     rounds: int
     seconds: float
     connections: tuple[int, ...]
-    looks: int
-    look_s: float = 2.0
+    readings: int
+    reading_s: float = 2.0
     has_all: bool = True
 
     @property
-    def look_every_s(self) -> float:
-        """Longer than a look takes, so that a driver that hangs is asked as often as one that does not."""
-        return 1.25 * self.look_s
+    def reading_every_s(self) -> float:
+        """Longer than a reading takes, so that a driver that hangs is read as often as one that does not."""
+        return 1.25 * self.reading_s
 
 
-QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), looks=2, look_s=0.3, has_all=False)
-WHOLE = Effort(rounds=9, seconds=0.2, connections=CONNECTIONS, looks=10)
+QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), readings=2, reading_s=0.3, has_all=False)
+WHOLE = Effort(rounds=9, seconds=0.2, connections=CONNECTIONS, readings=10)
 
 
 @dataclass
@@ -98,11 +98,11 @@ class Server:
 
     @property
     def request_s(self) -> float:
-        """Its processor time for one request."""
+        """The server's processor time for one request."""
         return self.cpu_s / self.answered
 
     def one_round(self, path: str, connections: int, seconds: float) -> float:
-        """Requests a second in one more round."""
+        """Run one more round, and return its requests a second."""
         cpu_before_s = cpu_s(self.pid)
         answered, took_s = as_many_as_it_takes(self.port, path, connections, seconds)
         self.cpu_s += cpu_s(self.pid) - cpu_before_s
@@ -113,13 +113,13 @@ class Server:
 
 
 def cpu_s(pid: int) -> float:
-    """The processor time that a process has had, all its threads together."""
+    """Return the processor time of a process, all its threads together."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def fetch(port: int, path: str) -> bytes:
-    """The body of one answer."""
+    """Return the body of one answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     answer = await reader.read()
@@ -157,7 +157,7 @@ def compare(results: Results, effort: Effort, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """A server of ours and a bare one that took turns, maybe with others."""
+    """A server of ours and a bare one that took turns, perhaps with others."""
 
     path: str
     connections: int
@@ -168,7 +168,7 @@ class Pair:
 
     @property
     def percents(self) -> list[float]:
-        """Ours of the bare one, of each round."""
+        """Our rate in percent of the bare one's, for each round."""
         return [100 * ratio for ratio in ratios(self.found[self.ours].rates, self.found[self.bare].rates)]
 
     @property
@@ -177,9 +177,9 @@ class Pair:
 
     @property
     def by_cpu(self) -> str | None:
-        """The same by the processor time of a request, in which whoever else runs does not show."""
+        """The same by the processor time of a request, in which other processes of the machine do not show."""
         ours, bare = self.found[self.ours], self.found[self.bare]
-        # The clock of it is coarse: none may be seen in the rounds of a quick run.
+        # The clock is coarse: it may show no time at all in the rounds of a quick run.
         return f"{100 * bare.request_s / ours.request_s:.0f} %" if ours.cpu_s and bare.cpu_s else None
 
     def row(self) -> list[Cell]:
@@ -210,14 +210,14 @@ def compare_rates(results: Results, effort: Effort, servers: dict[str, tuple[int
     fewer = [Pair(SUMMARY, connections, BOTH_OFF, found[connections]) for connections in found if connections != 64]
     stats = Pair(STATS, 64, BOTH_OFF, take_turns(effort, servers, [OURS, BARE], STATS, 64))
     results.table(
-        f"Requests a second, medians of {effort.rounds} rounds of {effort.seconds:g} s in turn",
+        f"Requests a second, medians of {effort.rounds} alternating rounds of {effort.seconds:g} s",
         [
             "GET, connections", "access log", OURS, PLAIN, BARE,
-            "ours of bare", "rounds", "ours of bare, by processor time", "ours had of a processor",
+            "ours relative to bare", "rounds", "ours relative to bare, by processor time", "ours used of a processor",
         ],
         [pair.row() for pair in (*fewer, off, both, ours_only, stats)],
-        note="The others have one answer, which is that of /gpu/summary. By processor time: the server's own for each "
-        "request, in which it does not show how much of the machine somebody else takes.",
+        note="The other servers always give the answer of /gpu/summary. By processor time: the server's own time for each "
+        "request, in which other processes of the machine do not show.",
     )  # fmt: skip
     for figure_id, pair, others in (
         ("statistics_vs_bare", off, (both, ours_only)),
@@ -225,7 +225,7 @@ def compare_rates(results: Results, effort: Effort, servers: dict[str, tuple[int
     ):
         results.figure(
             figure_id,
-            f"`GET {SUMMARY}`, 64 connections, access log {pair.logs}, beside a bare ASGI handler: requests a second",
+            f"`GET {SUMMARY}`, 64 connections, access log {pair.logs}: requests a second, relative to a bare ASGI handler",
             value=pair.percent,
             unit="%",
             target=">= 50 %",
@@ -238,19 +238,19 @@ def compare_rates(results: Results, effort: Effort, servers: dict[str, tuple[int
                 )
             ),
             why=f"a request takes {duration(pair.found[pair.ours].request_s)} of this server's processor time and "
-            f"{duration(pair.found[pair.bare].request_s)} of the bare handler's: it is looked up and counted before its "
-            "ready bytes are sent",
+            f"{duration(pair.found[pair.bare].request_s)} of the bare handler's; this server looks up the path and counts "
+            "the request before it sends the ready bytes",
         )
 
 
 def take_turns(
     effort: Effort, servers: dict[str, tuple[int, int]], names: Iterable[str], path: str, connections: int
 ) -> dict[str, Server]:
-    """These servers under the same load, in turn."""
+    """Put these servers under the same load, in turn."""
     found = {name: Server(*servers[name]) for name in names}
 
     def one_round(name: str) -> float:
-        # The others have one answer, which is that of the summary.
+        # The other servers always give the answer of the summary.
         asked = path if name in {OURS, OURS_LOGGED} else SUMMARY
         return found[name].one_round(asked, connections, effort.seconds)
 
@@ -259,11 +259,11 @@ def take_turns(
 
 
 def hang(results: Results, effort: Effort, folder: Path) -> None:
-    """GETs at a steady rate while every look at the GPUs takes long, beside the same with a quick one, all at once."""
+    """Measure GETs at a steady rate while every reading of the GPUs takes long, and at the same time while it is quick."""
     row = "echo 0, GPU-1, 'Fake GPU', 1000, 10, 0, 30, 50, 100"
-    waits_s = {QUICK_SMI: 0.0, SLOW_SMI: effort.look_s}
+    waits_s = {QUICK_SMI: 0.0, SLOW_SMI: effort.reading_s}
     if effort.has_all:
-        waits_s[AGAIN_SMI] = 0.0  # how far two that are alike differ
+        waits_s[AGAIN_SMI] = 0.0  # how much two equal servers differ
     with ExitStack() as stack:
         ports: dict[str, int] = {}
         for number, (kind, wait_s) in enumerate(waits_s.items()):
@@ -274,40 +274,40 @@ def hang(results: Results, effort: Effort, folder: Path) -> None:
                 f'#!/bin/sh\ncase "$1" in *compute*) exit 0;; esac\nsleep {wait_s:g}; {row}\n', encoding="utf-8"
             )
             script.chmod(0o755)
-            env = {"PATH": f"{programs}:{os.environ['PATH']}", "REFRESH_INTERVAL": f"{effort.look_every_s:g}"}
+            env = {"PATH": f"{programs}:{os.environ['PATH']}", "REFRESH_INTERVAL": f"{effort.reading_every_s:g}"}
             ports[kind], _ = stack.enter_context(pool_process(folder / f"hang-{number}", "", "full", env))
-        seconds = effort.looks * effort.look_every_s
+        seconds = effort.readings * effort.reading_every_s
         found = run_on_time(at_a_steady_rate(ports, HANG_PATHS, HANG_RATE, seconds, HANG_CONNECTIONS))
     _show_hang(results, effort, found)
 
 
 def _show_hang(results: Results, effort: Effort, found: dict[str, list[Answered]]) -> None:
     about = (
-        f"each look at the GPUs takes {effort.look_s:g} s or next to nothing; both begin one every "
-        f"{effort.look_every_s:g} s, {effort.looks} looks long"
+        f"a reading of the GPUs takes {effort.reading_s:g} s or almost no time; one begins every "
+        f"{effort.reading_every_s:g} s, {effort.readings} readings in all"
     )
     results.table(
         f"GETs while the driver hangs: {about}",
-        ["", "median", "p99", "p99, by looks", "longest", "longest, by looks", "requests"],
+        ["", "median", "p99", "p99, by reading", "longest", "longest, by reading", "requests"],
         [
             [
                 kind,
                 duration(statistics.median(latencies(answered))),
                 duration(p99(answered)),
-                spread_s(by_look(answered, effort, p99)),
+                spread_s(by_reading(answered, effort, p99)),
                 duration(longest(answered)),
-                spread_s(by_look(answered, effort, longest)),
+                spread_s(by_reading(answered, effort, longest)),
                 len(answered),
             ]
             for kind, answered in found.items()
         ],
-        note=f"{HANG_RATE} requests a second to each server, at times fixed before and counted from those, over "
-        f"{HANG_CONNECTIONS} connections to each; all servers in the same time; {', '.join(HANG_PATHS)} in turn. A fake "
-        "nvidia-smi stands where the driver would be. By looks: the lowest and the highest of the times from one look "
-        "to the next.",
+        note=f"Each server gets {HANG_RATE} requests a second, at times fixed in advance and counted from those times, over "
+        f"{HANG_CONNECTIONS} connections. All servers run at the same time. The paths {', '.join(HANG_PATHS)} take turns. A "
+        "fake nvidia-smi replaces the driver. By reading: the lowest and the highest value of the intervals from one "
+        "reading to the next.",
     )
     results.table(
-        "The same by what was asked for: p99",
+        "The same by path: p99",
         ["GET", *found],
         [
             [path, *(duration(p99([one for one in answered if one.path == path])) for answered in found.values())]
@@ -316,20 +316,20 @@ def _show_hang(results: Results, effort: Effort, found: dict[str, list[Answered]
     )
     for figure_id, what, measure, most in (
         ("statistics_while_probe_hangs", "p99", p99, MOST_WHILE_HANGING),
-        ("longest_while_probe_hangs", "longest of those between two looks", longest, LONGEST_WHILE_HANGING),
+        ("longest_while_probe_hangs", "longest between two readings", longest, LONGEST_WHILE_HANGING),
     ):
         slow, quick, noise = beside(found, effort, measure)
         found_ratios = ratios(slow, quick)
         ratio = statistics.median(found_ratios)
         results.figure(
             figure_id,
-            f"any GET ({len(HANG_PATHS)} paths in turn), while `nvidia-smi` takes {effort.look_s:g} s, beside while it "
-            f"does not: the {what}, median of {effort.looks} looks",
+            f"any GET ({len(HANG_PATHS)} paths in turn) while `nvidia-smi` takes {effort.reading_s:g} s, relative to while "
+            f"it is quick: the {what}, median of {effort.readings} readings",
             value=ratio,
             unit="x",
-            target=f"unchanged: <= {most:g} x (our reading of it)",
+            target=f"unchanged: <= {most:g} x (our interpretation)",
             is_met=ratio <= most,
-            spread=f"looks: {spread(found_ratios)}; {_alike(noise)}; the longest of all {duration(longest(found[SLOW_SMI]))}",
+            spread=f"readings: {spread(found_ratios)}; {_alike(noise)}; longest of all: {duration(longest(found[SLOW_SMI]))}",
             why=f"not known; {_alike(noise)}",
         )
 
@@ -337,19 +337,20 @@ def _show_hang(results: Results, effort: Effort, found: dict[str, list[Answered]
 def beside(
     found: dict[str, list[Answered]], effort: Effort, measure: Callable[[Sequence[Answered]], float]
 ) -> tuple[list[float], list[float], float | None]:
-    """By looks: of the slow one, of the quick ones (their mean), and how far the two quick ones are apart."""
-    slow, *quick = (by_look(found[kind], effort, measure) for kind in (SLOW_SMI, QUICK_SMI, AGAIN_SMI) if kind in found)
+    """Return, by reading, the values of the slow server and the mean of the quick ones, and the ratio of the quick ones."""
+    kinds = (kind for kind in (SLOW_SMI, QUICK_SMI, AGAIN_SMI) if kind in found)
+    slow, *quick = (by_reading(found[kind], effort, measure) for kind in kinds)
     noise = statistics.median(ratios(quick[1], quick[0])) if len(quick) > 1 else None
     return slow, [statistics.fmean(values) for values in zip(*quick, strict=True)], noise
 
 
-def by_look(
+def by_reading(
     answered: Iterable[Answered], effort: Effort, measure: Callable[[Sequence[Answered]], float]
 ) -> list[float]:
-    """One value for each time from one look to the next: noise that comes in bursts is in few of them."""
-    found: list[list[Answered]] = [[] for _ in range(effort.looks)]
+    """Return one value for each interval from one reading to the next: a burst of noise is in few of them."""
+    found: list[list[Answered]] = [[] for _ in range(effort.readings)]
     for one in answered:
-        found[min(int(one.due_s / effort.look_every_s), effort.looks - 1)].append(one)
+        found[min(int(one.due_s / effort.reading_every_s), effort.readings - 1)].append(one)
     return [measure(some) for some in found]
 
 
@@ -366,13 +367,13 @@ def longest(answered: Iterable[Answered]) -> float:
 
 
 def _alike(noise: float | None) -> str:
-    return "only one quick one was asked" if noise is None else f"two quick ones are apart by {noise:.2f} x"
+    return "there was only one quick server" if noise is None else f"two quick servers differ by {noise:.2f} x"
 
 
 def main() -> None:
     options = parser(__doc__).parse_args()
     effort = QUICK if options.quick else WHOLE
-    results = Results("serving", "How fast the statistics are served, and whether a driver that hangs is felt.")
+    results = Results("serving", "How fast the statistics are served, and whether a driver that hangs slows them down.")
     with tempfile.TemporaryDirectory(prefix="serving-benchmark-") as name:
         compare(results, effort, Path(name))
         hang(results, effort, Path(name))

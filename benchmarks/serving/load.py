@@ -1,7 +1,7 @@
-"""Two loads on a server: as much as it takes, and so many requests a second, whatever it takes.
+"""Two loads on a server: as many requests as it takes, and a fixed number of requests a second.
 
-The first measures how many it answers. It says little of a server that stops for a moment: whoever asks only after he was
-answered does not ask while it stands still. The second asks at times that were fixed before, and counts from those.
+The first measures how many it answers. It says little about a server that stops for a moment: a client that asks only
+after it was answered does not ask during the stop. The second asks at times fixed in advance, and counts from those.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One request: when it was due, counted from the begin of all, and how long after that the answer was there."""
+    """One request: when it was due, counted from the start of the load, and how long after that the answer came."""
 
     path: str
     due_s: float
@@ -32,7 +32,7 @@ class Answered:
 
 
 class Line(asyncio.Protocol):
-    """One keep-alive connection. Requests that come while it waits for an answer are sent in turn."""
+    """One keep-alive connection. Requests that are made while it waits for an answer are sent in turn."""
 
     def __init__(self, on_answer: Callable[[str, float], None]) -> None:
         self._on_answer = on_answer
@@ -64,7 +64,7 @@ class Line(asyncio.Protocol):
         self._on_answer(path, due)
 
     def ask(self, path: str, due: float) -> None:
-        """Send it now, or as soon as those before it are answered."""
+        """Send a request now, or as soon as those before it are answered."""
         self._waiting.append((path, due))
         if len(self._waiting) == 1:
             self._send()
@@ -77,9 +77,9 @@ class Line(asyncio.Protocol):
 
 
 def as_many_as_it_takes(port: int, path: str, connections: int, seconds: float) -> tuple[int, float]:
-    """How many requests were answered and in how long: each connection asks again as soon as it is answered.
+    """Return how many requests were answered and in how long. Each connection asks again as soon as it is answered.
 
-    Without asyncio, which takes as much of the processor as a good server: then it is itself what is measured.
+    It does without asyncio, which takes as much of the processor as a good server, and so would be measured itself.
     """
     request = _request(path)
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -118,7 +118,7 @@ def as_many_as_it_takes(port: int, path: str, connections: int, seconds: float) 
 async def at_a_steady_rate(
     ports: Mapping[str, int], paths: Sequence[str], rate: float, seconds: float, connections: int
 ) -> dict[str, list[Answered]]:
-    """So many requests a second to each server, all at the same time and none at the same moment; paths take turns.
+    """Send `rate` requests a second to each server, at the same time but at different moments; the paths take turns.
 
     A request is counted from when it was due, whether or not the server, or this program, was ready for it then.
     """
@@ -153,12 +153,12 @@ async def at_a_steady_rate(
     finally:
         for line in every:
             line.close()
-        await asyncio.sleep(0)  # they are closed in the next turn of the loop
+        await asyncio.sleep(0)  # the loop closes them in its next turn
     return found
 
 
 def run_on_time(main: Coroutine[Any, Any, _T]) -> _T:
-    """asyncio.run with select(), which wakes up within microseconds: epoll's time is in whole milliseconds."""
+    """Run like asyncio.run, but with select(), which wakes up within microseconds; epoll counts whole milliseconds."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         return runner.run(main)
 
@@ -168,7 +168,7 @@ def _request(path: str) -> bytes:
 
 
 def _is_whole(received: bytes) -> bool:
-    """Whether all of the answer is here; one that is not 200 is an error."""
+    """Whether the whole answer has come. An answer other than 200 is an error."""
     size = size_of_answer(received)
     if size is None or len(received) < size:
         return False
@@ -183,7 +183,7 @@ async def _connect(port: int, connections: int, on_answer: Callable[[str, float]
 
 
 async def _wait_for(done: asyncio.Event, lines: Sequence[Line]) -> None:
-    """Until that has happened, and no longer than until one of them fails."""
+    """Wait for the event, but no longer than until a connection fails."""
     deadline = time.perf_counter() + LATE_S
     while not done.is_set():
         for line in lines:

@@ -1,8 +1,8 @@
 """A pool under load: all GPUs taken, as many waiters as GPUs, mixed wishes, and a seeded stream of commands.
 
-A pool that was only just filled is cheap: nobody holds some GPUs yet until he has enough of them, and as long as urgent
-ones of the beginning stand at the head of the line, who comes joins behind them. A small pool leaves that state within
-some commands, a large one not while it is measured. So each is in use for a while first: as long, for its size.
+A newly filled pool is cheap. No waiter holds GPUs yet until it has enough of them, and as long as the first urgent
+requests are at the head of the queue, new ones join behind them. A small pool leaves that state within some commands, a
+large one does not while it is measured. So each pool is in use for a while first, for a time in proportion to its size.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
 GPUS_PER_NODE = 8
-# A line as long as wanted, of many owners: an owner's own line is limited.
+# A queue as long as wanted, of many owners: the queue of one owner is limited.
 SETTINGS = PoolSettings(max_queued=1_000_000, max_queued_per_owner=1_000_000)
 OWNERS = 50
-# Of the waiters, those who share a GPU, and how much memory they ask for.
+# The share of waiters that want to share a GPU, and how much memory they ask for.
 SHARING = 0.15
 SIZES_MB = (2048, 4096, 6144, 8192, 12288)
-# A pool is in use until so many leases for each GPU ended, in so many parts.
+# A pool is in use until this many leases for each GPU have ended, in this many parts.
 TURNOVER = 0.5
 PARTS = 100
 MODELS = (("NVIDIA A100-SXM4-80GB", 81920, 5), ("Tesla T4", 15360, 3), ("NVIDIA GeForce RTX 3090", 24576, 2))
@@ -39,8 +39,10 @@ MODELS = (("NVIDIA A100-SXM4-80GB", 81920, 5), ("Tesla T4", 15360, 3), ("NVIDIA 
 
 @dataclass
 class CrowdedPool:
-    """`waiters` is how many wait, by default as many as there are GPUs. With `has_own_sizes` each of those who come to
-    share a GPU asks for his own number of MB; else there are a few sizes, and so a few kinds of wishes in all.
+    """A pool whose GPUs are all taken. `waiters` is how many requests wait, by default as many as there are GPUs.
+
+    With `has_own_sizes` each request that shares a GPU asks for its own number of MB. Otherwise there are a few sizes, and
+    so a few kinds of wishes in all.
     """
 
     gpus: int
@@ -66,7 +68,7 @@ class CrowdedPool:
         self._nodes = list(self.readings)
 
     def _reading(self, node: str, index: int, name: str, total_mb: int) -> Reading:
-        # One GPU in twenty is in use by somebody who does not ask the pool.
+        # One GPU in twenty is in use by a process that does not ask the pool.
         is_busy = self.rng.random() < 0.05
         return Reading(
             Gpu(GpuKey(node, f"GPU-{node}-{index}"), index, name),
@@ -88,7 +90,7 @@ class CrowdedPool:
         return cmd.Observe(tuple(replace(reading, at=self.now) for reading in self.readings[node]))
 
     def request(self, *, priority: int | None = None, shares: bool | None = None) -> cmd.RequestLease:
-        """Of a random kind and priority where nothing is said about them."""
+        """Make a request, of a random kind and priority where the arguments leave them open."""
         kind = self.rng.random()
         model = self.rng.choice((None, None, None, "A100", "T4", "*3090"))
         if shares is None:
@@ -107,17 +109,17 @@ class CrowdedPool:
         return cmd.RequestLease(f"lease-{number}", Request(wishes, holder, priority, ttl_s=3600.0))
 
     def fill(self) -> None:
-        """Take every GPU, and let as many wait as will; the last of them come with `let_share`."""
+        """Take every GPU and fill the queue, except for the requests that `let_share` adds."""
         step(self.state, cmd.Open("boot"), self.now)
         for node in self.readings:
             self.handle(self.observe(node))
         while len(self.state.queue) < self._exclusive:
-            self.handle(self.request(priority=0))  # in a pool in use the urgent ones of before have been served
+            self.handle(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served
 
     def use(self, turnover: float = TURNOVER) -> None:
-        """Let so many leases for each GPU end and others take their place.
+        """Let `turnover` leases for each GPU end, and let others take their place.
 
-        Several end at once, and the queue is served once for all of them: it is to be done soon, and is not measured.
+        Several end at once, and the queue is served once for all of them. This saves time and is not measured.
         """
         at_once = max(1, round(self.gpus * TURNOVER / PARTS))
         for _ in range(round(self.gpus * turnover / at_once)):
@@ -137,7 +139,7 @@ class CrowdedPool:
                 self._happen(self.request(priority=0))
 
     def let_share(self) -> None:
-        """Let those who share a GPU join the line, until so many wait for whom there is no room now."""
+        """Queue requests that share a GPU, until `waiters` requests wait that do not fit now."""
         while len(self.state.queue) < self.waiters:
             while len(self.state.queue) < self.waiters:
                 self._happen(self.request(priority=0, shares=True))
@@ -145,12 +147,12 @@ class CrowdedPool:
 
     @property
     def kinds(self) -> int:
-        """Of wishes, among those who wait."""
+        """The number of kinds of wishes among the waiters."""
         return len(self.state.queue.by_wishes)
 
     @property
     def holders(self) -> int:
-        """How many who wait hold GPUs until they have enough of them."""
+        """The number of waiters that hold GPUs until they have enough of them."""
         return len(set(self.state.holds.values()))
 
     @property
@@ -167,7 +169,7 @@ class CrowdedPool:
             pass
 
     def pick(self, kind: type[ActiveLease | QueuedLease]) -> str | None:
-        """A random live lease of a kind, found without a scan that would be measured."""
+        """Return a random live lease of a kind, found without a scan that would be measured."""
         ids = list(self.state.leases)
         for _ in range(1000):
             lease_id = self.rng.choice(ids)
@@ -176,7 +178,7 @@ class CrowdedPool:
         return None
 
     def round(self, taken: dict[str, list[float]]) -> None:
-        """Some commands of every kind, with the seconds that each took; as many wait after it as before."""
+        """Handle some commands of every kind and note the seconds of each. As many requests wait after it as before."""
         taken["request"].append(self.handle(self.request()))
         while len(self.state.queue) < self.waiters:
             taken["request"].append(self.handle(self.request()))

@@ -1,4 +1,4 @@
-"""How something grows: the power of the size that fits best."""
+"""How a cost grows: the power of the size that fits best."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 
 def exponent(costs: Mapping[int, float]) -> float:
-    """The slope of the least-squares line through the logarithms: 0 is flat, 1 is in proportion."""
+    """Return the slope of the least-squares line through the logarithms: 0 is flat, 1 is in proportion."""
     sizes = [math.log(size) for size in costs]
     return statistics.linear_regression(sizes, [math.log(cost) for cost in costs.values()]).slope
 
 
 def last_exponent(costs: Mapping[int, float]) -> float:
-    """That of the last step alone. What is constant hides growth at small sizes, and shows in this one the least."""
+    """Return the exponent of the last step alone, where a constant cost hides growth the least."""
     return exponent({size: costs[size] for size in sorted(costs)[-2:]})

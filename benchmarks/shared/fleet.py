@@ -22,12 +22,12 @@ GPUS_EACH = 8
 def statistics_servers(
     live: int, refusing: int = 0, hanging: int = 0, *, are_busy: bool = False
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """The URLs of the live ones, and of the dead ones, of which those that hang come first.
+    """Yield the URLs of the live servers, and of the dead ones, of which those that hang come first.
 
-    They are stand-ins: each answers with the same statistics and has no leases, and all of them share a process. Of busy
-    ones no GPU is to be had.
+    They are stand-ins: each answers with the same statistics and has no leases, and all of them share a process. Busy
+    ones have no free GPU.
     """
-    # Each takes a socket to listen and one for the connection; where they are too few, as many as are allowed.
+    # Each takes a socket to listen and one for the connection, so the limit is raised as far as allowed.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     here, there = multiprocessing.Pipe()
@@ -44,9 +44,9 @@ def statistics_servers(
 
 @contextmanager
 def lease_servers(folder: Path, number: int) -> Iterator[list[str]]:
-    """The URLs of so many servers of ours, with leases and simulated GPUs, a process each."""
+    """Yield the URLs of this many servers of ours, with leases and simulated GPUs, a process each."""
     with ExitStack() as stack:
-        # One after the other: their start is not what is measured, and on few cores it is no slower.
+        # One after the other: their start is not measured, and on few cores this takes as long as all at once.
         ports = [stack.enter_context(pool_server(folder / f"real-{one}", GPUS_EACH, "full")) for one in range(number)]
         yield [f"http://127.0.0.1:{port}" for port in ports]
 
@@ -72,7 +72,7 @@ async def _serve_all(pipe: Connection, live: int, refusing: int, hanging: int, *
 
 
 async def poll_round_s(urls: list[str], poll_s: float, rounds: int) -> float:
-    """Seconds of processor time that a client spends on looking at all endpoints once."""
+    """Return the seconds of processor time that a client spends on polling all endpoints once."""
     async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=poll_s):
         await asyncio.sleep(2 * poll_s)
         began = time.process_time()

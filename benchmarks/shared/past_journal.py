@@ -1,4 +1,4 @@
-"""A journal as a server would have left it: so many who wait, and so many leases that ended."""
+"""A journal as a server would have left it, with waiters and ended leases."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NODE = "benchmark"
 FILE = f"simulated-{NODE}.sqlite3"
 OWNERS = 100
 AT_ONCE = 1_000
-# A server for those who wait: the first of them gets half of its GPUs when it starts, and keeps them. All the others
-# want every GPU, one in seven of them with so much memory as nobody else asks for. They cannot be served, but the free
-# half is held for the first of them: whoever is more urgent takes GPUs that they compete for.
+# The server has this many GPUs for the waiters. The first waiter gets half of them when the server starts, and keeps
+# them. All the others want every GPU, and one in seven of them an amount of memory that no other asks for. They cannot be
+# served, but the free half is held for the first of them. A more urgent request takes GPUs that they compete for.
 GPUS_WAITED_FOR = 16
 OWN_SIZE_EVERY = 7
 LEAST_MB = 1_000
@@ -25,8 +25,9 @@ LEASE_S = 60.0
 
 
 def write_journal(folder: Path, waiters: int, ended: int) -> None:
-    """Into the folder of a server's state; its GPUs are simulated and its node is called `NODE`. With waiters it is to
-    have `GPUS_WAITED_FOR` of them.
+    """Write a journal into the folder of a server's state, for simulated GPUs and the node `NODE`.
+
+    With waiters, the server must have `GPUS_WAITED_FOR` GPUs.
     """
     now, offset_s = boot_time(), wall_offset()
     first_at = now + offset_s - LEASE_S * (ended + 2)

@@ -1,4 +1,4 @@
-"""The one shape of what a benchmark measured: printed for people as it comes, and as data for docs/BENCHMARKS.md.
+"""The results of a benchmark, in one shape for all: printed for people as they come, and data for docs/BENCHMARKS.md.
 
 A script makes one `Results`, adds to it as it measures, and ends with `finish`:
 
@@ -7,11 +7,11 @@ A script makes one `Results`, adds to it as it measures, and ends with `finish`:
     results.note("Peers: redis 7.0.15")
     results.skip("Ray", "pip found no wheel of it")
     results.table("Request + release", ["", "median", "spread"], [["ours", 0.91, "0.88 to 1.02"]])
-    results.plot("hand-over", "Release to next holder", kind="ecdf", x="ms", y="share", series={"ours": ecdf(times)})
+    results.plot("hand-over", "From a release to the next holder", kind="ecdf", x="ms", y="share", series={"ours": ecdf(times)})
     results.figure("lease_vs_redis", "lease + release", value=3.1, unit="x", target="<= 2.5", is_met=False, why="...")
     results.finish(options)
 
-No text may hold a number that was not measured in this run, other than the numbers of what was asked for (64 clients).
+No text may hold a number that was not measured in this run, except for parameters (64 clients).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ECDF_POINTS = 100
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells; the first column names the row. A unit belongs into the heading, or into a text."""
+    """Rows of cells; the first column names the row. A unit belongs into the heading or into the cell's text."""
 
     title: str
     columns: Sequence[str]
@@ -43,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """Points, by their coordinates; a bar's x is its label."""
+    """The points of one line, by their coordinates; a bar's x is its label."""
 
     x: list[float | str]
     y: list[float]
@@ -51,7 +51,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """`id` names its file, together with the benchmark's name."""
+    """A plot. Its `id` and the benchmark's name make the name of its file."""
 
     id: str
     title: str
@@ -66,7 +66,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that has a target. What could not be measured is None, and then `why` says the reason."""
+    """A number that has a target. A value that could not be measured is None, and `why` says the reason."""
 
     id: str
     what: str
@@ -101,17 +101,17 @@ class Results:
         _say(self.about)
 
     def note(self, text: str) -> None:
-        """A sentence about this run: versions, what was done how."""
+        """Add a sentence about this run, such as versions or how something was measured."""
         self.notes.append(text)
         _say(text)
 
     def skip(self, what: str, reason: str) -> None:
-        """Somebody who should have been measured and was not."""
+        """Note a contender, or a part of the benchmark, that should have been measured and was not."""
         self.skipped.append(Skipped(what, reason))
         _say(f"{what} is not measured: {reason}")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], note: str = "") -> None:
-        """Every row has as many cells as there are columns; a cell that is not known is None."""
+        """Add and print a table. Every row has as many cells as there are columns; an unknown cell is None."""
         assert all(len(row) == len(columns) for row in rows), (title, columns, rows)
         self.tables.append(Table(title, columns, rows, note))
         texts = [list(columns), *([show(cell) for cell in row] for row in rows)]
@@ -132,7 +132,7 @@ class Results:
         log_y: bool = False,
         note: str = "",
     ) -> None:
-        """Kept for the document; nothing of it is printed."""
+        """Add a plot for the document. It is not printed."""
         lines: dict[str, Series] = {}
         for name, points in series.items():
             pairs = list(points)
@@ -151,18 +151,18 @@ class Results:
         spread: str = "",
         why: str = "",
     ) -> None:
-        """A number with a target. `why` is the known reason for one that is missed; it is kept for those only."""
+        """Add a number with a target. `why` is the known reason for a miss, and is kept only if the target is missed."""
         why = "" if is_met else why
         self.figures.append(Figure(figure_id, what, value, unit, target, is_met, spread, why))
 
     def finish(self, options: argparse.Namespace) -> None:
-        """Print the figures once more, and write all of it to the file that --json names."""
+        """Print the figures, and write all results to the file that --json names."""
         self.is_quick = options.quick
         if self.figures:
             verdicts = {True: "reached", False: "MISSED", None: "not measured"}
             lines = (
                 f"  {verdicts[figure.is_met]:<12}  {figure.what}: {quantity(figure.value, figure.unit)}"
-                f"{f' ({figure.spread})' if figure.spread else ''}, to reach: {figure.target}"
+                f"{f' ({figure.spread})' if figure.spread else ''}, target: {figure.target}"
                 f"{f'; {figure.why}' if figure.why else ''}"
                 for figure in self.figures
             )
@@ -172,20 +172,20 @@ class Results:
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """With the options that every benchmark has."""
+    """Make a parser with the options that every benchmark has."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="little and short of everything, to see that it runs")
+    made.add_argument("--quick", action="store_true", help="measure little of everything, to check that it runs")
     made.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file as well")
     return made
 
 
 def to_json(data: Any) -> str:
-    """One row, series or figure to a line, so that two runs can be compared. NaN is refused."""
+    """Return JSON with one row, series or figure a line, so that two runs can be compared. NaN is refused."""
     return "\n".join(_lines(data)) + "\n"
 
 
 def show(cell: Cell) -> str:
-    """A number to three digits that count; a text as it is. All numbers in tables go through this."""
+    """Format a number to three significant digits, and leave a text as it is. All numbers in tables go through this."""
     if cell is None:
         return NOT_KNOWN
     if isinstance(cell, str):
@@ -197,12 +197,12 @@ def show(cell: Cell) -> str:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """A number with its unit."""
+    """Format a number with its unit."""
     return f"{show(value)} {unit}".rstrip() if value is not None else NOT_KNOWN
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that fits: 430 µs, 1.23 ms, 2.10 s."""
+    """Format seconds in the unit that fits: 430 µs, 1.23 ms, 2.10 s."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if abs(seconds) * factor >= 1:
             return f"{show(seconds * factor)} {unit}"
@@ -210,7 +210,7 @@ def duration(seconds: float) -> str:
 
 
 def ecdf(values: Iterable[float]) -> list[Point]:
-    """For each of so many values, the share of all that are no greater; the greatest is always among them."""
+    """Return up to `ECDF_POINTS` values, each with the share of all values up to it; the greatest is always included."""
     ordered = sorted(values)
     number = min(ECDF_POINTS, len(ordered))
     ranks = [round((step + 1) * len(ordered) / number) for step in range(number)]
@@ -218,7 +218,7 @@ def ecdf(values: Iterable[float]) -> list[Point]:
 
 
 def _lines(data: Any) -> Iterator[str]:
-    """What holds plain values only is one line; all else is spread."""
+    """Yield the lines: a list or dict of plain values only is one line, any other has one line for each item."""
     items: list[tuple[str, Any]] = []
     if isinstance(data, dict):
         items = [(f"{json.dumps(key, ensure_ascii=False)}: ", value) for key, value in data.items()]

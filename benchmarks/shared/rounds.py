@@ -1,4 +1,4 @@
-"""Those that are compared take turns, and what counts is what was found in rounds that they share."""
+"""Rounds in which the contenders take turns, so that values of the same round can be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.shared.results import duration, show
 
 
 def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """What each found in each round. Every other round goes backwards, so that nobody gains by his place."""
+    """Return each contender's value of each round. Every other round goes backwards, so that no position gains."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for _ in range(rounds):
@@ -20,22 +20,22 @@ def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of all do not exceed, or nearly."""
+    """Return the smallest value that about `percent` of the values do not exceed."""
     return sorted(values)[min(int(len(values) * percent / 100), len(values) - 1)]
 
 
 def spread(rounds: Sequence[float]) -> str:
-    """The lowest and the highest round."""
+    """Format the lowest and the highest round."""
     return f"{show(min(rounds))} to {show(max(rounds))}"
 
 
 def spread_s(rounds: Sequence[float]) -> str:
-    """The same for seconds."""
+    """Format the lowest and the highest round, in seconds."""
     return f"{duration(min(rounds))} to {duration(max(rounds))}"
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Of each round: those that share a round share its noise."""
+    """Return the ratio of each round, because values of one round share its noise."""
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 

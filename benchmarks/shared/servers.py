@@ -1,4 +1,4 @@
-"""What the benchmarks start: this server, others to compare it with, on free ports of this machine, ended by their pid."""
+"""The servers that benchmarks start on free ports of this machine, ours and others to compare with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_worker_pool.testing import ServerProcess
 ROOT = Path(__file__).parents[2]
 START_S = 30.0
 
-# Answers as a lease would be answered, and does nothing: what HTTP itself costs under the same server.
+# Answers like the lease calls and does nothing else, to show what HTTP itself costs under the same server.
 BARE_ASGI = """
 BODIES = {"PUT": b'{"state": "active"}', "DELETE": b'{"state": "ended"}', "GET": b"{}"}
 async def app(scope, receive, send):
@@ -43,7 +43,7 @@ def free_port() -> int:
 
 @contextmanager
 def pool_server(folder: Path, gpus: int, durability: str, env: dict[str, str] | None = None) -> Iterator[int]:
-    """This server with so many simulated GPUs, from when it says that it is ready; its port."""
+    """Run this server with simulated GPUs, and yield its port once it is ready."""
     with pool_process(folder, str(gpus), durability, env) as (port, _):
         yield port
 
@@ -52,7 +52,7 @@ def pool_server(folder: Path, gpus: int, durability: str, env: dict[str, str] | 
 def pool_process(
     folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The same with GPUs of any kind; its port and its pid."""
+    """Run this server with the GPUs that `SIMULATED_GPUS` describes, and yield its port and pid once it is ready."""
     settings = {
         "SIMULATED_GPUS": gpus,
         "REFRESH_INTERVAL": "1",  # the server's default
@@ -68,14 +68,14 @@ def pool_process(
 
 @contextmanager
 def bare_server(folder: Path) -> Iterator[int]:
-    """A handler that answers leases with constant bytes, under uvicorn as this server is; its port."""
+    """Run a handler under uvicorn that answers lease calls with constant bytes, and yield its port."""
     with asgi_process(folder, BARE_ASGI) as (port, _):
         yield port
 
 
 @contextmanager
 def asgi_process(folder: Path, source: str) -> Iterator[tuple[int, int]]:
-    """The `app` of a program under uvicorn, from its first answer; its port and its pid."""
+    """Run the `app` of a program under uvicorn, and yield its port and pid after its first answer."""
     port = free_port()
     folder.mkdir()
     (folder / "compared.py").write_text(source, encoding="utf-8")
@@ -90,7 +90,7 @@ def asgi_process(folder: Path, source: str) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def redis_server(folder: Path, *, is_durable: bool) -> Iterator[int]:
-    """A Redis that keeps nothing, or one that syncs every change to the disk before it answers; its port."""
+    """Run a Redis that keeps nothing, or one that syncs every change to the disk before it answers; yield its port."""
     port = free_port()
     folder.mkdir()
     found = shutil.which("redis-server")
@@ -106,12 +106,12 @@ def redis_server(folder: Path, *, is_durable: bool) -> Iterator[int]:
 
 
 def resident_mb(pid: int) -> float:
-    """The memory that a process has now."""
+    """Return the memory that a process has now."""
     return _of_status_mb(pid, "VmRSS:")
 
 
 def high_water_mb(pid: int) -> float:
-    """The most memory that a process has had; not getrusage's, which begins with the parent's."""
+    """Return the most memory that a process has had. The value of getrusage would start with the parent's."""
     return _of_status_mb(pid, "VmHWM:")
 
 
@@ -143,7 +143,7 @@ def _wait_for(port: int, question: bytes, answer: bytes, folder: Path) -> None:
 
 
 def answers(port: int, question: bytes, answer: bytes) -> bool:
-    """Whether somebody there answers the question so."""
+    """Whether the server at this port gives this answer to the question."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(question)

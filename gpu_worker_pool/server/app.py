@@ -1,4 +1,4 @@
-"""The application: all of its parts, made and joined, started and stopped."""
+"""The application: makes its parts, connects them, and starts and stops them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .calls.timeline import TimelineCalls
 from .calls.usage import UsageCalls
 from .http.docs import Docs, assets_folder
 from .http.router import Router
-from .logs import configure_logging_where_nobody_has
+from .logs import configure_logging_if_unset
 from .settings import ServerSettings
 from .streams.streams import Streams
 from .ui.calls import PAGE_HEADERS, PageCalls
@@ -47,21 +47,21 @@ from .ui.data import PageData
 
 logger = logging.getLogger(__name__)
 
-# How long to wait for the first look before answering; a probe that hangs must not keep the server from starting.
+# How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
 
 
 class PoolApp:
-    """The ASGI application of one box. `why_not_started` says why its start failed, where there is something to say."""
+    """The ASGI application of one box. `why_not_started` is the reason of a failed start, if a sentence says it all."""
 
     def __init__(self, settings: ServerSettings, make_probe: Callable[[], Probe] | None = None) -> None:
         self.settings = settings
         self.tokens = settings.load_tokens()
         self.why_not_started: str | None = None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
-        made_up = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
+        simulated_probe = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
         self._sampler = Sampler(
-            make_probe or (lambda: made_up or choose_probe(node, None)),
+            make_probe or (lambda: simulated_probe or choose_probe(node, None)),
             interval_s=settings.refresh_interval,
             max_history=settings.max_history,
             visible_devices=settings.cuda_visible_devices,
@@ -75,7 +75,7 @@ class PoolApp:
             lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
             node=node,
             max_waiting=settings.gpu_pool_max_waiting,
-            simulated=made_up,
+            simulated=simulated_probe,
         )
         self.pool: Pool = self._authority.pool
         self.statistics = Statistics(self._sampler, settings, self.pool)
@@ -115,24 +115,21 @@ class PoolApp:
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a call, or start and stop with the program that serves it."""
         if scope["type"] == "http":
             await self._router(scope, receive, send)
         else:
-            await self._lifespan(scope, receive, self._in_a_line(send))
+            await self._lifespan(scope, receive, self._with_start_error(send))
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
         return self._docs.document
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start, and stop at the end."""
-        configure_logging_where_nobody_has(self.settings)
+        configure_logging_if_unset(self.settings)
         raise_limit()
         self._sampler.start()
         await asyncio.to_thread(self._sampler.wait_for_first_sample, FIRST_SAMPLE_S)
-        self._tell_what_is_there()
+        self._log_gpus()
         try:
             await self._authority.start()
         except JournalInUse as error:
@@ -140,7 +137,7 @@ class PoolApp:
             self._sampler.stop()
             raise
         with when_asked_to_stop(self._stop_waiting):
-            watch = asyncio.create_task(self._tell_when_it_grows_stale())
+            watch = asyncio.create_task(self._watch_readings())
             notify("READY=1")
             yield
             notify("STOPPING=1")
@@ -152,35 +149,35 @@ class PoolApp:
         self._sampler.stop()
 
     def _stop_waiting(self) -> None:
-        """Answer all calls that wait for something: they may not keep the server from stopping."""
+        """Answer all calls that wait: they must not keep the server from stopping."""
         self.pool.release_waiters()
         self._streams.close()
         self._page_data.stop()
 
-    def _in_a_line(self, send: Send) -> Send:
-        """Tell why the server cannot start without a traceback, where the reason says it all."""
+    def _with_start_error(self, send: Send) -> Send:
+        """Replace the traceback of a failed start by `why_not_started`."""
 
-        async def send_in_a_line(message: Message) -> None:
+        async def send_with_reason(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self.why_not_started is not None:
                 message = {**message, "message": f"The server cannot start: {self.why_not_started}"}
             await send(message)
 
-        return send_in_a_line
+        return send_with_reason
 
-    def _tell_what_is_there(self) -> None:
+    def _log_gpus(self) -> None:
         snapshot = self._sampler.snapshot
         kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
         logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
 
-    async def _tell_when_it_grows_stale(self) -> None:
-        """The thread that looks cannot say that it hangs; this one can. It also shows listeners what was measured."""
+    async def _watch_readings(self) -> None:
+        """Log when readings grow stale, which a sampler that hangs cannot do, and pass new readings to the streams."""
         was_stale = False
         shown: Snapshot | None = None
         while True:
             await asyncio.sleep(min(self.settings.refresh_interval, 1.0))
             if self._sampler.snapshot is not shown:
                 shown = self._sampler.snapshot
-                self._streams.show(shown)
+                self._streams.note_snapshot(shown)
             why = self.statistics.why_stale()
             if why is not None and not was_stale:
                 logger.warning("%s", why)
@@ -188,12 +185,12 @@ class PoolApp:
 
 
 def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], Probe] | None = None) -> PoolApp:
-    """The application, by the environment's settings unless others are given."""
+    """Make the application. The settings are those of the environment unless others are given."""
     return PoolApp(settings or ServerSettings.load(), make_probe)
 
 
 def journal_path(settings: ServerSettings) -> Path:
-    """Where the leases are written. GPUs that are not there have a journal of their own."""
+    """The path of the journal. Simulated GPUs have a journal of their own."""
     folder = state_dir(settings.gpu_pool_state_dir, os.environ, platform=sys.platform, uid=os.getuid())
     if settings.simulated_gpus is None:
         return folder / "leases.sqlite3"

@@ -1,4 +1,4 @@
-"""JSON as it is sent."""
+"""The JSON of answers."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from pydantic_core import to_json
 
 
 def encode(value: Any) -> bytes:
-    """JSON as bytes; what is not finite is unknown."""
+    """Encode as JSON; infinities and NaN become null."""
     return to_json(value, inf_nan_mode="null")

@@ -1,4 +1,4 @@
-"""Logs as lines for people, or as JSON for machines."""
+"""Log formats: text lines, or JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from .settings import DEFAULT_LOG_FORMAT, ServerSettings
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
-
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, logger, message, and the traceback where there is one."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
@@ -26,15 +23,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class WithoutThePage(logging.Filter):
-    """Leaves out of the access log that an open page looks anew, each second and all day long; what went wrong stays in."""
+class PagePollFilter(logging.Filter):
+    """Drops from the access log the successful polls of open pages, one a second each; failures stay."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
         self._path = f"{prefix}/ui/data/"
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
         match record.args:
             case (_, "GET", str(path), _, 200):
                 return not path.startswith(self._path)
@@ -42,7 +38,7 @@ class WithoutThePage(logging.Filter):
 
 
 def make_formatter(log_format: str) -> logging.Formatter:
-    """A formatter for LOG_FORMAT; one that is no good is replaced by the default, and said so."""
+    """Make the formatter for LOG_FORMAT; an invalid one is logged and replaced by the default."""
     if log_format.strip().lower() == "json":
         return JsonFormatter()
     try:
@@ -54,9 +50,9 @@ def make_formatter(log_format: str) -> logging.Formatter:
     return formatter
 
 
-def configure_logging_where_nobody_has(settings: ServerSettings) -> None:
-    """For an application that somebody else's uvicorn runs: its own logs as set, uvicorn's left as they are."""
-    logging.getLogger("uvicorn.access").addFilter(WithoutThePage(settings.api_prefix))
+def configure_logging_if_unset(settings: ServerSettings) -> None:
+    """Configure the application's own logs if another program's uvicorn runs it; uvicorn's logs stay as they are."""
+    logging.getLogger("uvicorn.access").addFilter(PagePollFilter(settings.api_prefix))
     if not logging.getLogger("uvicorn").handlers:
         configure_logging(settings)
     elif not logging.getLogger("gpu_worker_pool").hasHandlers():
@@ -73,7 +69,7 @@ def _send(settings: ServerSettings, name: str) -> None:
 
 
 def configure_logging(settings: ServerSettings) -> None:
-    """Send our own records and uvicorn's to standard error in one format."""
+    """Log our own records and uvicorn's to standard error in one format."""
     for name in ("gpu_worker_pool", "uvicorn"):
         _send(settings, name)
     for name in ("uvicorn.error", "uvicorn.access"):

@@ -1,4 +1,4 @@
-"""The other servers, asked in the background while a caller of /peers is there."""
+"""The other servers, polled in the background while /peers is called."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ASK_EVERY_S = 2.0
 ANSWER_WITHIN_S = 3.0
 MOST_BYTES = 2 * 1024 * 1024
 MOST_QUEUED = 200
-# So long after the last call of /peers they are asked no more.
-WATCHED_S = 30.0
-# So long the last pool of one that does not answer is shown.
+# The peers are polled for so long after the last call of /peers.
+WANTED_S = 30.0
+# The last pool of a peer that does not answer is shown for so long.
 KEPT_S = 60.0
-# The first call waits so long for those who answer soon.
+# The first call waits so long for the peers' answers.
 FIRST_ANSWERS_S = 1.0
-MOST_WORDS = 300
+MAX_ERROR_LENGTH = 300
 
 
 class Peer:
-    """One of them, and what is known of it: `is_up` is None until it has been asked since somebody began to look."""
+    """One peer and its last answer. `is_up` is None until the peer has been asked since the polling started."""
 
     def __init__(self, url: EndpointUrl) -> None:
         self.url = url.url
@@ -44,22 +44,20 @@ class Peer:
         self.answered_at: float | None = None
         self.was_asked = asyncio.Event()
 
-    def begin_anew(self) -> None:
-        """What it said stays for a while; whether it is up has to be found out again."""
+    def reset(self) -> None:
+        """Forget whether the peer is up, and keep its last pool."""
         self.is_up, self.error = None, None
         self.was_asked = asyncio.Event()
 
     def answered(self, pool: PeerPool, now: float) -> None:
-        """Its pool as it is now."""
         self.pool, self.node, self.server_id = pool
         self.is_up, self.error, self.answered_at = True, None, now
 
     def failed(self, why: str) -> None:
-        """It is down, or as good as that; its last pool is kept for a while."""
-        self.is_up, self.error = False, why[:MOST_WORDS]
+        """Note that the peer is down; its last pool is kept for a while."""
+        self.is_up, self.error = False, why[:MAX_ERROR_LENGTH]
 
     def encode(self, now: float) -> bytes:
-        """As the answer shows it."""
         age_s = None if self.answered_at is None else max(now - self.answered_at, 0.0)
         if age_s is None or age_s > KEPT_S:
             self.pool = None
@@ -75,7 +73,7 @@ class Peer:
 
 
 class Peers:
-    """All of them. Nobody is asked while nobody looks; `own_id` is this server's id, which may be among them."""
+    """All peers. They are polled only while /peers is called; `own_id` is this server's id, which may be among theirs."""
 
     def __init__(
         self,
@@ -89,58 +87,58 @@ class Peers:
         self._own_id = own_id
         self._clock = clock
         self._every_s = every_s
-        self._watched_at = -WATCHED_S
-        self._asking: asyncio.Task[None] | None = None
+        self._wanted_at = -WANTED_S
+        self._polling: asyncio.Task[None] | None = None
 
     @property
-    def is_watched(self) -> bool:
-        """Whether somebody wanted to know lately."""
-        return self._clock() - self._watched_at < WATCHED_S
+    def is_wanted(self) -> bool:
+        """Whether /peers was called lately."""
+        return self._clock() - self._wanted_at < WANTED_S
 
-    async def watch(self) -> None:
-        """Somebody wants to know: see to it that all are asked. Returns when they were, or soon."""
-        self._watched_at = self._clock()
-        if self._asking is None:
+    async def ensure_polling(self) -> None:
+        """Start or continue the polling; return when all peers were asked, or soon."""
+        self._wanted_at = self._clock()
+        if self._polling is None:
             for peer in self.peers:
-                peer.begin_anew()
-            self._asking = asyncio.create_task(self._ask_all())
+                peer.reset()
+            self._polling = asyncio.create_task(self._poll_all())
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWERS_S):
                 for peer in self.peers:
                     await peer.was_asked.wait()
 
     def encode(self) -> bytes:
-        """The answer, without this server itself."""
+        """Encode the peers, without this server itself."""
         now = self._clock()
         others = [peer.encode(now) for peer in self.peers if peer.server_id != self._own_id]
         return b'{"peers":[%b]}' % b",".join(others)
 
     async def close(self) -> None:
-        """Ask nobody any more."""
-        asking = self._asking
-        if asking is not None:
-            asking.cancel()
-            await asyncio.wait([asking])
+        """Stop the polling."""
+        polling = self._polling
+        if polling is not None:
+            polling.cancel()
+            await asyncio.wait([polling])
 
-    async def _ask_all(self) -> None:
+    async def _poll_all(self) -> None:
         async with Transport(max_bytes=MOST_BYTES) as transport:
-            # Each at its own pace: one that hangs delays no other.
-            asking = [asyncio.create_task(self._ask_again_and_again(transport, peer)) for peer in self.peers]
+            # Each has a task of its own: a peer that hangs delays no other.
+            tasks = [asyncio.create_task(self._poll(transport, peer)) for peer in self.peers]
             stopped: set[asyncio.Task[None]] = set()
             try:
-                while self.is_watched and not stopped:
-                    stopped, _ = await asyncio.wait(asking, timeout=self._every_s, return_when=asyncio.FIRST_COMPLETED)
+                while self.is_wanted and not stopped:
+                    stopped, _ = await asyncio.wait(tasks, timeout=self._every_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                # From here on the next caller of /peers begins again.
-                if self._asking is asyncio.current_task():
-                    self._asking = None
-                for task in asking:
+                # From here on the next call of /peers starts the polling again.
+                if self._polling is asyncio.current_task():
+                    self._polling = None
+                for task in tasks:
                     task.cancel()
-                await asyncio.wait(asking)
+                await asyncio.wait(tasks)
             for task in stopped:
-                task.result()  # they stop for a fault of their own only, which belongs into the log
+                task.result()  # a task ends only by a fault of ours, which must be logged
 
-    async def _ask_again_and_again(self, transport: Transport, peer: Peer) -> None:
+    async def _poll(self, transport: Transport, peer: Peer) -> None:
         while True:
             try:
                 raw = await transport.fetch("GET", f"{peer.url}/pool?queue={MOST_QUEUED}", timeout_s=ANSWER_WITHIN_S)
@@ -152,7 +150,7 @@ class Peers:
 
 
 class PeerPool(NamedTuple):
-    """The pool of a peer as it is passed on, and what tells the peer from others."""
+    """The pool of a peer as it is passed on, and the ids of the peer."""
 
     body: bytes
     node: str | None
@@ -160,7 +158,7 @@ class PeerPool(NamedTuple):
 
 
 def read_pool(raw: RawReply) -> PeerPool:
-    """A pool as it was answered, with at most so many of its queue; CallFailed where it is none."""
+    """Read a peer's answer, with at most so many of its queue; CallFailed if it is not a pool."""
     if raw.status != HTTPStatus.OK:
         raise CallFailed(f"it answers with status {raw.status}; is this a GPU server with leases?")
     try:
@@ -169,7 +167,7 @@ def read_pool(raw: RawReply) -> PeerPool:
         raise CallFailed("its answer is not JSON; is this a GPU server?") from None
     view = read(PoolView, pool)
     if view is None:
-        raise CallFailed("its answer is no pool; is this a GPU server?")
+        raise CallFailed("its answer is not a pool; is this a GPU server?")
     if isinstance(queue := pool.get("queue"), list):
         pool["queue"] = queue[:MOST_QUEUED]
     return PeerPool(encode(pool), view.node, view.server_id)

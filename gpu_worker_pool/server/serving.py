@@ -1,4 +1,4 @@
-"""Running the application: one way for every command that does."""
+"""Runs the application, for every command that serves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-# A long poll or a stream that is open when the server is asked to stop is cut off after this.
+# A long poll or a stream that is open when the server stops is cut off after this time.
 GRACE_S: Final = 1
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """Take the address, without letting anybody in yet; an OSError where it is not to be had (see `advice`)."""
+    """Bind the address without listening; OSError if it cannot be had (see `advice`)."""
     family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
     taken = socket.socket(family, kind)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,7 +34,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Take the address before anything else, so that a refusal is one clear line."""
+    """Listen before anything else starts, so that a failure is one clear line."""
     listener = bind(settings)
     try:
         listener.listen(2048)
@@ -45,21 +45,21 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:
-    """What is wrong with an address and what to do; `host` and `port` are what its user sets them by."""
+    """Say what is wrong with an address and what to do. `host` and `port` are the names of the user's settings."""
     if isinstance(error, socket.gaierror):
-        return f"this is no address of this machine; set {host} to one, or to 0.0.0.0 for all"
+        return f"this is not an address of this machine; set {host} to one, or to 0.0.0.0 for all"
     if isinstance(error, PermissionError):
         return f"ports below 1024 need more rights; set {port} to a higher one"
     if error.errno == errno.EADDRINUSE:
-        return f"the port is in use; stop who uses it, or set {port} to another one"
+        return f"the port is in use; stop the program that uses it, or set {port} to another one"
     return f"{error.strerror}; check {host} and {port}"
 
 
 def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | None = None) -> int:
-    """Serve until told to stop; the exit code for the shell. SystemExit where the application cannot start: its
-    `why_not_started` says why.
+    """Serve until stopped, and return the exit code. SystemExit if the application cannot start: its `why_not_started`
+    says why.
 
-    `on_ready` is called once, in the event loop, when the first look was taken, the leases are there and who connects is
+    `on_ready` is called once, in the event loop, when the first sample is taken, the leases are loaded and calls are
     answered.
     """
     settings = app.settings
@@ -69,23 +69,23 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         log_level=settings.log_level,
         access_log=settings.access_log,
         timeout_graceful_shutdown=GRACE_S,
-        # Whether a call was passed on is for us to judge, by the headers that this would take as true.
+        # The access rules judge proxies by the headers; uvicorn would trust those headers.
         proxy_headers=False,
         http=BoundedProtocol,
         ws="none",
     )
     host, port = listener.getsockname()[:2]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)
-    # Listening already: whoever is told that the server is ready can connect from that moment on.
+    # The socket listens already, so a client that is told of READY can connect at once.
     try:
         _Server(config, on_ready).run(sockets=[listener])
     except KeyboardInterrupt:
-        return 130  # as a shell reports a program that Ctrl-C ended
+        return 130  # a shell's exit code for Ctrl-C
     return 0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which tells when it has started."""
+    """A uvicorn server that reports its start."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""What the server reads from the environment, and from a file `.env` in the working directory."""
+"""The settings of the server, from the environment and a file `.env` in the working directory."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Path_ = Annotated[str, Field(pattern=r"^(/[\w./-]*)?$")]
 
 
 class ServerSettings(BaseSettings):
-    """All settings of the server. A value that is no good is logged with its name, and the default is used."""
+    """All settings of the server. An invalid value is logged with its name, and the default is used."""
 
     model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
 
-    host: str = Field("0.0.0.0", min_length=1)  # noqa: S104 - the documented default: a statistics server is there to be asked
+    host: str = Field("0.0.0.0", min_length=1)  # noqa: S104 - the documented default: other machines ask for statistics
     port: int = Field(8000, ge=0, le=65535)
-    # The only documented default that is not kept: an authority over leases does not restart because a file changed.
+    # The only documented default that is not kept: a server with leases must not restart because a file changed.
     reload: bool = False
     log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
     access_log: bool = True
@@ -66,8 +66,8 @@ class ServerSettings(BaseSettings):
     gpu_pool_peers: str | None = None
 
     gpu_pool_state_dir: str | None = None
-    # "full": a grant is on the disk before it is answered. "normal": it survives a crash of the server, and of the
-    # machine too but for the last moments.
+    # "full": a grant is on the disk before it is answered. "normal": a crash of the machine may lose the last grants; a
+    # crash of the server loses none.
     gpu_pool_durability: Literal["full", "normal"] = "full"
     gpu_pool_tokens: SecretStr | None = None
     gpu_pool_tokens_file: str | None = None
@@ -79,8 +79,8 @@ class ServerSettings(BaseSettings):
     gpu_pool_max_queued_per_owner: int = Field(1_000, ge=1, le=100_000)
     gpu_pool_max_waiting: int = Field(4_000, ge=1, le=60_000)
 
-    # A file that could not be read may have had tokens in it.
-    _has_lost_a_file: bool = PrivateAttr(default=False)
+    # A file that cannot be read may contain tokens.
+    _is_env_file_unreadable: bool = PrivateAttr(default=False)
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -90,11 +90,11 @@ class ServerSettings(BaseSettings):
     @field_validator("host", mode="after")
     @classmethod
     def _without_brackets(cls, value: str) -> str:
-        return value.strip("[]")  # as IPv6 addresses stand in URLs
+        return value.strip("[]")  # as IPv6 addresses are written in URLs
 
     @field_validator("cuda_visible_devices", mode="after")
     @classmethod
-    def _none_is_not_set(cls, value: str | None) -> str | None:
+    def _none_means_unset(cls, value: str | None) -> str | None:
         return None if value is not None and value.strip() == "None" else value
 
     @field_validator("simulated_gpus", mode="after")
@@ -111,7 +111,7 @@ class ServerSettings(BaseSettings):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _default_for_what_is_no_good(
+    def _default_if_invalid(
         cls,
         value: Any,
         handler: ValidatorFunctionWrapHandler,
@@ -128,17 +128,16 @@ class ServerSettings(BaseSettings):
 
     @classmethod
     def load(cls, **given: Any) -> ServerSettings:
-        """What is given, else from the environment, else from .env; a file that cannot be read is logged and left out."""
+        """Load the given values, else the environment, else .env; a file that cannot be read is logged and ignored."""
         try:
             return cls(**given)
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
             settings = cls(**given, _env_file=None)
-            settings._has_lost_a_file = True
+            settings._is_env_file_unreadable = True
             return settings
 
     def pool_settings(self) -> PoolSettings:
-        """The rules of the pool."""
         return PoolSettings(
             thresholds=Thresholds(self.gpu_memory_threshold_percent, self.gpu_utilization_threshold_percent),
             workers_per_gpu=self.gpu_pool_workers_per_gpu,
@@ -149,30 +148,30 @@ class ServerSettings(BaseSettings):
         )
 
     def load_tokens(self) -> Tokens:
-        """Who may write from elsewhere. What cannot be read lets nobody in, and is not taken for "no tokens"."""
+        """Load the tokens. Tokens that cannot be read admit no caller, and do not count as "no tokens"."""
         texts = [self.gpu_pool_tokens.get_secret_value()] if self.gpu_pool_tokens else []
         try:
             if self.gpu_pool_tokens_file:
                 texts.append(Path(self.gpu_pool_tokens_file).read_text(encoding="utf-8"))
             tokens = Tokens.parse("\n".join(texts))
         except (ValueError, OSError) as error:
-            # A decoding error would show what it could not decode.
+            # A decoding error would quote a part of the tokens.
             reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error
-            logger.error("the tokens cannot be used (%s); no token is accepted until that is mended", reason)  # noqa: TRY400
+            logger.error("the tokens cannot be used (%s); no token is accepted until that is fixed", reason)  # noqa: TRY400
             return Tokens.broken()
-        if tokens.is_unset and (texts or self._has_lost_a_file):
-            logger.error("no token was found where some were configured; none is accepted until that is mended")
+        if tokens.is_unset and (texts or self._is_env_file_unreadable):
+            logger.error("no token was found where some were configured; none is accepted until that is fixed")
             return Tokens.broken()
         return tokens
 
     @property
     def stale_after_s(self) -> float:
-        """How old the last reading may be before it is called stale."""
+        """The age at which the last reading is stale."""
         return max(5.0, 3 * self.refresh_interval)
 
 
 def get_bool_env(key: str, default: bool) -> bool:  # noqa: FBT001 - the documented signature
-    """A truth value from the environment: true, 1, yes or on, in any case."""
+    """Read a truth value from the environment: true, 1, yes or on, in any case."""
     text = os.environ.get(key)
     if text is None:
         return default
@@ -184,12 +183,12 @@ def get_bool_env(key: str, default: bool) -> bool:  # noqa: FBT001 - the documen
 
 
 def get_float_env(key: str, default: float) -> float:
-    """A number from the environment, or the default where there is none or no good one."""
+    """Read a number from the environment; the default if it is missing or invalid."""
     return _number_env(key, default, float)
 
 
 def get_int_env(key: str, default: int) -> int:
-    """A whole number from the environment, or the default where there is none or no good one."""
+    """Read a whole number from the environment; the default if it is missing or invalid."""
     return _number_env(key, default, int)
 
 

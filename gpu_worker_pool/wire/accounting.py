@@ -1,4 +1,4 @@
-"""Bodies that tell who used the GPUs."""
+"""Bodies of the accounting calls: who used the GPUs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpu_worker_pool.core.model.lease import EndReason
 
 @dataclass(frozen=True, kw_only=True)
 class UsageTotal:
-    """What leases come to within the span. A lease of two GPUs for an hour is two GPU-hours.
+    """The use by leases within the span. A lease of two GPUs for an hour is two GPU-hours.
 
-    `gpu_hours` is of exclusive leases, `shared_gpu_hours` of those that asked for an amount of memory: these overlap on
-    a GPU. `leases` is how many held GPUs, `running` how many of them still do, `longest_hours` how long the longest did.
-    `wait_hours` were spent in the queue, also by requests that left it without a GPU. Of `unknown_leases` and
-    `unknown_waits` the duration is not known: a clock was set meanwhile.
+    `gpu_hours` is of exclusive leases, `shared_gpu_hours` of leases with an amount of memory, which overlap on a GPU.
+    `leases` is the number of leases that held GPUs, `running` how many still do, `longest_hours` the duration of the
+    longest. `wait_hours` is the time in the queue, also of requests that left it without a GPU. The durations of
+    `unknown_leases` and `unknown_waits` are unknown, because a clock was set meanwhile.
     """
 
     gpu_hours: float
@@ -39,19 +39,19 @@ class _Owners:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerUsage(UsageTotal, _Owner):
-    """What the leases of one owner come to; null is for requests that named no owner."""
+    """The use by one owner; null is for requests that named no owner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherUsage(UsageTotal, _Owners):
-    """What the leases of all further owners come to, and how many owners they are."""
+    """The use by all further owners, and their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageView:
-    """Who used the GPUs from `since` to before `until`, and for how long; the owner who used most comes first.
+    """The use of the GPUs from `since` to before `until` by owner, most use first.
 
-    Of what ended before `complete_since` not everything is known any more; null: all is known. `others` is null unless
+    Not all leases that ended before `complete_since` are known any more; null: all are known. `others` is null unless
     there are too many owners to show each.
     """
 
@@ -69,7 +69,7 @@ class UsageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
-    """A time in which a lease held the GPU; `until` is null where it still does. `label` is its label `command`."""
+    """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`."""
 
     lease_id: str
     owner: str | None
@@ -83,7 +83,7 @@ class TimelineSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineGpu:
-    """A GPU and its holders, in the order in which they got it. One that is no longer there has no index and no name."""
+    """A GPU and its holders, in the order of their grants. A GPU that was removed has no index and no name."""
 
     uuid: str
     gpu_id: int | None
@@ -93,11 +93,11 @@ class TimelineGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineView:
-    """Who held which GPU at some time from `since` to `until`; a span may have begun before.
+    """The holders of each GPU from `since` to `until`; a span may have begun earlier.
 
-    Of what ended before `complete_since` not everything is known any more; null: all is known. `is_cut`: there were too
-    many spans, and those that ended first are left out. `unknown_leases` are left out as well: a clock was set while
-    they held their GPUs.
+    Not all leases that ended before `complete_since` are known any more; null: all are known. `is_cut`: there are too
+    many spans, and those that ended first are left out. `unknown_leases` are left out too: a clock was set while they
+    held their GPUs.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""What may be sent: the bounds of every number and text, and how a type says that a field keeps them."""
+"""The bounds of every number and text that a caller may send, and the annotations that state them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_QUEUE = 999_999_999
 FEWEST_HOURS, DEFAULT_HOURS, MOST_HOURS = 0.1, 6.0, 168.0
 FEWEST_PACE_S, MOST_PACE_S = 0.1, 60.0
 
-# Control characters and those that break a line or turn its direction are refused: these texts stand in logs and
-# terminals. The same pattern is read by Python and, from the OpenAPI document, by others.
+# Control characters and those that break a line or turn its direction are refused: these texts appear in logs and
+# terminals. Python reads this pattern, and other programs read it in the OpenAPI document.
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]*$"
 _PRINTABLE = re.compile(PRINTABLE.removesuffix("$") + r"\Z")
-# Signs that need no escape in a URL; "." and ".." would not arrive, as a path is shortened by them.
+# Characters that need no escape in a URL; "." and ".." would not arrive, because they shorten a path.
 LEASE_ID = r"^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}$"
 _LEASE_ID = re.compile(LEASE_ID.removesuffix("$").replace("{1,2}$", r"{1,2}\Z") + r"\Z")
 _LABEL_KEY = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_LABEL_KEY}}}")
@@ -32,8 +32,6 @@ _LABEL_KEY = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_LABEL_KEY}}}")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number must be `low` to `high`."""
-
     low: float
     high: float
 
@@ -43,33 +41,30 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Printable:
-    """A text must have at most `longest` characters, all of which can be printed."""
+    """A text must have at most `longest` characters, all printable."""
 
     longest: int
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the OpenAPI document says of a field."""
+    """The description of a field in the OpenAPI document."""
 
     text: str
 
 
 def show_number(value: float) -> str:
-    """A bound as it was written."""
     return f"{value:.15g}"
 
 
 def is_printable(text: str) -> bool:
-    """Whether a text may stand in a log or a terminal."""
+    """Whether a text may appear in a log or on a terminal."""
     return _PRINTABLE.match(text) is not None and not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def is_lease_id(text: str) -> bool:
-    """Whether a client may choose this id for a lease."""
     return _LEASE_ID.fullmatch(text) is not None
 
 
 def is_label_key(text: str) -> bool:
-    """Whether a label may have this name."""
     return _LABEL_KEY.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""The data of Server-Sent Events, by the event's name. Those about a lease carry the lease as it was."""
+"""The data of Server-Sent Events by the event's name. Events about a lease carry the lease as it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .statistics import GpuSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainedGpu:
-    """A GPU that is free of the processes of a lease that ended."""
+    """A GPU without processes of a lease that ended."""
 
     lease_id: str
     node: str
@@ -43,7 +43,7 @@ class IgnoredNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueChange:
-    """The queue as it is now: how long, and the ids of the first."""
+    """The queue: its length and the ids of the first waiters."""
 
     length: int
     first: tuple[str, ...]
@@ -51,7 +51,7 @@ class QueueChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """Events that only say that something happened."""
+    """An event without data."""
 
 
 AnyLease = LeaseView | WaitingLeaseView | DrainingLeaseView

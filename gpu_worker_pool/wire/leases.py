@@ -29,7 +29,7 @@ VerdictCode = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRef:
-    """Which GPU. The index and the name are null until the GPU has been read after a restart."""
+    """A GPU. Its index and name are null until it has been read after a restart."""
 
     node: str | None = None
     gpu_id: int | None = None
@@ -39,7 +39,7 @@ class GpuRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictView:
-    """Whether a GPU may be granted, in a word (`code`) and in a sentence. The code says which further keys there are."""
+    """Whether a GPU may be granted, as a code and as a sentence. The code determines the other keys."""
 
     code: VerdictCode
     text: str | None = None
@@ -68,7 +68,7 @@ class VerdictView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObstacleView(VerdictView):
-    """What stands between one GPU and a waiting request."""
+    """Why a waiting request does not get this GPU."""
 
     node: str | None = None
     gpu_id: int | None = None
@@ -77,7 +77,7 @@ class ObstacleView(VerdictView):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WishesView:
-    """What was asked for. `among` are the only GPUs that will do; null: any."""
+    """What was requested. `among` are the only GPUs that may be granted; null: any."""
 
     gpus: int = 1
     memory_mb: float | None = None
@@ -89,7 +89,7 @@ class WishesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """A lease, from asking to the end. `env` is for the environment of a process that uses it; position 1 is next."""
+    """A lease, from the request to its end. `env` is for the environment of a process that uses it; position 1 is next."""
 
     id: str
     state: LeaseState
@@ -117,7 +117,7 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingLeaseView(LeaseView):
-    """A queued lease that was asked for by its id: with what stands between it and each GPU."""
+    """A queued lease, shown by its id, with the obstacle at each GPU."""
 
     obstacles: tuple[ObstacleView, ...] = ()
 
@@ -147,7 +147,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRenewed:
-    """A lease that is over; the reason says how, or `unknown`."""
+    """A lease that has ended; the reason says how, or `unknown`."""
 
     id: str
     reason: str = "unknown"
@@ -155,7 +155,7 @@ class NotRenewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewAnswer:
-    """What became of each id."""
+    """The outcome for each id."""
 
     renewed: tuple[Renewed, ...] = ()
     lost: tuple[NotRenewed, ...] = ()

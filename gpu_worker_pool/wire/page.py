@@ -1,4 +1,4 @@
-"""Bodies that only the page asks for."""
+"""Bodies of the page's calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RecentKind = Literal["queued", "granted", "ended", "drained", "out_of_service", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentEvent:
-    """Something that happened lately. `label` is the lease's label `command`."""
+    """A recent event. `label` is the lease's label `command`."""
 
     at: str | None
     kind: RecentKind
@@ -28,7 +28,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class PageExtras:
-    """What the page shows beside the pool."""
+    """The page's data besides the pool."""
 
     now: str | None
     started_at: str | None
@@ -52,12 +52,12 @@ class _PagePool:
 
 @dataclass(frozen=True, kw_only=True)
 class PageView(PageExtras, _PagePool):
-    """The pool, and what the page shows beside it."""
+    """The pool and the page's other data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """The past readings of one GPU; null where it was not read."""
+    """The past readings of one GPU; null if it was not read."""
 
     memory_percent: tuple[float | None, ...]
     utilization_percent: tuple[float | None, ...]
@@ -74,7 +74,7 @@ class PastView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeView:
-    """Whose the token is that was sent."""
+    """The name that a token proves."""
 
     name: str | None
     is_admin: bool

@@ -1,4 +1,4 @@
-"""Bodies that show a node at a glance."""
+"""Bodies of `/pool` and `/peers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GpuState = Literal["free", "leased", "shared", "draining", "out_of_service", "un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolProcess:
-    """A process on a GPU, and whose it is. `is_outside` is null where it is not known whether it belongs to a lease."""
+    """A process on a GPU and its leases. `is_outside` is null if it is unknown whether it belongs to a lease."""
 
     pid: int
     name: str | None = None
@@ -24,7 +24,7 @@ class PoolProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGpu:
-    """A GPU with its state in a word, and why."""
+    """A GPU with its state and the reason."""
 
     node: str | None = None
     gpu_id: int | None = None
@@ -47,7 +47,7 @@ class PoolGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingGpu:
-    """A GPU that is out of service, and not there."""
+    """A GPU that is out of service and was removed."""
 
     node: str
     uuid: str
@@ -64,7 +64,7 @@ class ThresholdsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """The node at a glance. `server_id` tells one server from another until it restarts, `machine` one machine."""
+    """The node at a glance. `server_id` identifies the server until it restarts, `machine` the machine."""
 
     node: str | None = None
     gpus: tuple[PoolGpu, ...]
@@ -94,8 +94,8 @@ class IgnoredProcesses:
 class PeerView:
     """Another server. `is_up` is null until it has been asked; `error` is why it is not up.
 
-    `age_s` is how long ago it answered last; null: never yet. `pool` is what its `/pool` said then, with at most 200 of
-    its queue; null where that is more than a minute ago.
+    `age_s` is the time since its last answer; null: it has not answered yet. `pool` is its `/pool` at that time, with
+    at most 200 of its queue; null if that is more than a minute ago.
     """
 
     url: str
@@ -108,6 +108,6 @@ class PeerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersView:
-    """The other servers that this one is told of, in the order of the setting; without itself."""
+    """The other servers in GPU_POOL_PEERS, in that order, without this server itself."""
 
     peers: tuple[PeerView, ...]

@@ -1,8 +1,8 @@
-"""Reads what another server sends, tolerantly: what is missing or of another kind is None, never 0.
+"""Reads the answers of other servers tolerantly: a value that is missing or of another kind is None, never 0.
 
-A body is read by its type. A field that cannot be read becomes its default, or None where the type allows that; where it
-allows neither, there is no such body, and a list is read without it. Unknown keys are passed over. So an older, a newer or
-a foreign server can be used for all that it does say.
+A body is read by its type. A field that cannot be read becomes its default, or None if the type allows that; otherwise
+the body cannot be read, and a list leaves it out. Unknown keys are ignored. So the client can use an older, a newer or a
+foreign server for all that it reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-# No measurement is so large, and nothing counts so far.
+# No measurement and no count is so large.
 MOST = 1e15
 MOST_WHOLE = 2**63
 _UNREADABLE: Any = object()
@@ -26,7 +26,7 @@ _Read = Callable[[Any, Clean], Any]
 
 
 def read(kind: type[T], data: object, *, clean: Clean = str) -> T | None:
-    """The body of this kind in what JSON held; None where it is none. Every text goes through `clean`."""
+    """Read a body of this kind from JSON; None if it cannot be read. Every text goes through `clean`."""
     hashable: Any = kind
     found = _reader(hashable)(data, clean)
     return None if found is _UNREADABLE else found
@@ -42,22 +42,22 @@ def has_all(body: object, data: object, *names: str) -> bool:
 
 
 def read_number(value: object) -> float | None:
-    """A JSON number that something may have measured."""
-    # Compared before it is made a float: a whole number of a thousand digits becomes none.
+    """Read a measured number; None if it is not one."""
+    # Compared before the conversion: a whole number of a thousand digits cannot become a float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
         return None
     return float(value)
 
 
 def read_whole(value: object) -> int | None:
-    """A JSON number that something may have counted."""
+    """Read a count; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_WHOLE:
         return None
     return int(value) if int(value) == value else None
 
 
 def read_time(text: str | None) -> float | None:
-    """A time in ISO 8601 as wall-clock seconds; None where it is none, or cannot be shown in every time zone."""
+    """Read an ISO 8601 time as wall-clock seconds; None if it is not one, or some time zone cannot show it."""
     try:
         at = datetime.fromisoformat(text or "")
         wall_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
@@ -68,7 +68,7 @@ def read_time(text: str | None) -> float | None:
 
 @lru_cache(maxsize=128)
 def _reader(kind: Any) -> _Read:
-    """What reads a value of this type; it answers _UNREADABLE where the value is of another."""
+    """The reader for this type; it returns _UNREADABLE for a value of another type."""
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _body(kind)
@@ -103,7 +103,7 @@ _PLAIN: dict[Any, _Read] = {
 
 
 def _first_of(kinds: tuple[Any, ...]) -> _Read:
-    # Of several bodies the last is tried first: it says more than the one it extends.
+    # Of several bodies the last is tried first, because it extends the others.
     readers = [_reader(kind) for kind in reversed(kinds)]
 
     def read_first(value: Any, clean: Clean) -> Any:

@@ -1,4 +1,4 @@
-"""Names of servers, looked up."""
+"""Looks up the names of servers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 
 class PatientResolver(AbstractResolver):
-    """Looks names up in threads that nothing waits for.
+    """Looks names up in daemon threads.
 
-    A name server that hangs would otherwise take the threads that other work is done in, and keep the program from
-    stopping. The connector looks up each name once at a time, so there are never more threads than names.
+    A name server that hangs would otherwise block the threads of other work, and keep the program from stopping. The
+    connector looks up each name once at a time, so there are never more threads than names.
     """
 
     async def resolve(
@@ -40,7 +40,7 @@ class PatientResolver(AbstractResolver):
                     )
                     for kind, _, protocol, _, address in answers
                 ]
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(tell, outcome)
 
         def tell(outcome: list[ResolveResult] | OSError) -> None:

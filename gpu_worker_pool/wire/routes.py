@@ -1,4 +1,4 @@
-"""The route table: every call that there is. Router, home page, OpenAPI document and their tests are made from it."""
+"""The route table: every call of the server. The router, the home page and the OpenAPI document are made from it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Method = Literal["GET", "PUT", "POST", "DELETE"]
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 PAGE_HOURS = ("1", "6", "24", "168")
-# What every writing call may be refused with, before it is carried out.
+# The refusals of every writing call, before it is carried out.
 WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the query. `unit` is what a number counts, `choices` are the only texts that will do."""
+    """A parameter of the query. `unit` is what a number counts; `choices` are the only valid texts."""
 
     name: str
     note: str
@@ -31,10 +31,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of a resource. `answer` is the type of its body; None where that is no JSON.
+    """One method of a resource. `answer` is the type of its JSON body, or None.
 
     `caller` says who may make the call: `anyone`, a `writer` (on the server's machine, or with a token) or an `admin`.
-    A `polled` route is answered from bytes that are there already, before anything else is looked at.
+    A `polled` route is answered from bytes that are encoded already, before anything else is checked.
     """
 
     method: Method
@@ -53,11 +53,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A path, and what can be done there. `help` is what the home page says of it; None where it is not listed.
+    """A path and its methods. `help` is its text on the home page; None if it is not listed.
 
-    A parameter in the path takes everything up to what follows it, slashes included. `tag` groups the calls in the
-    document; those of the page have its headers. `cors` says when a page of any origin may read the answer to a GET:
-    `always`, or only where a browser says that it `asks`; the data of the page itself `never`.
+    A parameter in the path matches everything up to the text that follows it, slashes included. `tag` groups the calls
+    in the document; calls of the page have its headers. `cors` says when a page of any origin may read the answer to a
+    GET: `always`, or only if the browser `asks`; the page's own data `never`.
     """
 
     path: str
@@ -67,25 +67,27 @@ class Resource:
     cors: Literal["always", "asks", "never"] = "always"
 
 
-WAIT_S = Parameter("wait_s", "Hold the answer back while it is queued.", 0.0, Range(0, MAX_WAIT_S), "seconds")
+WAIT_S = Parameter(
+    "wait_s", "How long to hold the answer back while the request is queued.", 0.0, Range(0, MAX_WAIT_S), "seconds"
+)
 DEVICES = Parameter("devices", "How `env` names the GPUs.", "index", choices=("index", "uuid"))
-QUEUE = Parameter("queue", "Show at most so many of those who wait.", None, Range(0, MAX_QUEUE), is_whole=True)
+QUEUE = Parameter("queue", "Show at most so many waiters.", None, Range(0, MAX_QUEUE), is_whole=True)
 SINCE = Parameter(
     "since",
-    "From when on: ISO 8601 (UTC unless it says otherwise) or seconds since 1970. A day before the end.",
+    "Start of the span: ISO 8601 (UTC unless it says otherwise) or seconds since 1970. Default: a day before its end.",
 )
-UNTIL = Parameter("until", "To before when, likewise. Now.")
+UNTIL = Parameter("until", "End of the span, likewise. Default: now.")
 HOURS = Parameter("hours", "How far back from now.", DEFAULT_HOURS, Range(FEWEST_HOURS, MOST_HOURS), "hours")
 HOURS_OF_PAGE = Parameter("hours", "How far back from now.", "6", choices=PAGE_HOURS)
 PACE_S = Parameter(
     "pace_s",
-    "Only that something happened (`changed`), and at most once in so many seconds.",
+    "Send only the event `changed`, at most once in so many seconds.",
     None,
     Range(FEWEST_PACE_S, MOST_PACE_S),
     "seconds",
 )
 
-ASKED = ((200, "It was there already"), (201, "Granted"), (202, "Queued, after up to wait_s"))
+ASKED = ((200, "The lease exists already"), (201, "Granted"), (202, "Queued, after up to wait_s"))
 ANY_LEASE = leases.LeaseView | leases.WaitingLeaseView | leases.DrainingLeaseView
 ANY_GPU = pool.PoolGpu | pool.MissingGpu
 
@@ -116,9 +118,9 @@ TABLE: tuple[Resource, ...] = (
         "This help message",
         _get(
             "home",
-            "What there is",
+            "The list of calls",
             service.Home,
-            statuses=((200, "Successful Response"), (307, "To the page, for a browser")),
+            statuses=((200, "Successful Response"), (307, "Redirect to the page, for a browser")),
         ),
     ),
     _for_page("/ui", "The page: see the pool in a browser", _get("page", "The page", None, media_type="text/html")),
@@ -131,16 +133,16 @@ TABLE: tuple[Resource, ...] = (
     Resource(
         "/gpu/count",
         "Get number of installed GPUs",
-        (_get("gpu_count", "How many GPUs", statistics.GpuCount, is_polled=True),),
+        (_get("gpu_count", "The number of GPUs", statistics.GpuCount, is_polled=True),),
         cors="asks",
     ),
     Resource(
         "/gpu/summary",
         "Get summary of GPU usage",
-        (_get("gpu_summary", "All GPUs in short", statistics.GpuSummary, is_polled=True),),
+        (_get("gpu_summary", "All GPUs in brief", statistics.GpuSummary, is_polled=True),),
         cors="asks",
     ),
-    _statistics("/health", "Health check endpoint", _get("health", "Whether all is well", service.Health)),
+    _statistics("/health", "Health check endpoint", _get("health", "The health of the server", service.Health)),
     _statistics("/config", "Get server configuration", _get("config", "The settings in force", service.Configuration)),
     _statistics(
         "/gpu/history",
@@ -155,12 +157,12 @@ TABLE: tuple[Resource, ...] = (
     ),
     Resource(
         "/leases/{lease_id}",
-        "PUT: ask for a GPU; GET: the lease as it is; DELETE: give it back",
+        "PUT: request a GPU; GET: show the lease; DELETE: release it",
         (
             _write(
                 "PUT",
                 "request_lease",
-                "Ask for GPUs, or ask again",
+                "Request GPUs, or repeat the request",
                 ANY_LEASE,
                 409,
                 429,
@@ -168,15 +170,15 @@ TABLE: tuple[Resource, ...] = (
                 query=(DEVICES,),
                 statuses=ASKED,
             ),
-            _get("show_lease", "The lease as it is", ANY_LEASE, (404, 422, 503), query=(WAIT_S, DEVICES)),
-            _write("DELETE", "release_lease", "Give back, or leave the queue", ANY_LEASE, 404),
+            _get("show_lease", "Show the lease", ANY_LEASE, (404, 422, 503), query=(WAIT_S, DEVICES)),
+            _write("DELETE", "release_lease", "Release the lease, or leave the queue", ANY_LEASE, 404),
         ),
         tag="leases",
     ),
     Resource(
         "/leases/renew",
-        "POST: a sign of life for leases",
-        (_write("POST", "renew_leases", "A sign of life for leases", leases.RenewAnswer, form=forms.RenewForm),),
+        "POST: a heartbeat for leases",
+        (_write("POST", "renew_leases", "A heartbeat for leases", leases.RenewAnswer, form=forms.RenewForm),),
         tag="leases",
     ),
     Resource(
@@ -199,17 +201,17 @@ TABLE: tuple[Resource, ...] = (
     ),
     Resource(
         "/peers",
-        "Get the pools of the other servers that this one is told of",
+        "Get the pools of the other servers in GPU_POOL_PEERS",
         (_get("peers", "The pools of other servers", pool.PeersView, (422,)),),
         tag="leases",
     ),
     Resource(
         "/events",
-        "Follow what happens, as Server-Sent Events",
+        "Follow the events of the pool, as Server-Sent Events",
         (
             _get(
                 "events",
-                "What happens, as Server-Sent Events",
+                "The events of the pool, as Server-Sent Events",
                 None,
                 (422, 503),
                 query=(PACE_S,),
@@ -220,8 +222,8 @@ TABLE: tuple[Resource, ...] = (
     ),
     Resource(
         "/admin/leases/{lease_id}/revoke",
-        "POST: take a lease away (admin)",
-        (_admin("POST", "revoke_lease", "Take a lease away", ANY_LEASE, 404),),
+        "POST: revoke a lease (admin)",
+        (_admin("POST", "revoke_lease", "Revoke a lease", ANY_LEASE, 404),),
         tag="admin",
     ),
     Resource(
@@ -243,14 +245,14 @@ TABLE: tuple[Resource, ...] = (
     Resource(
         "/admin/gpus/{gpu}/undrain",
         "POST: put a GPU back into service (admin)",
-        (_admin("POST", "undrain_gpu", "Put it back", ANY_GPU, 404),),
+        (_admin("POST", "undrain_gpu", "Put a GPU back into service", ANY_GPU, 404),),
         tag="admin",
     ),
     Resource(
         "/admin/ignored-processes/{name}",
-        "PUT, DELETE: leave processes of a name out of the reckoning (admin)",
+        "PUT: ignore processes of a name; DELETE: count them again (admin)",
         (
-            _admin("PUT", "ignore_process", "Leave processes of this name out", pool.IgnoredProcesses),
+            _admin("PUT", "ignore_process", "Ignore processes of this name", pool.IgnoredProcesses),
             _admin("DELETE", "count_process", "Count processes of this name again", pool.IgnoredProcesses),
         ),
         tag="admin",
@@ -258,10 +260,10 @@ TABLE: tuple[Resource, ...] = (
     _statistics("/livez", "Whether the server is alive", _get("livez", "Whether the server is alive", service.Alive)),
     _statistics(
         "/readyz",
-        "Whether the server has something to show",
-        _get("readyz", "Whether the server has something to show", service.Alive, (503,)),
+        "Whether the server has fresh readings",
+        _get("readyz", "Whether the server has fresh readings", service.Alive, (503,)),
     ),
-    _for_page("/ui/data/me", None, _get("page_me", "Whose the token is", page.MeView, (401, 403, 422))),
+    _for_page("/ui/data/me", None, _get("page_me", "The name that the token proves", page.MeView, (401, 403, 422))),
     _for_page("/ui/data/pool", None, _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
     _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
     _for_page("/ui/data/usage", None, _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),

@@ -1,4 +1,4 @@
-"""Telling whether two endpoints are one server: it may go by several names, and must not be counted twice."""
+"""Finds endpoints that are the same server: a server may have several names, and must not be counted twice."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 
 def same_as(servers: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """For each endpoint that is an earlier one by another name, the earlier one; from pairs of endpoint and server id.
+    """Map each endpoint that repeats a server to the first endpoint of that server, from pairs of endpoint and server
+    id.
 
-    A server that tells no id is taken for one of its own.
+    A server without an id counts as a server of its own.
     """
     first: dict[str, str] = {}
     found = {}

@@ -1,4 +1,4 @@
-"""Bodies that are about the server itself, and its errors."""
+"""Bodies about the server itself, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """What there is."""
+    """The calls of this server."""
 
     message: str | None = None
     version: str | None = None
@@ -29,7 +29,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether all is well; `degraded` comes with a reason."""
+    """The health of the server; `degraded` has a reason."""
 
     status: Literal["healthy", "degraded"]
     nvidia_smi_available: bool
@@ -43,7 +43,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
-    """The answer to a probe, where it is yes."""
+    """A positive answer to a probe."""
 
     status: Literal["alive", "ready"]
     source: str
@@ -51,7 +51,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPart:
-    """How the server was started."""
+    """The settings of the process."""
 
     host: str
     port: int
@@ -63,7 +63,7 @@ class ServerPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiPart:
-    """How the API was set up."""
+    """The settings of the API."""
 
     title: str
     version: str
@@ -84,7 +84,7 @@ class MonitoringPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteringPart:
-    """Which GPUs are shown."""
+    """The filter of GPUs."""
 
     cuda_visible_devices: str | None
     visible_gpu_ids: tuple[int, ...]
@@ -95,7 +95,7 @@ class FilteringPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The settings in force. There is no secret among them."""
+    """The settings in force; none of them is secret."""
 
     server: ServerPart
     api: ApiPart

@@ -61,7 +61,7 @@ class GpuStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCount:
-    """How many GPUs."""
+    """The number of GPUs."""
 
     gpu_count: int
     timestamp: str
@@ -71,7 +71,7 @@ class GpuCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInShort:
-    """One GPU in short."""
+    """One GPU in brief."""
 
     gpu_id: int
     name: str | None = None
@@ -83,7 +83,7 @@ class GpuInShort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSummary:
-    """All GPUs in short, with totals of what is known."""
+    """All GPUs in brief, with totals of the known values."""
 
     gpu_count: int | None = None
     total_memory_mb: int | None = None

@@ -1,4 +1,4 @@
-"""Reads what a caller sends, to the letter: no unknown fields, no numbers in quotes, no true for 1, nothing infinite."""
+"""Reads a caller's body strictly: no unknown fields, no numbers in quotes, no true for 1, no infinities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FormT = TypeVar("FormT")
 
 
 class FormError(ValueError):
-    """What was sent cannot be used: 400 where it could not be read, 422 where it was read and makes no sense."""
+    """A body that cannot be used: 400 if it cannot be read, 422 if a value is invalid."""
 
     def __init__(self, detail: str, status: int = 422) -> None:
         super().__init__(detail)
@@ -29,7 +29,7 @@ class FormError(ValueError):
 
 
 def parse_form(kind: type[FormT], body: bytes) -> FormT:
-    """The form in a body, an empty one being `{}`; FormError, with a sentence for each of the first faults, otherwise."""
+    """Read a form; an empty body counts as `{}`. A FormError has a sentence for each of the first faults."""
     data = _read_object(body) if body else {}
     hashable: Any = kind
     known = _fields(hashable)
@@ -48,9 +48,9 @@ def parse_form(kind: type[FormT], body: bytes) -> FormT:
 
 
 def check_lease_id(text: str) -> str:
-    """The id itself; FormError if it is none."""
+    """Return the id; FormError if it is invalid."""
     if not is_lease_id(text):
-        raise FormError(f"{_show(text)} is no lease id; 1 to 128 letters, digits, or any of . _ ~ - are possible.")
+        raise FormError(f"{_show(text)} is not a lease id; it must be 1 to 128 letters, digits or signs (. _ ~ -).")
     return text
 
 
@@ -102,21 +102,17 @@ def _check_of(bare: Any, bounds: tuple[Any, ...]) -> Callable[[str, Any], Any]:
 
 def _number(name: str, value: Any, limits: Range, *, is_whole: bool) -> float:
     if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float) or not isfinite(value):
-        raise _fault(name, f"{_show(value)} is not a {'whole' if is_whole else 'finite'} number; {_possible(limits)}")
+        raise _fault(name, f"{_show(value)} is not a {'whole' if is_whole else 'finite'} number; it must be {limits}")
     if not limits.low <= value <= limits.high:
-        raise _fault(name, f"{_show(value)} is out of range; {_possible(limits)}")
+        raise _fault(name, f"{_show(value)} is out of range; it must be {limits}")
     return value if is_whole else float(value)
-
-
-def _possible(limits: Range) -> str:
-    return f"{limits} are possible"
 
 
 def _text(name: str, value: Any, longest: int) -> str:
     if not isinstance(value, str):
         raise _fault(name, f"{_show(value)} is not a text")
     if len(value) > longest:
-        raise _fault(name, f"{len(value)} characters are too many; at most {longest} are possible")
+        raise _fault(name, f"{len(value)} characters are too many; there must be at most {longest}")
     if not is_printable(value):
         raise _fault(name, f"{_show(value)} has characters that cannot be printed; leave them out")
     return value
@@ -142,12 +138,14 @@ def _labels(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _fault(name, f"{_show(value)} is not an object")
     if len(value) > MAX_LABELS:
-        raise _fault(name, f"{len(value)} are too many; at most {MAX_LABELS} are possible")
+        raise _fault(name, f"{len(value)} are too many; there must be at most {MAX_LABELS}")
     for key, text in value.items():
         if not is_label_key(key):
-            raise _fault(name, f"the key {_show(key)} is not usable; 1 to 64 of A-Z a-z 0-9 . _ / - are possible")
+            raise _fault(
+                name, f"the key {_show(key)} is not valid; it must be 1 to 64 letters, digits or signs (. _ / -)"
+            )
         if not isinstance(text, str) or len(text) > MAX_TEXT or not is_printable(text):
-            raise _fault(name, f"{key} is {_show(text)}; at most {MAX_TEXT} printable characters are possible")
+            raise _fault(name, f"{key} is {_show(text)}; it must be a text of at most {MAX_TEXT} printable characters")
     return value
 
 
@@ -155,7 +153,7 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise _fault(name, f"{_show(value)} is not a list")
     if not 1 <= len(value) <= MAX_IDS:
-        raise _fault(name, f"1 to {MAX_IDS} are possible")
+        raise _fault(name, f"there are {len(value)}; there must be 1 to {MAX_IDS}")
     faults = []
     for number, item in enumerate(value):
         if not isinstance(item, str):
@@ -180,18 +178,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         for name, _ in pairs:
-            if found.pop(name, pairs) is pairs:  # taken out already, so it was there before
+            if found.pop(name, pairs) is pairs:  # removed already, so it is repeated
                 raise FormError(f"{_show(name)} is there twice; send each field once.")
     return found
 
 
 def _whole(digits: str) -> int | float:
-    # Beyond every range here, and Python reads no number of thousands of digits: a float, if need be infinite, will do.
+    # Beyond every range here, and Python refuses to convert thousands of digits: a float will do, even an infinite one.
     return int(digits) if len(digits) <= 30 else float(digits)
 
 
-# Python's own reader shows every pair, so that a name that comes twice is seen at next to no cost. It lets NaN and
-# Infinity pass; then the field they stand in is named, as no field takes them.
+# Python's decoder passes on every pair, so a repeated name is found at almost no cost. It accepts NaN and Infinity; no
+# field does, so the fault names the field.
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_whole)
 
 
@@ -218,21 +216,21 @@ def _fault(name: str, text: str) -> _Faults:
 
 
 def _error(faults: list[str]) -> FormError:
-    said = [fault if fault[-1] in ".?" else f"{fault}." for fault in faults[:MAX_FAULTS]]
+    sentences = [fault if fault[-1] in ".?" else f"{fault}." for fault in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
-        said.append("And more.")
-    return FormError(" ".join(said))
+        sentences.append("And more.")
+    return FormError(" ".join(sentences))
 
 
 def _unknown_fault(known: dict[str, _Field], name: str) -> str:
-    # Not for texts of any length: comparing is slow.
+    # Comparing long texts is slow.
     close = get_close_matches(name, known, n=2) if len(name) <= 64 else []
-    hint = f"did you mean {' or '.join(close)}?" if close else f"possible are {', '.join(known)}"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"it must be one of {', '.join(known)}"
     return f"{_show(name).strip(chr(34))}: there is no such field; {hint}"
 
 
 def _show(value: object) -> str:
-    """What was sent, short, in ASCII, and without going into it: it may be large, or deep."""
+    """Quote a value briefly, in ASCII, and without its parts: it may be large or deep."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

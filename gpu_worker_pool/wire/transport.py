@@ -1,4 +1,6 @@
-"""One way to call a server: bounded in time and size, no redirects, JSON only. Client, commands, doctor and peers use it."""
+"""The one way to call a server: bounded in time and size, no redirects, JSON only. Client, commands, doctor and peers
+use it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 16 * 1024 * 1024
 
 
-class CallFailed(Exception):  # noqa: N818 - what happened to a call
-    """There was no usable answer; the message says why, and whether to try again at once makes sense."""
+class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
+    """A call without a usable answer. The message says why; `is_temporary` whether to try again at once."""
 
     def __init__(self, reason: str, *, is_temporary: bool = True) -> None:
         super().__init__(reason)
@@ -29,7 +31,7 @@ class CallFailed(Exception):  # noqa: N818 - what happened to a call
 
 @dataclass(frozen=True, slots=True)
 class RawReply:
-    """What a server answered, as it came. `date` is its clock as it says it."""
+    """An answer as it came. `date` is the time of the server's clock."""
 
     status: int
     body: bytes
@@ -40,7 +42,7 @@ class RawReply:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered. `sent_at` is when the call was sent, on the clock that leases run on."""
+    """An answer with its JSON. `sent_at` is when the call was sent, on the clock of the leases."""
 
     status: int
     data: Any
@@ -50,13 +52,13 @@ class Reply:
 
     @property
     def detail(self) -> str:
-        """What it says about an error."""
+        """What the server says about an error."""
         text = self.data.get("detail") if isinstance(self.data, dict) else None
         return text if isinstance(text, str) and text else f"it answered with status {self.status}"
 
 
 class Transport:
-    """Calls servers over HTTP. aiohttp is loaded when it is opened, so that importing the client costs little."""
+    """Calls servers over HTTP. `open` loads aiohttp, so that importing the client is cheap."""
 
     def __init__(self, *, ca_file: str | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._ca_file = ca_file
@@ -64,8 +66,8 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Get ready; a CA file that cannot be used is an error here, not at the first call."""
-        import aiohttp  # noqa: PLC0415 - it takes longer to load than everything else together
+        """Open the session; a ValueError if the CA file cannot be used."""
+        import aiohttp  # noqa: PLC0415 - it loads more slowly than everything else together
 
         from .resolver import PatientResolver  # noqa: PLC0415 - it loads aiohttp, too
 
@@ -75,7 +77,7 @@ class Transport:
                 tls = ssl.create_default_context(cafile=self._ca_file)
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(f"GPU_POOL_CA_FILE={self._ca_file!r} cannot be used: {error}") from error
-        # No cookies, no proxy of the environment, no compression: two megabytes may hold gigabytes.
+        # No cookies, no proxy of the environment, no compression: two compressed megabytes may be gigabytes.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=30, resolver=PatientResolver()),
             headers={"User-Agent": "gpu-worker-pool", "Accept-Encoding": "identity"},
@@ -85,7 +87,6 @@ class Transport:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -108,7 +109,7 @@ class Transport:
         token: str | None = None,
         timeout_s: float,
     ) -> Reply:
-        """Make one call; CallFailed where there is no answer that can be read."""
+        """Make one call; CallFailed if there is no readable answer."""
         raw = await self.fetch(method, url, body=body, token=token, timeout_s=timeout_s)
         return Reply(raw.status, _parse(raw.body, raw.status), raw.sent_at, raw.took_s, raw.date)
 
@@ -121,7 +122,7 @@ class Transport:
         token: str | None = None,
         timeout_s: float,
     ) -> RawReply:
-        """Make one call and leave the answer as it is; CallFailed where there is none."""
+        """Make one call and return the answer as it came; CallFailed if there is none."""
         import aiohttp  # noqa: PLC0415 - loaded by now
 
         if self._session is None:
@@ -136,7 +137,7 @@ class Transport:
                 ) as response:
                     text = await self._read(response)
         except TimeoutError:
-            # That was long enough: a caller that wants to know it again has to wait for its turn.
+            # The timeout was long enough: the caller must not try again at once.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
         except aiohttp.ClientSSLError as error:
             raise CallFailed(str(error)) from None
@@ -162,7 +163,7 @@ class Transport:
 
 
 def _in_words(error: OSError) -> str:
-    """As the system says it; where a name was not found its number is none of the system's, and the text says it."""
+    """The system's text. A failed name lookup has a number of its own, and only its text helps."""
     number = error.errno
     return os.strerror(number) if number is not None and number > 0 else error.strerror or str(error)
 
@@ -172,9 +173,9 @@ def _parse(text: bytes, status: int) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         if status >= 400:
-            return None  # a proxy's or a foreign server's error page: the status says enough
+            return None  # an error page of a proxy or a foreign server: the status is enough
         raise CallFailed("its answer is not JSON; is this a GPU statistics server?") from None
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

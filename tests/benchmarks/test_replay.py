@@ -168,7 +168,7 @@ def test_what_is_told_is_what_the_runs_found(report: tuple[Run, Run]) -> None:
         assert row[:3] == [run["policy"], waits["waited"], waits["mean"]]
         assert row[6:8] == [round(waits["max"]), waits["starved"]]
     assert {plot["title"] for plot in results["plots"][1:]} == {
-        table["title"] for table in tables if not table["note"].startswith("Nobody waited.")
+        table["title"] for table in tables if not table["note"].startswith("No task waited.")
     }
 
 
@@ -306,18 +306,18 @@ def test_what_holds_cost_and_buy_and_who_starves_is_said_as_it_was_found(line: T
     said = cost_of_holds(runs["ours"], runs["no holds"])
     the_other_way = cost_of_holds(runs["no holds"], runs["ours"])
 
-    worse = "the number that waited (4 beside 1), the mean wait (34.8 beside 25 s)."
-    better = "the longest wait (90 beside 150 s), the mean wait for several GPUs (90 beside 150 s), "
+    worse = "the number that waited (4 instead of 1), the mean wait (34.8 instead of 25 s)."
+    better = "the longest wait (90 instead of 150 s), the mean wait for several GPUs (90 instead of 150 s), "
     assert (
-        f"Worse: {worse} Better: {better}the longest wait for several GPUs (90 beside 150 s). The same: nothing."
+        f"Worse: {worse} Better: {better}the longest wait for several GPUs (90 instead of 150 s). The same: nothing."
         in said
     )
-    assert "Better: the number that waited (1 beside 4), the mean wait (25 beside 34.8 s)." in the_other_way
+    assert "Better: the number that waited (1 instead of 4), the mean wait (25 instead of 34.8 s)." in the_other_way
     same = cost_of_holds(runs["ours"], runs["ours"])
     assert "Worse: nothing. Better: nothing. The same: the number that waited (4), the mean wait (34.8 s)" in same
-    assert who_starves(runs).endswith("ours: 1 GPU, 1 of 5; no holds: nobody.")
+    assert who_starves(runs).endswith("ours: 1 GPU, 1 of 5; no holds: none.")
     results = Results("replay", "A trace by hand.")
     tell_timed(results, list(runs.values()))
     assert results.plots[0].title == results.tables[0].title
-    assert results.tables[0].title.endswith("on 0.5 of the nodes (those of seed 3: 3 GPUs)")
+    assert results.tables[0].title.endswith("on 0.5 of the nodes (chosen with seed 3: 3 GPUs)")
     assert said in results.tables[0].note

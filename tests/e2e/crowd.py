@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_worker_pool.history_check import History
+from gpu_worker_pool.history_check import RunHistory
 from gpu_worker_pool.testing import ServerProcess
 from tests.e2e import histories
 from tests.e2e.nemesis import PYTHON, WORKER
@@ -23,7 +23,7 @@ def serving(gpus: int, **env: str) -> Iterator[ServerProcess]:
         yield server
 
 
-def work(orders: Orders) -> History:
+def work(orders: Orders) -> RunHistory:
     """Let them work until they are done, and read what they saw."""
     subprocess.run([*PYTHON, str(WORKER), orders.encoded()], check=True, timeout=LIMIT_S, env={})
     return histories.read(Path(orders.folder))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpu_worker_pool.history_check import History, Line
+from gpu_worker_pool.history_check import Line, RunHistory
 
 # 80 % (the threshold) of a simulated A100 with 80 GB.
 USABLE_MB = 0.8 * 81920
 
 
-def read(folder: Path) -> History:
+def read(folder: Path) -> RunHistory:
     lines = [line for path in folder.glob("*.history") for line in _json_lines(path)]
     resources = {path.stem: _json_lines(path) for path in folder.glob("*.resource")}
-    return History(lines, resources, USABLE_MB)
+    return RunHistory(lines, resources, USABLE_MB)
 
 
 def _json_lines(path: Path) -> list[Line]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.history_check import History
+from gpu_worker_pool.history_check import RunHistory
 from gpu_worker_pool.testing import START_S, ServerDidNotStartError, ServerProcess
 from tests.e2e import faked_time, histories
 from tests.e2e.proxy import Proxy
@@ -417,7 +417,7 @@ class Nemesis:
         self.server.close()
 
 
-def run(plan: Plan, folder: Path) -> tuple[History, Counter[str]]:
+def run(plan: Plan, folder: Path) -> tuple[RunHistory, Counter[str]]:
     """A whole run in this empty folder: what happened, and how often what was done."""
     folder.mkdir(parents=True, exist_ok=True)
     nemesis = Nemesis(plan, folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.history_check import History, Line, check
+from gpu_worker_pool.history_check import Line, RunHistory, check
 
 TTL_S = 3.0
 BEAT_S = 1.0
@@ -59,7 +59,7 @@ class Scribe:
         self.say("wrote", at, who, uuid=gpu, write=number, before=at - 0.001, until=until)
 
     def found(self) -> list[str]:
-        return [violation.kind for violation in check(History(self.lines, self.resources, usable_mb=100.0))]
+        return [violation.kind for violation in check(RunHistory(self.lines, self.resources, usable_mb=100.0))]
 
 
 def one_after_another(scribe: Scribe) -> None:

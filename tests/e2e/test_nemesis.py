@@ -9,7 +9,7 @@ import os
 import random
 from pathlib import Path
 
-from gpu_worker_pool.history_check import History, Lease, check
+from gpu_worker_pool.history_check import LeaseRecord, RunHistory, check
 from tests.e2e import nemesis
 from tests.e2e.worker import now
 
@@ -42,10 +42,10 @@ def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:
     assert now() - began < LIMIT_S, told
 
 
-def gpus(history: History) -> set[str]:
+def gpus(history: RunHistory) -> set[str]:
     return {uuid for lease in history.tenures for uuid in lease.uuids}
 
 
-def calm_tenures(history: History) -> list[Lease]:
+def calm_tenures(history: RunHistory) -> list[LeaseRecord]:
     (calm_at,) = [line["at"] for line in history.lines if line["what"] == "calm"]
     return [lease for lease in history.tenures if lease.took_at > calm_at]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.history_check import Lease, check
+from gpu_worker_pool.history_check import LeaseRecord, check
 from tests.e2e.crowd import serving, work
 from tests.e2e.worker import Orders
 
@@ -69,5 +69,5 @@ def test_sharers_share(tmp_path: Path) -> None:
     assert overlapping
 
 
-def _meet(one: Lease, other: Lease) -> bool:
+def _meet(one: LeaseRecord, other: LeaseRecord) -> bool:
     return one.took_at < other.ended_at and other.took_at < one.ended_at

@@ -161,7 +161,7 @@ def test_one_finds_ones_own(page: Page) -> None:
     page.get_by_label("Find").fill("vision")
     expect(cards).to_have_count(2)
     page.get_by_label("Find").fill("nobody is called that")
-    expect(page.get_by_text("No GPU is like that.")).to_be_visible()
+    expect(page.get_by_text("No GPU matches.")).to_be_visible()
     page.get_by_label("Find").fill("")
     page.get_by_role("button", name="shared").click()
     expect(cards).to_have_text(["GPU 1 Simulated NVIDIA A100-SXM4-80GB"])

@@ -66,7 +66,7 @@ def test_a_grant_a_queue_and_a_release_are_seen(page: Page, server: ServerProces
     release(server, bob["id"])
     expect(card(page, bob).get_by_role("strong")).to_have_text("eve")
     expect(queue_of(page).get_by_role("listitem")).to_have_count(1)
-    expect(happened(page)).to_contain_text(f"bob no longer has GPU {bob['gpus'][0]['gpu_id']}: given back")
+    expect(happened(page)).to_contain_text(f"bob no longer has GPU {bob['gpus'][0]['gpu_id']}: released")
 
 
 def test_a_death_is_seen(page: Page, server: ServerProcess) -> None:
@@ -102,7 +102,7 @@ def test_without_the_stream_of_events_the_page_looks_by_itself(page: Page, serve
     watch.allow("ERR_FAILED.*/events")
     page.context.route("**/events*", lambda route: route.abort())
     load_anew(page)
-    expect(connection(page)).to_have_text("looking every few seconds")
+    expect(connection(page)).to_have_text("polling every few seconds")
     lease = take(server, owner="patient")
     expect(card(page, lease)).to_contain_text("patient")
 

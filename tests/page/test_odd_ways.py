@@ -73,7 +73,7 @@ def test_a_proxy_that_wants_a_cookie_is_given_it(page: Page, server: ServerProce
 def test_a_stream_that_is_held_back_is_not_relied_on(page: Page, server: ServerProcess) -> None:
     page.context.route("**/events*", lambda _: None)  # never answered
     page.reload()
-    expect(connection(page)).to_have_text("looking every few seconds")
+    expect(connection(page)).to_have_text("polling every few seconds")
     lease = take(server, owner="patient")
     expect(card(page, lease)).to_contain_text("patient")
     expect(page.get_by_text("have not been measured")).to_be_hidden()
@@ -141,7 +141,7 @@ def test_a_lease_that_ended_before_it_could_be_revoked_was_not_revoked(page: Pag
     card(page, lease).get_by_role("button", name="Revoke").click()
     release_all(server, {"Authorization": f"Bearer {ADMIN}"})
     page.get_by_role("dialog", name="Revoke").get_by_role("button", name="Revoke").click()
-    expect(page.get_by_text("had ended already: given back")).to_be_visible()
+    expect(page.get_by_text("had ended already: released")).to_be_visible()
 
 
 def test_gpus_that_are_called_the_same_are_each_shown(page: Page) -> None:

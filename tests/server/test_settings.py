@@ -227,7 +227,7 @@ def test_a_file_env_that_cannot_be_read_is_left_out_and_said_so(
 
 def test_debug_tells_more_about_the_filter() -> None:
     with ServerProcess({"CUDA_VISIBLE_DEVICES": "0,2", "LOG_LEVEL": "debug"}) as server:
-        assert "shown are the indices (0, 2), filtering: True" in server.log()
+        assert "the indices (0, 2) are shown, filtering: True" in server.log()
 
 
 def test_json_logs_come_from_uvicorn_too() -> None:

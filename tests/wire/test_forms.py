@@ -136,7 +136,7 @@ def test_a_whole_number_is_not_written_as_a_fraction(field: str) -> None:
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
 def test_what_is_no_number_is_not_called_out_of_range(value: str) -> None:
     detail = refused(f'{{"ttl_s": {value}}}'.encode()).detail
-    assert detail == f"ttl_s: {value} is not a finite number; 0.1 to 604800 are possible."
+    assert detail == f"ttl_s: {value} is not a finite number; it must be 0.1 to 604800."
 
 
 TEXTS = [("worker_id", 256), ("owner", 256), ("host", 256), ("boot_id", 256), ("pid_namespace", 256), ("model", 128)]
@@ -148,7 +148,7 @@ def test_texts_are_bounded_and_printable(field: str, longest: int) -> None:
         form = parse_form(LeaseForm, json.dumps({field: text}).encode())
         assert getattr(form, field) == text
     assert (
-        f"{field}: {longest + 1} characters are too many; at most {longest}"
+        f"{field}: {longest + 1} characters are too many; there must be at most {longest}"
         in refused({field: "x" * (longest + 1)}).detail
     )
     for bad in ("a\n", "\x00", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202eevil", "\ud800"):
@@ -207,17 +207,17 @@ GOOD_LABELS: list[dict[str, str]] = [
     {str(n): "" for n in range(32)},
 ]
 BAD_LABELS: list[tuple[Any, str]] = [
-    ({str(n): "" for n in range(33)}, "33 are too many; at most 32 are possible"),
-    ({"": "x"}, 'the key "" is not usable'),
-    ({"a" * 65: "x"}, "is not usable; 1 to 64 of"),
-    ({"a b": "x"}, 'the key "a b" is not usable'),
-    ({"a\n": "x"}, 'the key "a\\n" is not usable'),
-    ({"\ud800": "x"}, 'the key "\\ud800" is not usable'),
+    ({str(n): "" for n in range(33)}, "33 are too many; there must be at most 32"),
+    ({"": "x"}, 'the key "" is not valid'),
+    ({"a" * 65: "x"}, "is not valid; it must be 1 to 64 letters"),
+    ({"a b": "x"}, 'the key "a b" is not valid'),
+    ({"a\n": "x"}, 'the key "a\\n" is not valid'),
+    ({"\ud800": "x"}, 'the key "\\ud800" is not valid'),
     ({"a": "v" * 257}, "at most 256 printable characters"),
-    ({"a": "x\n"}, 'a is "x\\n"; at most 256 printable characters'),
-    ({"a": "\udfff"}, 'a is "\\udfff"; at most'),
-    ({"a": 1}, "a is 1; at most"),
-    ({"a": None}, "a is null; at most"),
+    ({"a": "x\n"}, 'a is "x\\n"; it must be a text of at most 256 printable characters'),
+    ({"a": "\udfff"}, 'a is "\\udfff"; it must be a text of at most'),
+    ({"a": 1}, "a is 1; it must be a text of at most"),
+    ({"a": None}, "a is null; it must be a text of at most"),
     ([], "a list is not an object"),
 ]
 
@@ -254,7 +254,7 @@ UNREADABLE = [
     (b'{"gpus": 1, "gpus": 1}', 422, '"gpus" is there twice'),
     (b'{"gpus": 1, "owner": "x", "\\u0067pus": 2}', 422, '"gpus" is there twice'),
     (b'{"labels": {"a": "1", "b": "", "a": "2"}}', 422, '"a" is there twice'),
-    (b'{"gpus": ' + b"9" * 60_000 + b"}", 422, "gpus: Infinity is not a whole number; 1 to 1024 are possible"),
+    (b'{"gpus": ' + b"9" * 60_000 + b"}", 422, "gpus: Infinity is not a whole number; it must be 1 to 1024"),
 ]
 
 
@@ -274,21 +274,21 @@ def test_values_at_any_depth_are_refused_without_going_into_them() -> None:
 
 
 def test_a_fault_names_the_field_the_value_and_what_is_possible() -> None:
-    assert refused({"gpus": 0}).detail == "gpus: 0 is out of range; 1 to 1024 are possible."
+    assert refused({"gpus": 0}).detail == "gpus: 0 is out of range; it must be 1 to 1024."
 
 
 def test_an_unknown_field_is_answered_with_those_like_it_or_with_all() -> None:
     assert refused({"gpu": 1}).detail == "gpu: there is no such field; did you mean gpus?"
-    assert refused({"zzz": 1}).detail == f"zzz: there is no such field; possible are {', '.join(DOCUMENTED)}."
-    assert refused({"x" * 60_000: 1}).detail.startswith("x" * 40 + "...: there is no such field; possible are")
+    assert refused({"zzz": 1}).detail == f"zzz: there is no such field; it must be one of {', '.join(DOCUMENTED)}."
+    assert refused({"x" * 60_000: 1}).detail.startswith("x" * 40 + "...: there is no such field; it must be one of")
 
 
 def test_known_and_unknown_faults_are_told_together() -> None:
     detail = refused({"gpu": 1, "gpus": "two", "ttl_s": -5, "priority": 1}).detail
     assert detail == (
         "gpu: there is no such field; did you mean gpus? "
-        'gpus: "two" is not a whole number; 1 to 1024 are possible. '
-        "ttl_s: -5 is out of range; 0.1 to 604800 are possible."
+        'gpus: "two" is not a whole number; it must be 1 to 1024. '
+        "ttl_s: -5 is out of range; it must be 0.1 to 604800."
     )
 
 
@@ -313,7 +313,7 @@ def test_ids_that_are_taken(text: str) -> None:
 
 @pytest.mark.parametrize("text", BAD_IDS)
 def test_ids_that_are_not(text: str) -> None:
-    with pytest.raises(FormError, match="is no lease id; 1 to 128 letters") as caught:
+    with pytest.raises(FormError, match="is not a lease id; it must be 1 to 128 letters") as caught:
         check_lease_id(text)
     caught.value.detail.encode()
     assert refused({"ids": ["fine", text]}, RenewForm).detail == f"ids.1: {caught.value.detail}"
@@ -323,8 +323,8 @@ def test_ids_that_are_not(text: str) -> None:
     ("body", "fault"),
     [
         ({}, "ids is missing; send it."),
-        ({"ids": []}, "ids: 1 to 1000 are possible."),
-        ({"ids": ["a"] * 1001}, "ids: 1 to 1000 are possible."),
+        ({"ids": []}, "ids: there are 0; there must be 1 to 1000."),
+        ({"ids": ["a"] * 1001}, "ids: there are 1001; there must be 1 to 1000."),
         ({"ids": "abc"}, 'ids: "abc" is not a list.'),
         ({"ids": [1]}, "ids.0: 1 is not a text."),
         ({"ids": ["a"], "id": "b"}, "id: there is no such field; did you mean ids?"),

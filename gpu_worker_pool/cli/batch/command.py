@@ -77,14 +77,8 @@ def batch(
     name = "gpu-pool-batch" if file == "-" else file
     state_path = state or (None if file == "-" else Path(f"{file}.state"))
     folder = logs or Path(f"{name}.logs")
-    request = GpuRequest(
-        gpus=gpus,
-        memory_mb=memory,
-        model=model,
-        priority=priority,
-        timeout_s=timeout,
-        labels={"command": label_text(f"batch {Path(name).name}")},
-    )
+    labels = {"command": label_text(f"batch {Path(name).name}")}
+    request = GpuRequest(gpus, memory, model, priority, timeout, labels)
     work = Batch(jobs, retries=retries, keeps_going=keep_going)
     plan = BatchPlan(work, request, folder, grace, parallel, is_remote=remote)
     try:
@@ -133,11 +127,8 @@ async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | N
     display = BatchDisplay(work, err())
     runner = BatchRunner(plan, sources, kept, display.attempt_ended)
     display.running = runner.running
-    display.start()
-    try:
+    with display.shown():
         await runner.run()
-    finally:
-        display.stop()
     if runner.interrupted_by is not None:
         return SIGNAL_BASE + runner.interrupted_by
     return SOME_FAILED if work.done < len(work.jobs) else 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import Any
+
+from gpu_worker_pool.cli.units import iso_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class Outcome:
         if self.started_at is None or self.ended_at is None:
             return None
         return max(self.ended_at - self.started_at, 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "started_at": iso_time(self.started_at), "ended_at": iso_time(self.ended_at)}
 
 
 @dataclass(slots=True)
@@ -126,6 +132,3 @@ class Batch:
     def done(self) -> int:
         """How many jobs are done, in this run or before."""
         return self.count(State.DONE, State.DONE_BEFORE)
-
-    def failed(self) -> Iterable[Progress]:
-        return (found for found in self.progress.values() if found.state is State.FAILED)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
@@ -14,14 +14,8 @@ from gpu_worker_pool.cli.run.environment import command_env
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
 from gpu_worker_pool.cli.run.labels import label_text
-from gpu_worker_pool.cli.run.lease_loss import (
-    NOT_RENEWED_IN_TIME,
-    grace_after_loss,
-    guard_updates,
-    safe_until,
-    wait_until_lost,
-)
-from gpu_worker_pool.cli.run.signals import ENDING, Received, SignalThread
+from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wait_for_end
+from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.run.tasks import cancel_and_wait
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
@@ -56,62 +50,52 @@ class BatchPlan:
     is_remote: bool
 
 
+@dataclass
 class BatchRunner:
     """Runs one batch. `running` has the attempts that run now, by key; `on_end` is called when one has ended."""
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        sources: Sources,
-        state: StateFile | None,
-        on_end: Callable[[Started, Outcome], None],
-    ) -> None:
-        self._plan = plan
-        self._batch = plan.batch
-        self._sources = sources
-        self._state = state
-        self._on_end = on_end
-        self._grace_s = grace_after_loss(plan.grace_s, sources.ttl_s)
-        self._signals: asyncio.Queue[Received] = asyncio.Queue()
-        self._attempts: dict[asyncio.Task[Outcome | None], Job] = {}
-        self._guarded: set[GuardedCommand] = set()
-        self._error: Exception | None = None
-        self.running: dict[str, Started] = {}
-        self.interrupted_by: int | None = None
+    plan: BatchPlan
+    sources: Sources
+    state: StateFile | None
+    on_end: Callable[[Job, Outcome], None]
+    running: dict[str, Started] = field(default_factory=dict)
+    interrupted_by: int | None = None
+    _attempts: dict[asyncio.Task[Outcome | None], Job] = field(default_factory=dict)
+    _guarded: set[GuardedCommand] = field(default_factory=set)
+    _error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self._batch = self.plan.batch
+        self._grace_s = grace_after_loss(self.plan.grace_s, self.sources.ttl_s)
 
     @property
     def parallel(self) -> int:
         """How many jobs request GPUs or run at once; by default enough to use every GPU."""
-        if self._plan.parallel is not None:
-            return self._plan.parallel
-        request = self._plan.request
+        if self.plan.parallel is not None:
+            return self.plan.parallel
+        request = self.plan.request
         per_gpu = 1 if request.memory_mb is None else SHARERS_PER_GPU
-        return max(self._sources.gpu_count * per_gpu // request.gpus, 1)
+        return max(self.sources.gpu_count * per_gpu // request.gpus, 1)
 
     async def run(self) -> None:
         """Run until each job is done or failed, or the batch stops. Raises the first error that is not a job's."""
-        SignalThread(self._signals.put_nowait).start()
-        signalled = asyncio.create_task(self._signals.get())
-        async with self._sources.client() as client:
+        signals = Signals()
+        async with self.sources.client() as client, signals.passed_to(self._interrupt):
             try:
-                while self._start_some(client) or self._attempts:
-                    await asyncio.wait({*self._attempts, signalled}, return_when=asyncio.FIRST_COMPLETED)
-                    if signalled.done():
-                        self._interrupt(signalled.result())
-                        signalled = asyncio.create_task(self._signals.get())
+                self._start_some(client)
+                while self._attempts:
+                    await asyncio.wait(self._attempts, return_when=asyncio.FIRST_COMPLETED)
                     for task in [task for task in self._attempts if task.done()]:
                         self._settle(task, self._attempts.pop(task))
+                    self._start_some(client)
             finally:
-                await cancel_and_wait(signalled, *self._attempts)
+                await cancel_and_wait(*self._attempts)
         if self._error is not None:
             raise self._error
 
-    def _start_some(self, client: GPUWorkerPoolClient) -> bool:
-        has_started = False
+    def _start_some(self, client: GPUWorkerPoolClient) -> None:
         while len(self._attempts) < self.parallel and (job := self._batch.next_job()) is not None:
             self._attempts[asyncio.create_task(self._attempt(client, job))] = job
-            has_started = True
-        return has_started
 
     def _interrupt(self, received: Received) -> None:
         """The first time, cancel what waits and ask what runs to end. The second time, kill it."""
@@ -129,32 +113,25 @@ class BatchRunner:
             guarded.end(grace_s)
 
     def _settle(self, task: asyncio.Task[Outcome | None], job: Job) -> None:
-        started = self.running.pop(job.key, None)
-        if task.cancelled():
-            self._batch.interrupted(job)
-            return
-        error = task.exception()
+        self.running.pop(job.key, None)
+        error = None if task.cancelled() else task.exception()
         if error is not None:
             # The pool failed, and not the job: no more jobs are started, and those that run may finish.
             self._error = self._error or (error if isinstance(error, Exception) else None)
             self._batch.is_stopping = True
+        if task.cancelled() or error is not None or (outcome := task.result()) is None:
             self._batch.interrupted(job)
             return
-        outcome = task.result()
-        if outcome is None:
-            self._batch.interrupted(job)
-            return
-        attempt = self._batch.progress[job.key].attempts
         self._batch.ended(job, outcome)
-        self._on_end(started or Started(job, attempt, (), time.time()), outcome)
+        self.on_end(job, outcome)
 
     async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
         guarded = GuardedCommand()
         try:
-            request = self._plan.request
+            request = self.plan.request
             request = replace(request, labels={**request.labels, "job": label_text(f"line {job.line}")})
             try:
-                assignment = await acquire(client, self._sources, request, guarded.pid)
+                assignment = await acquire(client, self.sources, request, guarded.pid)
             except Failure as failure:
                 if failure.code != TIMED_OUT:
                     raise
@@ -172,19 +149,24 @@ class BatchRunner:
         started = Started(job, attempt, tuple(assignment.gpu_ids), time.time())
         self.running[job.key] = started
         outcome = await self._run_on(assignment, guarded, started)
-        outcome = replace(outcome, log=str(log_path(self._plan.logs, job)), ended_at=time.time())
+        outcome = replace(outcome, log=str(log_path(self.plan.logs, job)), ended_at=time.time())
         if self.interrupted_by is not None:
             return None
-        if self._state is not None:
+        if self.state is not None:
             # Before the release, which takes a moment: a job that is done and not written down is run again.
-            self._state.note(job, attempt, outcome)
+            self.state.note(job, attempt, outcome)
         await release(client, assignment)
         return outcome
 
     async def _run_on(self, assignment: Assignment, guarded: GuardedCommand, started: Started) -> Outcome:
         outcome = Outcome(None, gpus=started.gpus, started_at=started.started_at)
-        log = _open_log(self._plan.logs, started)
-        lost = asyncio.create_task(wait_until_lost(assignment))
+        log = _open_log(self.plan.logs, started)
+        lost: list[str] = []
+
+        def lose(reason: str) -> None:
+            lost.append(reason)
+            guarded.end(self._grace_s)
+
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - opened at once
                 await guarded.start(
@@ -195,25 +177,14 @@ class BatchRunner:
                     grace_s=self._grace_s,
                     safe_until=safe_until(assignment),
                 )
-            async with guard_updates(guarded, assignment, self._sources.ttl_s):
-                ended = asyncio.create_task(guarded.wait())
-                await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    guarded.end(self._grace_s)
-                    await asyncio.wait({ended})
-                    ended.exception()
-                    return replace(outcome, why=f"its GPU was lost: {lost.result()}")
-                code = ended.result()
-            if guarded.was_late:
-                return replace(outcome, why=f"its GPU was lost: {NOT_RENEWED_IN_TIME}")
-            return replace(outcome, exit_code=code)
+            outcome = replace(outcome, exit_code=await wait_for_end(guarded, assignment, self.sources.ttl_s, lose))
         except GuardDied:
-            return replace(outcome, why="its guard was killed, and the job with it")
+            outcome = replace(outcome, why="its guard was killed, and the job with it")
         except Failure as failure:  # there is no shell, say
-            return replace(outcome, exit_code=failure.code, why=str(failure))
+            outcome = replace(outcome, exit_code=failure.code, why=str(failure))
         finally:
             os.close(log)
-            await cancel_and_wait(lost)
+        return replace(outcome, exit_code=None, why=f"its GPU was lost: {lost[0]}") if lost else outcome
 
 
 def log_path(folder: Path, job: Job) -> Path:

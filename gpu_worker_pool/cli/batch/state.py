@@ -12,11 +12,9 @@ import os
 import stat
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.units import iso_time
 
 from .jobs import Job, Outcome
 
@@ -50,9 +48,7 @@ class StateFile:
             ) from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def load(self) -> dict[str, Outcome]:
@@ -65,34 +61,16 @@ class StateFile:
             self._append(json.loads(HEADER))
         done: dict[str, Outcome] = {}
         for record in records[1:]:
-            outcome = Outcome(
-                record.get("exit_code"),
-                record.get("why"),
-                tuple(record.get("gpus") or ()),
-                _seconds(record.get("started_at")),
-                _seconds(record.get("ended_at")),
-                record.get("log"),
-            )
-            if outcome.is_good:
-                done[record["job"]] = outcome
+            if record.get("exit_code") == 0:
+                started_at, ended_at = (_seconds(record.get(name)) for name in ("started_at", "ended_at"))
+                gpus = tuple(record.get("gpus") or ())
+                done[record["job"]] = Outcome(0, record.get("why"), gpus, started_at, ended_at, record.get("log"))
         return done
 
     def note(self, job: Job, attempt: int, outcome: Outcome) -> None:
         """Append an attempt. It is on the disk when this returns."""
-        self._append(
-            {
-                "job": job.key,
-                "line": job.line,
-                "command": job.command,
-                "attempt": attempt,
-                "exit_code": outcome.exit_code,
-                "why": outcome.why,
-                "gpus": list(outcome.gpus),
-                "started_at": iso_time(outcome.started_at),
-                "ended_at": iso_time(outcome.ended_at),
-                "log": outcome.log,
-            }
-        )
+        about = {"job": job.key, "line": job.line, "command": job.command, "attempt": attempt}
+        self._append({**about, **outcome.as_json()})
 
     def _records(self) -> list[dict[str, Any]]:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from itertools import islice
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import time
 from typing import Any
@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.cli.units import iso_time, show_duration
+from gpu_worker_pool.cli.units import show_duration
 
-from .jobs import Batch, Outcome, State
+from .jobs import Batch, Job, Outcome, State
 from .jobs import Progress as JobProgress
 from .runner import Started, log_path
 
@@ -48,27 +48,22 @@ class BatchDisplay:
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task("jobs", total=len(batch.jobs), completed=batch.done)
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
 
-    def start(self) -> None:
-        if self._console.is_terminal:
-            self._live.start()
+    def shown(self) -> AbstractContextManager[object]:
+        """Show the live bar for the length of the block."""
+        if not self._console.is_terminal:
+            return contextlib.nullcontext()
+        return Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
 
-    def stop(self) -> None:
-        self._live.stop()
-
-    def attempt_ended(self, started: Started, outcome: Outcome) -> None:
+    def attempt_ended(self, job: Job, outcome: Outcome) -> None:
         batch = self._batch
         over = batch.done + batch.count(State.FAILED)
         self._bar.update(self._task, completed=over)
-        state = batch.progress[started.job.key].state
-        again = ", again later" if state is State.WAITING else ""
+        again = ", again later" if batch.progress[job.key].state is State.WAITING else ""
         took = "" if outcome.took_s is None else f" in {show_duration(outcome.took_s)}"
         where = f" on GPU {', '.join(map(str, outcome.gpus))}" if outcome.gpus else ""
-        text = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {started.job.line}{where}{took}: "
-        line = Text(
-            text + started.job.command, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis"
-        )
+        text = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {job.line}{where}{took}: {job.command}"
+        line = Text(text, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis")
         with contextlib.suppress(BrokenPipeError):  # a reader that is gone is no reason to stop the batch
             self._console.print(line)
 
@@ -90,8 +85,8 @@ def summary_table(batch: Batch, logs: Path) -> Table:
     """Every job; where there are too many to show, the first that failed."""
     found = list(batch.progress.values())
     if len(found) > _MAX_IN_SUMMARY:
-        found = list(islice(batch.failed(), _MAX_IN_SUMMARY))
-    table = Table(title=None, box=None, header_style="bold")
+        found = [item for item in found if item.state is State.FAILED][:_MAX_IN_SUMMARY]
+    table = Table(box=None, header_style="bold")
     for column in ("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG"):
         table.add_column(column, no_wrap=column == "COMMAND", overflow="ellipsis" if column == "COMMAND" else "fold")
     for item in found:
@@ -123,17 +118,12 @@ def summary_json(batch: Batch, logs: Path, state: Path | None, exit_code: int) -
 
 
 def _job_json(item: JobProgress, logs: Path) -> dict[str, Any]:
-    outcome = item.outcome
     return {
         "line": item.job.line,
         "command": item.job.command,
         "state": str(item.state).replace(" ", "_"),
         "attempts": item.attempts,
-        "exit_code": outcome.exit_code if outcome else None,
-        "why": outcome.why if outcome else None,
-        "gpus": list(outcome.gpus) if outcome else [],
-        "started_at": iso_time(outcome.started_at) if outcome else None,
-        "ended_at": iso_time(outcome.ended_at) if outcome else None,
+        **(item.outcome or Outcome(None)).as_json(),
         "log": _log(item, logs),
     }
 

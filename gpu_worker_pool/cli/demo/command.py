@@ -1,4 +1,4 @@
-"""`gpu-pool demo`: a pool at work on this machine, with what goes wrong in real life, and what was measured of it."""
+"""`gpu-pool demo`: a pool at work on this machine, with real failures and measured results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import out, print_json
 
 BROKEN: Final = 1
-# No demo takes longer; a long one has so much beside its seconds, to start everything and to serve those in line.
+# The limit of a demo; a long one has so much time beside its seconds, to start everything and to serve the last
+# waiters.
 _LONGEST_S: Final = 28.0
 _BESIDE_S: Final = 14.0
 
@@ -25,22 +26,24 @@ def demo(
     workers: Annotated[int, typer.Option(min=2, max=64, help="How many worker processes compete.")] = 12,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, max=32, help="So many simulated GPUs. Otherwise this machine's, or four simulated ones."),
+        typer.Option(
+            min=1, max=32, help="Number of simulated GPUs. By default this machine's GPUs, or four simulated ones."
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=3, max=600, help="How long they compete.")] = 14.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="For how long each holds its GPU; by chance if not given.")
+        int | None, typer.Option(min=0, help="Seed of the times for which GPUs are held; random by default.")
     ] = None,
     json: Json = False,
-    cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after giving back.")] = False,
+    cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after its release.")] = False,
     limit: Annotated[float | None, typer.Option(min=1, hidden=True, help="Give up after so many seconds.")] = None,
 ) -> int:
     """See the pool at work: workers compete for GPUs, one of them is killed, and so is the server.
 
     It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
-    itself. What it then says is measured; the exit code is 1 if a promise was broken.
+    itself. All results are measured; the exit code is 1 if a promise was broken.
     """
-    from .director import Demo, DemoPlan  # noqa: PLC0415 - loads the client
+    from .demo import Demo, DemoPlan  # noqa: PLC0415 - loads the client
     from .folder import demo_folder  # noqa: PLC0415
     from .summary import Record, render, summarize  # noqa: PLC0415
 
@@ -54,7 +57,7 @@ def demo(
     )
     console = Console(stderr=True, highlight=False) if json else out()
 
-    async def perform() -> Record | int:
+    async def run_demo() -> Record | int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         received: list[signal.Signals] = []
 
@@ -64,7 +67,7 @@ def demo(
                 task.cancel()
 
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, say
+            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, for example
                 loop.add_signal_handler(number, stop, number)
         try:
             with demo_folder() as folder:
@@ -74,10 +77,10 @@ def demo(
                 raise  # by Ctrl-C
             return SIGNAL_BASE + received[0]
 
-    # Should even the event loop hang: the kernel ends the other processes with this one.
+    # If even the event loop hangs: the kernel ends the other processes with this one.
     faulthandler.dump_traceback_later(plan.longest_s + 1.5, exit=True)
     try:
-        record = asyncio.run(perform())
+        record = asyncio.run(run_demo())
     finally:
         faulthandler.cancel_dump_traceback_later()
     if isinstance(record, int):

@@ -1,4 +1,4 @@
-"""The folder of a demo. It goes with the demo; where that was killed with -9, the next one clears it away."""
+"""The folder of a demo. The demo removes it; if the demo was killed with -9, the next demo does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class DemoFolder:
-    """Where it is, and the descriptor of a locked file in it, which each worker inherits: it stays locked while one lives."""
+    """The folder, and the descriptor of a locked file in it. Each worker inherits it, so the file is locked while one
+    lives.
+    """
 
     path: Path
     lock: int
@@ -26,24 +28,24 @@ class DemoFolder:
 
 @contextlib.contextmanager
 def demo_folder() -> Iterator[DemoFolder]:
-    """A new one, for the length of the block; what demos left behind that are dead is cleared away first."""
-    clear_away_the_dead(Path(tempfile.gettempdir()))
+    """Make a folder for the length of the block, and first remove the folders of dead demos."""
+    remove_dead_folders(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         path = Path(name)
         new = path / "new-lock"
         with new.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # It has its name only now: nobody finds it before it is locked.
+            # Renamed only now, so that the file is locked before another demo can find it.
             new.rename(path / _LOCK)
             yield DemoFolder(path, file.fileno())
 
 
-def clear_away_the_dead(where: Path) -> None:
-    """Remove the folders of our own demos of which no process is left. One that cannot be judged stays."""
+def remove_dead_folders(where: Path) -> None:
+    """Remove the folders of this user's demos without a living process. A folder that cannot be checked stays."""
     for folder in where.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             with (folder / _LOCK).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where somebody has it
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError if a process has the lock
                 shutil.rmtree(folder, ignore_errors=True)

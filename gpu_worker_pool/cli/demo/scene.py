@@ -1,4 +1,4 @@
-"""What is to be seen of a demo at a moment: made from what the workers say, what the server shows, and what is announced."""
+"""The state that a demo shows: from the workers' lines, the server's answers and announcements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WorkerState = Literal["starts", "rests", "waits", "holds", "killed", "done", "fa
 
 @dataclass(slots=True)
 class WorkerRow:
-    """A worker, what it does, and since when."""
+    """A worker and its state."""
 
     name: str
     pid: int = -1
@@ -25,7 +25,7 @@ class WorkerRow:
 
 @dataclass(slots=True)
 class Span:
-    """A time in which a worker had a GPU, or the server was away."""
+    """A time in which a worker had a GPU, or the server was down."""
 
     worker: str
     began_at: float
@@ -35,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An event of the demo. A big one is for a person to notice."""
+    """An event of the demo. A big one appears in the picture too."""
 
     at: float
     text: str
@@ -45,7 +45,7 @@ class News:
 
 @dataclass(slots=True)
 class Scene:
-    """All that is shown. `began_at` is when the workers were let go; times are shown from there."""
+    """All that is shown. `began_at` is the time at which the workers start; times count from it."""
 
     seconds: float
     workers: dict[str, WorkerRow]
@@ -58,37 +58,33 @@ class Scene:
     is_up: bool = False
     away: list[Span] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
-    # GPUs of workers that were killed, and when, until another worker has them.
+    # The GPUs of killed workers and the times of their deaths, until another worker has the GPU.
     _orphans: dict[int, float] = field(default_factory=dict)
 
     def announce(self, at: float, text: str, style: str = "", *, is_big: bool = True) -> None:
-        """Add an event to the news."""
         news = News(0.0 if self.began_at is None else at - self.began_at, text, style, is_big)
         self.news.append(news)
         self.on_news(news)
 
     def in_state(self, *states: WorkerState) -> list[WorkerRow]:
-        """The workers in one of these states."""
         return [row for row in self.workers.values() if row.state in states]
 
     def server_killed(self, at: float, pid: int) -> None:
-        """Show that the server is away."""
         self.is_up = False
         self.away.append(Span("server", at))
-        self.announce(at, f"kill -9 of the server (pid {pid}), with everybody's leases", "bold red")
+        self.announce(at, f"kill -9 of the server (pid {pid}), with all leases", "bold red")
 
     def worker_killed(self, at: float, row: WorkerRow) -> None:
-        """Show that a worker that held a GPU is dead."""
         self.announce(at, f"kill -9 of {row.name} (pid {row.pid}), which holds GPU {row.gpu}", "bold red")
         self._orphans[row.gpu] = at
         self._leave(row, at, was_killed=True)
         row.state = "killed"
 
-    def take_in(self, line: Mapping[str, Any]) -> None:
-        """Show what a worker has written."""
+    def add_line(self, line: Mapping[str, Any]) -> None:
+        """Show a line that a worker has written."""
         row, at = self.workers[line["who"]], float(line["at"])
         if row.state == "killed":
-            return  # written before it died, read after
+            return  # written before the death, read after it
         match line["what"]:
             case "ready":
                 row.state, row.since, row.pid = "rests", at, line["pid"]
@@ -97,12 +93,12 @@ class Scene:
             case "took":
                 self._take(row, at, line)
             case "left":
-                self.announce(at, f"{row.name} gives GPU {row.gpu} back", "dim", is_big=False)
+                self.announce(at, f"{row.name} releases GPU {row.gpu}", "dim", is_big=False)
                 self._leave(row, line["left_at"])
             case "exits":
                 row.state, row.since = "done", at
             case "witness_busy":
-                self.announce(at, f"{row.name} finds somebody else on GPU {row.gpu}!", "bold red")
+                self.announce(at, f"{row.name} finds another worker on GPU {row.gpu}!", "bold red")
             case "lost" | "could_not_go_on":
                 row.state, row.since = "failed", at
                 self.announce(at, f"{row.name}: {line['reason']}", "bold red")

@@ -1,4 +1,4 @@
-"""What a demo measured: as data, and as a person reads it. Nothing in it is known beforehand."""
+"""The results of a demo, as data and as text. All of them are measured."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.history_check import History, Lease, Line, Violation, check, check_lease_kept
+from gpu_worker_pool.history_check import LeaseRecord, Line, RunHistory, Violation, check, check_lease_kept
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of a demo when it is over."""
+    """All that is known at the end of a demo."""
 
     lines: Sequence[Line]
     source: str
@@ -29,10 +29,10 @@ class Record:
 
 
 def summarize(record: Record) -> dict[str, Any]:
-    """The figures, and what was broken; docs/CLI.md describes each key."""
-    history = History(record.lines)
+    """The figures and the broken promises; docs/CLI.md describes each key."""
+    history = RunHistory(record.lines)
     killed_at, back_at = (_first_at(history, what) for what in ("server_killed", "server_back"))
-    served, final = history.tenures, next(history.told("final"), None)
+    served, final = history.tenures, next(history.of_kind("final"), None)
     broken = [*check(history), *_check_course(history)]
     counts = Counter(violation.kind for violation in broken)
     waits_s = [lease.took_at - lease.asked_at for lease in served]
@@ -40,7 +40,7 @@ def summarize(record: Record) -> dict[str, Any]:
     usual_ms = [
         1000 * took_s
         for before, after, took_s in handovers(history)
-        # Without those that had to wait for the server to come back.
+        # Without the waits for the server's restart.
         if not before.was_killed and not (after.asked_at < back_at and after.took_at > killed_at)
     ]
     return {
@@ -70,10 +70,10 @@ def summarize(record: Record) -> dict[str, Any]:
     }
 
 
-def _check_course(history: History) -> Iterator[Violation]:
-    """What is not in the workers' lines: that the demo did what it set out to do, and saw its end."""
+def _check_course(history: RunHistory) -> Iterator[Violation]:
+    """Check what the workers' lines do not show: that the demo killed both, and saw its end."""
     if not history.tenures:
-        yield Violation("unserved", "no GPU was granted to anybody")
+        yield Violation("unserved", "no GPU was granted")
     elif _first_at(history, "server_back") == inf or not any(lease.was_killed for lease in history.tenures):
         yield Violation("not_shown", "there was no moment to kill a worker that holds a GPU, and the server")
     if _first_at(history, "final") == inf:
@@ -83,58 +83,65 @@ def _check_course(history: History) -> Iterator[Violation]:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def handovers(history: History) -> list[tuple[Lease, Lease, float]]:
-    """Holders of which the second was in the queue when the first left the GPU or died, and how many seconds it took."""
+def handovers(history: RunHistory) -> list[tuple[LeaseRecord, LeaseRecord, float]]:
+    """Pairs of consecutive holders of which the second waited when the first left the GPU or died, and the seconds in
+    between.
+    """
     pairs = [pair for holders in history.holders().values() for pair in pairwise(holders)]
     waited = [(before, after) for before, after in pairs if after.queued_at < before.ended_at < inf]
     return [(before, after, after.took_at - before.ended_at) for before, after in waited]
 
 
-def ordered_pairs(history: History) -> Iterator[tuple[Lease, Lease]]:
-    """Pairs that waited at once, of which the first certainly came first."""
+def ordered_pairs(history: RunHistory) -> Iterator[tuple[LeaseRecord, LeaseRecord]]:
+    """Pairs that waited at the same time, of which the first certainly came first."""
     for first in history.tenures:
         for second in history.tenures:
             if first.queued_at < second.asked_at < first.took_at:
                 yield first, second
 
 
-def open_at(history: History, at: float) -> tuple[list[Lease], list[Lease]]:
-    """The leases that were held, and those whose workers had been told to wait, at this time."""
+def open_at(history: RunHistory, at: float) -> tuple[list[LeaseRecord], list[LeaseRecord]]:
+    """The leases that were held at this time, and those whose workers knew that they wait."""
     there = [lease for lease in history.leases.values() if lease.left_at > at]
     held = [lease for lease in there if lease.took_at <= at]
     return held, [lease for lease in there if lease.queued_at <= at < lease.took_at]
 
 
-def survival(history: History, killed_at: float) -> tuple[int, int, int, int]:
-    """How many leases were held when the server was killed, and kept; how many waited, and kept their places."""
+def survival(history: RunHistory, killed_at: float) -> tuple[int, int, int, int]:
+    """How many leases were held when the server was killed, and kept; how many waited, and kept their queue positions."""
     held, waiting = open_at(history, killed_at)
     kept, places_kept = (sum(not any(check_lease_kept(lease)) for lease in some) for some in (held, waiting))
     return len(held), kept, len(waiting), places_kept
 
 
-def _killed_worker(history: History) -> dict[str, Any] | None:
+def _killed_worker(history: RunHistory) -> dict[str, Any] | None:
     killed = next((lease for lease in history.tenures if lease.was_killed), None)
     if killed is None:
         return None
-    told = {"worker": killed.who, "gpu": killed.gpu_ids[0], "fence": killed.fence}
+    facts = {"worker": killed.who, "gpu": killed.gpu_ids[0], "fence": killed.fence}
     for before, after, took_s in handovers(history):
         if before is killed:
-            return {**told, "next_worker": after.who, "next_fence": after.fence, "handover_ms": round(1000 * took_s, 2)}
-    return {**told, "next_worker": None, "next_fence": None, "handover_ms": None}
+            return {
+                **facts,
+                "next_worker": after.who,
+                "next_fence": after.fence,
+                "handover_ms": round(1000 * took_s, 2),
+            }
+    return {**facts, "next_worker": None, "next_fence": None, "handover_ms": None}
 
 
-def _restart(history: History, killed_at: float, back_at: float) -> dict[str, Any]:
+def _restart(history: RunHistory, killed_at: float, back_at: float) -> dict[str, Any]:
     keys = ("leases", "leases_survived", "waiting", "places_kept")
     found = zip(keys, survival(history, killed_at), strict=True)
     return {"away_s": round(back_at - killed_at, 3), **dict(found)}
 
 
-def _first_at(history: History, what: str) -> float:
-    return next((float(line["at"]) for line in history.told(what)), inf)
+def _first_at(history: RunHistory, what: str) -> float:
+    return next((float(line["at"]) for line in history.of_kind(what)), inf)
 
 
 def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | None:
-    """The smallest of these that so large a part of them does not exceed, rounded; None where there are none."""
+    """The quantile, rounded: the smallest value that this fraction of the values does not exceed; None without values."""
     rank = int(-(-fraction * len(values) // 1))
     return round(sorted(values)[max(rank - 1, 0)], digits) if values else None
 
@@ -143,55 +150,51 @@ def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | 
 
 
 def render(summary: Mapping[str, Any]) -> RenderableType:
-    """The summary, each promise with what was measured."""
+    """The summary as text: each promise with its measurements."""
     broken = {item["promise"] for item in summary["broken"]}
     table = Table.grid(padding=(0, 2))
     for is_no_wrap in (True, True, False):
         table.add_column(no_wrap=is_no_wrap)
-    for kinds, name, told, is_measured in _promises(summary):
+    for kinds, name, text, is_measured in _promises(summary):
         kept = Text("✓", "bold green") if is_measured else Text("-", "dim")
-        table.add_row(Text("✗", "bold red") if kinds & broken else kept, Text(name, "bold"), Text(told))
-    for name, told in _figures(summary):
-        table.add_row("", Text(name, "bold"), Text(told))
+        table.add_row(Text("✗", "bold red") if kinds & broken else kept, Text(name, "bold"), Text(text))
+    for name, text in _figures(summary):
+        table.add_row("", Text(name, "bold"), Text(text))
     return Group(Text(""), table, Text(""), _verdict(summary))
 
 
 def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, bool]]:
-    """For each promise the kinds of its violations, its name, what is told of it, and whether it could be measured."""
+    """For each promise: the kinds of its violations, its name, its text, and whether it could be measured."""
     grants, fences, order = summary["grants"], summary["fences"], summary["order"]
     killed, restart, left = summary["killed_worker"], summary["restart"], summary["left_over"]
-    told = f"of {grants} grants, by the workers' own records and a lock on each GPU"
-    yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", told, grants > 0
-    told = f"from {fences['first']} to {fences['last']}, through the restart"
-    yield {"fence"}, f"Fences that did not grow: {fences['faults']}", told, grants > 1
-    told = f"of {order['pairs']} pairs of requests that waited at once, one of them surely longer"
-    yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", told, order["pairs"] > 0
+    text = f"of {grants} grants, by the workers' own records and a lock on each GPU"
+    yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", text, grants > 0
+    text = f"from {fences['first']} to {fences['last']}, through the restart"
+    yield {"fence"}, f"Fences that did not grow: {fences['faults']}", text, grants > 1
+    text = f"of {order['pairs']} pairs of requests that waited at the same time, one certainly longer"
+    yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", text, order["pairs"] > 0
     is_handed_on = killed is not None and killed["next_worker"] is not None
-    yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _tell_killed(killed), is_handed_on
-    yield {"lost", "not_shown"}, "kill -9 of the server", _tell_restart(restart), restart is not None
-    yield (
-        {"left_over"},
-        "Nothing left behind",
-        f"{'?' if left is None else left} leases when all had gone",
-        left is not None,
-    )
+    yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _killed_text(killed), is_handed_on
+    yield {"lost", "not_shown"}, "kill -9 of the server", _restart_text(restart), restart is not None
+    text = f"{'?' if left is None else left} leases when all had gone"
+    yield {"left_over"}, "Nothing left behind", text, left is not None
 
 
-def _tell_killed(killed: Mapping[str, Any] | None) -> str:
+def _killed_text(killed: Mapping[str, Any] | None) -> str:
     if killed is None:
-        return "nobody was killed"
+        return "no worker was killed"
     if killed["next_worker"] is None:
-        return f"nobody waited for GPU {killed['gpu']} of {killed['worker']}"
+        return f"no worker waited for GPU {killed['gpu']} of {killed['worker']}"
     took = f"{killed['handover_ms']:.1f} ms"
     return f"GPU {killed['gpu']} of {killed['worker']} was {killed['next_worker']}'s {took} later"
 
 
-def _tell_restart(restart: Mapping[str, Any] | None) -> str:
+def _restart_text(restart: Mapping[str, Any] | None) -> str:
     if restart is None:
-        return "it was not killed"
+        return "the server was not killed"
     return (
         f"away for {restart['away_s']:.1f} s; {restart['leases_survived']} of {restart['leases']} leases and "
-        f"{restart['places_kept']} of {restart['waiting']} places in line survived"
+        f"{restart['places_kept']} of {restart['waiting']} queue positions survived"
     )
 
 
@@ -202,7 +205,7 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Waits", f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s{still}"
     if handover["count"]:
         times = f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms"
-        yield f"Hand-overs: {handover['count']}", f"{times}, from one who gives back to the next who holds"
+        yield f"Hand-overs: {handover['count']}", f"{times}, from the release to the next holder"
 
 
 def _verdict(summary: Mapping[str, Any]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""A demo as it is seen: a picture that moves on a terminal, plain lines elsewhere."""
+"""Shows a demo: as a live picture on a terminal, as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_worker_pool.host.clock import boot_time
 
 from .scene import News, Scene, Span, WorkerRow
 
-# One a worker; black is read well on all of them.
+# One for each worker; black text is legible on all of them.
 _COLOURS: Final = [
     *("#f9844a", "#43aa8b", "#f9c74f", "#6d9dc5", "#f28482", "#90be6d"),
     *("#b388eb", "#4cc9f0", "#e9c46a", "#84a59d", "#f78fb3", "#a3b18a"),
@@ -34,14 +34,14 @@ _STATES: Final = {
     "done": ("✓", "dim green"),
     "failed": ("!", "bold red"),
 }
-# After the last request those in line are still served; the picture has room for that.
+# After the last request the waiters are still served; the picture has room for that.
 _AFTERMATH_S: Final = 2.5
 _MOST_NEWS: Final = 8
 _ORDINALS: Final = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 class View:
-    """Shows a scene while it is entered: as a picture on a terminal, as a line for everything that happens elsewhere."""
+    """Shows a scene within the block: as a picture on a terminal, elsewhere as a line for each event."""
 
     def __init__(self, console: Console, scene: Scene) -> None:
         self._console, self._scene = console, scene
@@ -63,7 +63,6 @@ class View:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Draw the picture again."""
         if self._live is not None:
             width, height = self._console.size
             self._live.update(picture(self._scene, boot_time(), width, height), refresh=True)
@@ -73,7 +72,7 @@ class View:
 
 
 def picture(scene: Scene, now: float, width: int, height: int) -> RenderableType:
-    """The scene at this moment, in at most so many rows where that is enough for the GPUs and workers."""
+    """The scene at this moment, in at most so many rows if the GPUs and workers fit."""
     width = min(width, 140)
     columns = max(1, (width - 4) // _WORKER_WIDTH)
     taken = 3 + len(scene.spans) + 3 + ceil(len(scene.workers) / columns) + 2 + 4 + 2
@@ -83,7 +82,7 @@ def picture(scene: Scene, now: float, width: int, height: int) -> RenderableType
 
     return Group(
         _heading(scene, now, width),
-        panel(_gpus(scene, now, width - 4), "GPUs, and who had them"),
+        panel(_gpus(scene, now, width - 4), "GPUs and their holders"),
         panel(_workers(scene, now, width - 4), "workers"),
         panel(_queue(scene), "the queue", 4),
         panel(_news(scene, min(max(height - taken - 1, 2), _MOST_NEWS)), "what happened"),
@@ -120,7 +119,7 @@ def _gpus(scene: Scene, now: float, width: int) -> RenderableType:
 
 
 def _strip(scene: Scene, spans: Sequence[Span], now: float, cells: int) -> Text:
-    """Which worker had the GPU when, from left to right: each in its colour and by its name."""
+    """The holders of a GPU from left to right, each by its colour and name."""
     if scene.began_at is None:
         return Text("")
     cell_s = (scene.seconds + _AFTERMATH_S) / cells
@@ -179,9 +178,9 @@ def _worker(scene: Scene, row: WorkerRow, now: float) -> Text:
 
 def _queue(scene: Scene) -> RenderableType:
     if scene.away and not scene.is_up:
-        return Text("The server is away. Holders go on; those in line keep their places.", "red")
+        return Text("The server is away. Holders go on; waiters keep their positions.", "red")
     if not scene.queue:
-        return Text("nobody waits", "dim")
+        return Text("no worker waits", "dim")
     line = Text(no_wrap=True, overflow="ellipsis")
     for place, name in enumerate(scene.queue):
         line.append(" ← " if place else "", "dim").append(name, f"bold {_colour(scene, name)}")

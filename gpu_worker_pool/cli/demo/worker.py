@@ -3,36 +3,34 @@
     python -m gpu_worker_pool.cli.demo.worker 5 '{"names": ["w01", "w02"], ...}'
 
 loads the client once and forks a process for each worker: a dozen starts of Python would take longer than the demo. It
-ends when all have ended; when it is killed, so are they. Each worker reads its pace from the pipe 5, and asks until standard
+ends when all workers have ended; when it is killed, they are killed too. Each worker reads its pace from the pipe 5, and asks until standard
 input ends. Standard output gets its lines, as gpu_worker_pool/history_check.py reads them. While a worker holds a GPU it
-also locks a file named after the GPU, the witness: the kernel's word that no other worker is on it.
+also locks a file named after the GPU, the witness: the kernel then proves that no other worker uses it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import random
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# What a client loads when it is started, loaded here for all of them.
+# A client loads this when it starts; loaded here once for all workers.
 import aiohttp  # noqa: F401
 
+from gpu_worker_pool.cli.run.guard import die_with
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.clock import boot_time
 
-_PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
 PATIENCE_S: Final = 120.0  # longer than any demo
 SHORTEST_HOLD_S: Final = 0.4
 LONGEST_HOLD_S: Final = 1.8
@@ -43,8 +41,8 @@ LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """What all workers are told. The cheat releases its GPU half-way through each turn, and goes on using it."""
+class WorkerSettings:
+    """The settings of all workers. The cheat releases its GPU half-way through each turn, and goes on using it."""
 
     names: list[str]
     endpoint: str
@@ -55,27 +53,27 @@ class Crew:
 
 
 class Worker:
-    """Takes turns until it is told to finish."""
+    """One worker: takes turns until it must finish."""
 
-    def __init__(self, crew: Crew, name: str) -> None:
-        self._crew, self._name = crew, name
-        self._random = random.Random(f"{crew.seed}/{name}")  # noqa: S311 - no secret
+    def __init__(self, settings: WorkerSettings, name: str) -> None:
+        self._settings, self._name = settings, name
+        self._random = random.Random(f"{settings.seed}/{name}")  # noqa: S311 - no secret
         self._turn, self._asked_at, self._pace = 0, 0.0, 1.0
         self._finish = asyncio.Event()
 
     def work(self, go: int) -> None:
         """Wait for the start, and take turns until the end."""
-        self._say("ready", pid=os.getpid())
+        self._write_line("ready", pid=os.getpid())
         pace = os.read(go, PACE_BYTES)
         if not pace:
-            return  # the demo is gone
+            return  # the demo has ended
         self._pace = float(pace)
         try:
             asyncio.run(self._take_turns())
         except PoolError as error:
-            self._say("could_not_go_on", reason=str(error)[:LONGEST_REASON])
+            self._write_line("could_not_go_on", reason=str(error)[:LONGEST_REASON])
         else:
-            self._say("exits")
+            self._write_line("exits")
 
     async def _take_turns(self) -> None:
         loop = asyncio.get_running_loop()
@@ -86,10 +84,10 @@ class Worker:
 
         loop.add_reader(sys.stdin, finish)
         async with GPUWorkerPoolClient(
-            self._crew.endpoint,
+            self._settings.endpoint,
             polling_interval=5.0,
-            endpoint_health_check_interval=0.25,  # the server is away for a second, not for a night
-            on_event=self._hear,
+            endpoint_health_check_interval=0.25,  # the server is down for a second only
+            on_event=self._on_event,
         ) as client:
             await self._rest(0.5)
             while not self._finish.is_set():
@@ -99,26 +97,26 @@ class Worker:
     async def _take_turn(self, client: GPUWorkerPoolClient) -> None:
         self._turn += 1
         self._asked_at = boot_time()
-        self._say("asks", gpus=1, memory_mb=None, priority=0)
+        self._write_line("asks", gpus=1, memory_mb=None, priority=0)
         assignment = await client.request_gpu(PATIENCE_S, labels={"demo": self._name})
         hold_s = self._pace * self._random.uniform(SHORTEST_HOLD_S, LONGEST_HOLD_S)
         gpus = {"uuids": assignment.uuids, "gpu_ids": assignment.gpu_ids}
-        self._say("took", id=assignment.lease_id, fence=assignment.fence, for_s=round(hold_s, 2), **gpus)
-        is_cheat = self._name == self._crew.cheat
+        self._write_line("took", id=assignment.lease_id, fence=assignment.fence, for_s=round(hold_s, 2), **gpus)
+        is_cheat = self._name == self._settings.cheat
         with self._witness(assignment.uuids[0]):
             await self._hold(assignment, hold_s / 2 if is_cheat else hold_s)
             if is_cheat:
                 await client.release_gpu(assignment)
                 await asyncio.sleep(hold_s / 2)
             left_at = boot_time()
-        self._say("left", left_at=left_at)
+        self._write_line("left", left_at=left_at)
         if assignment.is_lost:
-            self._say("lost", reason=getattr(assignment.lost, "reason", None) or "no heartbeat got through")
+            self._write_line("lost", reason=getattr(assignment.lost, "reason", None) or "no heartbeat got through")
         elif not is_cheat:
             await client.release_gpu(assignment)
 
     async def _hold(self, assignment: Assignment, hold_s: float) -> None:
-        """Hold the GPU: for a shorter time once the demo is to end, and no longer than the lease lasts."""
+        """Hold the GPU: for a shorter time once the demo ends, and never longer than the lease lasts."""
         assert assignment.lost is not None  # noqa: S101 - the client sets it; for mypy
         lost = asyncio.ensure_future(assignment.lost.wait())
         finish = asyncio.ensure_future(self._finish.wait())
@@ -137,49 +135,39 @@ class Worker:
 
     @contextlib.contextmanager
     def _witness(self, uuid: str) -> Iterator[None]:
-        """Lock the GPU's file. Nobody waits for it: one that cannot be locked at once is written down."""
-        with Path(self._crew.folder, f"{uuid}.witness").open("ab") as file:
+        """Lock the GPU's file. A lock that another worker has is recorded, not waited for."""
+        with Path(self._settings.folder, f"{uuid}.witness").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._say("witness_busy", uuid=uuid)
+                self._write_line("witness_busy", uuid=uuid)
             yield
 
-    def _hear(self, event: ClientEvent) -> None:
+    def _on_event(self, event: ClientEvent) -> None:
         if event.kind == "waiting":
-            told = {"call": "PUT", "status": 202, "state": "queued", "sent": self._asked_at, "uuids": []}
-            self._say("answered", id=event.lease_id, **told)
+            answer = {"call": "PUT", "status": 202, "state": "queued", "sent": self._asked_at, "uuids": []}
+            self._write_line("answered", id=event.lease_id, **answer)
 
-    def _say(self, what: str, **facts: Any) -> None:
-        """Write one line at once: it is all there or not at all, however the process ends."""
+    def _write_line(self, what: str, **facts: Any) -> None:
+        """Write one line in a single call: it is complete or missing, however the process ends."""
         about = {"lease": f"{self._name}-{self._turn}", "turn": self._turn}
         line = {"what": what, "who": self._name, "at": boot_time(), **about, **facts}
-        with contextlib.suppress(BrokenPipeError):  # the demo is gone; so are we, soon
+        with contextlib.suppress(BrokenPipeError):  # the demo has ended; this process will, too
             os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent is gone, even by kill -9."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # Linux; elsewhere the end of the pipes has to do
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died before we had said so
-            os._exit(1)
-
-
-def main(go: int, crew: Crew) -> int:
-    """Fork the workers, and wait for their ends."""
-    die_with(crew.parent)
+def main(go: int, settings: WorkerSettings) -> int:
+    die_with(settings.parent)
     parent = os.getpid()
-    for name in crew.names:
+    for name in settings.names:
         if os.fork() == 0:
             die_with(parent)
-            Worker(crew, name).work(go)
+            Worker(settings, name).work(go)
             return 0
-    for _ in crew.names:
+    for _ in settings.names:
         os.wait()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Crew(**json.loads(sys.argv[2]))))
+    sys.exit(main(int(sys.argv[1]), WorkerSettings(**json.loads(sys.argv[2]))))

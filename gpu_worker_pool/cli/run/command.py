@@ -7,39 +7,28 @@ from typing import Annotated
 
 import typer
 
+from gpu_worker_pool.cli import options
 from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.cli.options import (
-    Endpoints,
-    Gpus,
-    Grace,
-    Memory,
-    Model,
-    OnLost,
-    Priority,
-    Remote,
-    Timeout,
-    WhenLost,
-)
 
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The command with its arguments.")],
-    gpus: Gpus = 1,
-    memory: Memory = None,
-    model: Model = None,
-    priority: Priority = 0,
-    timeout: Timeout = None,
-    on_lost: WhenLost = OnLost.STOP,
-    grace: Grace = 10.0,
+    gpus: options.Gpus = 1,
+    memory: options.Memory = None,
+    model: options.Model = None,
+    priority: options.Priority = 0,
+    timeout: options.Timeout = None,
+    on_lost: options.WhenLost = options.OnLost.STOP,
+    grace: options.Grace = 10.0,
     name: Annotated[
         str | None, typer.Option(help="The name that others see in `status`; otherwise program and script.")
     ] = None,
-    remote: Remote = False,
+    remote: options.Remote = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
     ] = False,
-    endpoint: Endpoints = None,
+    endpoint: options.Endpoints = None,
 ) -> int:
     """Wait for GPUs, run a command on them, release them.
 
@@ -53,17 +42,11 @@ def run(
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
     from .labels import command_label, label_text  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
-    from .runner import Runner, RunPlan  # noqa: PLC0415
+    from .runner import Runner  # noqa: PLC0415
 
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
-    request = GpuRequest(
-        gpus=gpus,
-        memory_mb=memory,
-        model=model,
-        priority=priority,
-        timeout_s=timeout,
-        labels={"command": label_text(name) if name else command_label(command)},
-    )
-    plan = RunPlan(tuple(command), request, on_lost, grace, is_remote=remote)
-    return asyncio.run(Runner(plan, endpoint, RunReporter(is_json=json, is_quiet=quiet)).run())
+    label = label_text(name) if name else command_label(command)
+    request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label})
+    reporter = RunReporter(is_json=json, is_quiet=quiet)
+    return asyncio.run(Runner(command, request, on_lost, grace, remote, endpoint, reporter).run())

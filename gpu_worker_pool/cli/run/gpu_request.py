@@ -44,9 +44,9 @@ async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuReq
         raise
     except WorkerTimeoutError as error:
         raise Failure(f"no GPU within --timeout: {error.reason or error}", TIMED_OUT) from None
+    except PoolError:
+        raise
     except ValueError as error:
-        if isinstance(error, PoolError):
-            raise
         raise Failure(str(error), USAGE) from None
 
 

@@ -35,26 +35,16 @@ from typing import Any, Final
 # From <linux/prctl.h>.
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+# A stopped process acts on these only after SIGCONT.
+_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 # Signals that a terminal sends, or a user to the whole process group. gpu-pool and the command act on them; the guard
 # ignores them.
-_IGNORED: Final = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_IGNORED: Final = _ENDING | {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR1, signal.SIGUSR2}
 # How soon processes that are still there are killed again. A process may have forked in between, and may do nothing
 # else, so the first rounds follow each other quickly. What is still there after them is stuck in the kernel.
 _KILL_AGAIN_S: Final = 0.001
 _KILL_SELDOM_S: Final = 0.1
 _QUICK_ROUNDS: Final = 1000
-# A stopped process acts on these only after SIGCONT.
-_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 # One round in this many signals all descendants; the others signal our children only, which is quicker.
 _SCAN_EVERY: Final = 20
 _LENGTH: Final = struct.Struct("!I")
@@ -63,6 +53,14 @@ _LENGTH: Final = struct.Struct("!I")
 def become_subreaper() -> None:
     """Make orphans among our descendants our children, instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent is gone, even by kill -9; not possible except on Linux."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # it died before this process was bound to it
 
 
 def descendants(of: int) -> list[int]:
@@ -80,7 +78,6 @@ def descendants(of: int) -> list[int]:
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """A message as bytes: its length, then its JSON."""
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
 
@@ -171,8 +168,6 @@ class Guard:
                     self._safe_until = message["until"] if self._kill_at is None else None
                 case "signal":
                     self._signal_all(message["number"])
-                    if message["number"] in _ENDING:
-                        self._signal_all(signal.SIGCONT)
                 case "end":
                     self._end(message["grace_s"])
 
@@ -189,7 +184,7 @@ class Guard:
                 preexec_fn=self._child_setup(message["group"]),  # noqa: PLW1509 - there are no threads here
             )
         except OSError as error:
-            self._send({"event": "failed", "errno": error.errno, "why": error.strerror, "what": error.filename})
+            self._send({"event": "failed", "errno": error.errno, "why": error.strerror})
             self._is_line_open = False
             return
         self._command = started.pid
@@ -198,7 +193,7 @@ class Guard:
         for descriptor in self._streams:
             os.close(descriptor)
         self._streams = [-1]
-        self._send({"event": "started", "pid": started.pid})
+        self._send({"event": "started"})
 
     def _child_setup(self, group: int) -> Callable[[], None]:
         guard = os.getpid()
@@ -208,9 +203,7 @@ class Guard:
             for number, before in self._inherited.items():
                 # What was ignored before us (by nohup, say) stays ignored.
                 signal.signal(number, signal.SIG_IGN if before is signal.SIG_IGN else signal.SIG_DFL)
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:
-                os._exit(1)  # the guard died before the child was bound to it
+            die_with(guard)
 
         return prepare
 
@@ -230,7 +223,6 @@ class Guard:
     def _end(self, grace_s: float) -> None:
         """Send SIGTERM to all processes of the command, and kill after `grace_s` what is still there."""
         self._signal_all(signal.SIGTERM)
-        self._signal_all(signal.SIGCONT)  # a stopped process acts on SIGTERM only then
         kill_at = boot_time() + grace_s
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
@@ -244,8 +236,9 @@ class Guard:
         self._kill_at = boot_time() + (_KILL_AGAIN_S if self._kills < _QUICK_ROUNDS else _KILL_SELDOM_S)
 
     def _signal_all(self, number: int) -> None:
-        for pid in descendants(os.getpid()):
-            _kill(pid, number)
+        for one in (number, signal.SIGCONT) if number in _ENDING else (number,):
+            for pid in descendants(os.getpid()):
+                _kill(pid, one)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -263,9 +256,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _children() -> list[int]:
-    """The children of this process, as the kernel lists them; none where it has no such list, and the scan of all
-    processes must do.
-    """
+    """The children of this process, as the kernel lists them; none where it has no such list: the scan must do."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # noqa: PTH123 - see below
             return [int(pid) for pid in file.read().split()]
@@ -274,7 +265,6 @@ def _children() -> list[int]:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """Every process with its parent."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - quick, and no package is loaded here
         if name.isdigit():
             try:

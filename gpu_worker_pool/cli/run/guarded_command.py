@@ -55,7 +55,6 @@ class GuardedCommand:
         self._guards.add(self._guard.pid)
         self._buffer = bytearray()
         self._safe_until: float | None = None
-        self.command_pid: int | None = None
         # Whether the guard ended the command because no update said in time that the lease is safe.
         self.was_late = False
 
@@ -80,22 +79,13 @@ class GuardedCommand:
         behind. `safe_until` is as in `tell_safe_until`. Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
-        message = guard.frame(
-            {
-                "do": "start",
-                "command": list(command),
-                "env": dict(env),
-                "safe_until": safe_until,
-                "group": group,
-                "grace_s": grace_s,
-            }
-        )
+        limits = {"safe_until": safe_until, "group": group, "grace_s": grace_s}
+        message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits})
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
         answer = await self._receive()
         if answer["event"] == "failed":
             raise _cannot_run(command[0], answer["errno"], answer["why"])
-        self.command_pid = answer["pid"]
 
     async def wait(self) -> int:
         """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
@@ -105,15 +95,12 @@ class GuardedCommand:
         return code if code >= 0 else SIGNAL_BASE - code
 
     def tell_safe_until(self, at: float) -> None:
-        """Tell the guard until when the lease is safe, on the clock of leases. It ends the command then, unless it is
-        told a later time.
-        """
+        """Tell the guard when to end the command, on the clock of leases, unless it is told a later time."""
         if at != self._safe_until:
             self._safe_until = at
             self._send({"do": "safe", "until": at})
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to every process of the command."""
         self._send({"do": "signal", "number": number})
 
     def end(self, grace_s: float) -> None:

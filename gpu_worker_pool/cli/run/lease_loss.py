@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final
 
 from gpu_worker_pool.client.acquire.heartbeat import BEATS_PER_TTL
@@ -13,7 +12,7 @@ from gpu_worker_pool.client.pool_client import Assignment
 from .guarded_command import GuardedCommand
 from .tasks import cancel_and_wait
 
-NOT_RENEWED_IN_TIME: Final = "the lease could not be renewed in time"
+_NOT_RENEWED_IN_TIME: Final = "the lease could not be renewed in time"
 # A client gives up a lease one heartbeat before the server grants the GPU again. A command may take this part of that
 # time to end; the rest is for the kernel, which takes its time to free the memory of a GPU.
 _GRACE_PART: Final = 0.5
@@ -32,14 +31,28 @@ def safe_until(assignment: Assignment) -> float | None:
     return at
 
 
-@asynccontextmanager
-async def guard_updates(guarded: GuardedCommand, assignment: Assignment, ttl_s: float) -> AsyncIterator[None]:
-    """Keep the guard informed of how long the lease is safe: the guard must act if this process is stopped."""
-    updates = asyncio.create_task(_update_guard(guarded, assignment, ttl_s))
+async def wait_for_end(
+    guarded: GuardedCommand, assignment: Assignment, ttl_s: float | None, on_lost: Callable[[str], None]
+) -> int:
+    """Wait until no process of the command is left; the exit code. `on_lost` is called with the reason of a loss.
+
+    The guard must act if this process is stopped, so it is kept informed of how long the lease is safe; not where
+    `ttl_s` is None.
+    """
+    lost = asyncio.create_task(_tell_loss(assignment, on_lost))
+    updates = [] if ttl_s is None else [asyncio.create_task(_update_guard(guarded, assignment, ttl_s))]
     try:
-        yield
+        code = await guarded.wait()
+        if guarded.was_late and not lost.done():
+            on_lost(_NOT_RENEWED_IN_TIME)  # this process was stopped, or did not get its turn, and the guard acted
+        return code
     finally:
-        await cancel_and_wait(updates)
+        await cancel_and_wait(lost, *updates)
+
+
+async def _tell_loss(assignment: Assignment, on_lost: Callable[[str], None]) -> None:
+    if assignment.lost is not None:  # an assignment that was made by hand has no lease to lose
+        on_lost(await assignment.lost.wait())
 
 
 async def _update_guard(guarded: GuardedCommand, assignment: Assignment, ttl_s: float) -> None:
@@ -47,11 +60,3 @@ async def _update_guard(guarded: GuardedCommand, assignment: Assignment, ttl_s: 
         if (at := safe_until(assignment)) is not None:
             guarded.tell_safe_until(at)
         await asyncio.sleep(min(ttl_s / _UPDATES_PER_TTL, _MAX_UPDATE_INTERVAL_S))
-
-
-async def wait_until_lost(assignment: Assignment) -> str:
-    """Wait until the lease is lost; the reason."""
-    if assignment.lost is None:  # an assignment that was made by hand has no lease to lose
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-    return await assignment.lost.wait()

@@ -12,9 +12,7 @@ from gpu_worker_pool.client.pool_client import Assignment
 
 
 class RunReporter:
-    """Reports each event as a JSON line, or those that matter to a person as a sentence; `is_quiet`: only losses and
-    warnings.
-    """
+    """Reports each event as a JSON line, or as a sentence if it matters to a person; `is_quiet`: losses and warnings."""
 
     def __init__(self, *, is_json: bool, is_quiet: bool) -> None:
         self.is_json = is_json

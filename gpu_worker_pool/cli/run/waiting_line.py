@@ -98,7 +98,6 @@ class WaitingLine:
                 self._console.print(f"gpu-pool: {line}", markup=False)
 
     async def _lines(self) -> list[str]:
-        """A line for each queue that the request waits in."""
         queues = dict(self._queues)  # another queue may be joined meanwhile
         texts = await asyncio.gather(*map(self._describe, queues.values()))
         if len(texts) == 1:

@@ -11,7 +11,6 @@ DEFAULT_URL = "http://localhost:8000"
 
 
 def count_gpus(number: int) -> str:
-    """`1 GPU`, `4 GPUs`."""
     return f"{number} GPU{'' if number == 1 else 's'}"
 
 
@@ -61,7 +60,9 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What is announced. `docs` and `page` are URLs. `trouble` is the reason why nothing can be granted, if any."""
+    """What is announced. `docs` and `page` are URLs. `trouble` is the reason why nothing can be granted, if any.
+    `is_default`: a client without settings finds the server.
+    """
 
     version: str
     pid: int
@@ -73,7 +74,6 @@ class Announcement:
     trouble: str | None
     writing: Writing
     is_default: bool
-    """Whether a client without settings finds the server."""
 
     def lines(self) -> list[tuple[str, str]]:
         """Each line as a heading and its text. A line with an empty heading continues the one before."""
@@ -91,15 +91,7 @@ class Announcement:
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        shown = asdict(self)
-        del shown["is_default"]
-        writing = shown.pop("writing")
-        return {
-            **shown,
-            "can_grant": self.trouble is None,
-            "writing": {
-                "without_token_here": writing["is_open_here"],
-                "tokens": writing["tokens_are"],
-                "names": writing["tokens"],
-            },
-        }
+        shown = {name: value for name, value in asdict(self).items() if name not in {"is_default", "writing"}}
+        may = self.writing
+        writing = {"without_token_here": may.is_open_here, "tokens": may.tokens_are, "names": may.tokens}
+        return {**shown, "can_grant": self.trouble is None, "writing": writing}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.text import Text
@@ -31,126 +32,101 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The settings that have a flag, with the flag.
-FLAGS = {
-    "host": "--host",
-    "port": "--port",
-    "simulated_gpus": "--simulated-gpus",
-    "cuda_visible_devices": "--visible-devices",
-    "gpu_pool_state_dir": "--state-dir",
-    "gpu_pool_tokens_file": "--tokens-file",
-    "gpu_memory_threshold_percent": "--memory-threshold",
-    "gpu_utilization_threshold_percent": "--utilization-threshold",
-    "gpu_pool_workers_per_gpu": "--workers-per-gpu",
-    "gpu_pool_drain_limit": "--drain-limit",
-    "refresh_interval": "--refresh-interval",
-    "gpu_pool_durability": "--durability",
-    "gpu_pool_node": "--node",
-    "log_level": "--log-level",
-    "access_log": "--access-log",
-}
-
-_GPUS = "Which GPUs"
-_LEASES = "Leases"
+_gpu_option = partial(typer.Option, rich_help_panel="Which GPUs")
+_lease_option = partial(typer.Option, rich_help_panel="Leases")
 
 
+# A parameter has the name of its setting.
 def serve(
     host: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="The address to listen on; by default 0.0.0.0, all addresses. [HOST]"),
+        typer.Option(
+            "--host", metavar="ADDRESS", help="The address to listen on; by default 0.0.0.0, all addresses. [HOST]"
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="By default 8000; 0 takes a free port. [PORT]")
     ] = None,
     simulated_gpus: Annotated[
         str | None,
-        typer.Option(
-            metavar="SPEC",
-            rich_help_panel=_GPUS,
-            help="Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]",
-        ),
+        _gpu_option("--simulated-gpus", metavar="SPEC", help="Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]"),
     ] = None,
-    visible_devices: Annotated[
+    cuda_visible_devices: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST", rich_help_panel=_GPUS, help="Only these GPUs: 0,2 or UUIDs. [CUDA_VISIBLE_DEVICES]"
-        ),
+        _gpu_option("--visible-devices", metavar="LIST", help="Only these GPUs: 0,2 or UUIDs. [CUDA_VISIBLE_DEVICES]"),
     ] = None,
     refresh_interval: Annotated[
         float | None,
-        typer.Option(
+        _gpu_option(
+            "--refresh-interval",
             parser=parse_duration_s,
             metavar="TIME",
-            rich_help_panel=_GPUS,
             help="How often the GPUs are read. [REFRESH_INTERVAL]",
         ),
     ] = None,
-    node: Annotated[
+    gpu_pool_node: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=_GPUS,
-            help="The name of this machine; by default its host name. [GPU_POOL_NODE]",
+        _gpu_option(
+            "--node", metavar="NAME", help="The name of this machine; by default its host name. [GPU_POOL_NODE]"
         ),
     ] = None,
-    state_dir: Annotated[
+    gpu_pool_state_dir: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", rich_help_panel=_LEASES, help="The folder for the journal of leases. [GPU_POOL_STATE_DIR]"
-        ),
+        _lease_option("--state-dir", metavar="DIR", help="The folder for the journal of leases. [GPU_POOL_STATE_DIR]"),
     ] = None,
-    tokens_file: Annotated[
+    gpu_pool_tokens_file: Annotated[
         str | None,
-        typer.Option(
+        _lease_option(
+            "--tokens-file",
             metavar="FILE",
-            rich_help_panel=_LEASES,
             help="Who may request GPUs from other machines: lines of name:token. "
             "[GPU_POOL_TOKENS_FILE, also GPU_POOL_TOKENS]",
         ),
     ] = None,
-    memory_threshold: Annotated[
+    gpu_memory_threshold_percent: Annotated[
         float | None,
-        typer.Option(
+        _lease_option(
+            "--memory-threshold",
             metavar="PERCENT",
-            rich_help_panel=_LEASES,
             help="A GPU with this much memory in use is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
         ),
     ] = None,
-    utilization_threshold: Annotated[
+    gpu_utilization_threshold_percent: Annotated[
         float | None,
-        typer.Option(
+        _lease_option(
+            "--utilization-threshold",
             metavar="PERCENT",
-            rich_help_panel=_LEASES,
             help="A GPU with this utilization is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
         ),
     ] = None,
-    workers_per_gpu: Annotated[
+    gpu_pool_workers_per_gpu: Annotated[
         int | None,
-        typer.Option(
+        _lease_option(
+            "--workers-per-gpu",
             metavar="NUMBER",
-            rich_help_panel=_LEASES,
             help="How many leases without --memory may share a GPU. [GPU_POOL_WORKERS_PER_GPU]",
         ),
     ] = None,
-    drain_limit: Annotated[
+    gpu_pool_drain_limit: Annotated[
         float | None,
-        typer.Option(
+        _lease_option(
+            "--drain-limit",
             parser=parse_duration_s,
             metavar="TIME",
-            rich_help_panel=_LEASES,
             help="How long a GPU is kept back while processes of an ended lease hold memory. [GPU_POOL_DRAIN_LIMIT]",
         ),
     ] = None,
-    durability: Annotated[
+    gpu_pool_durability: Annotated[
         str | None,
-        typer.Option(
+        _lease_option(
+            "--durability",
             metavar="full|normal",
-            rich_help_panel=_LEASES,
             help="full: a grant survives a power failure; normal: a crash of the server. [GPU_POOL_DURABILITY]",
         ),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [LOG_LEVEL]")
+        str | None,
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning, error or critical. [LOG_LEVEL]"),
     ] = None,
     access_log: Annotated[
         bool | None, typer.Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")
@@ -162,24 +138,16 @@ def serve(
     Without a flag, the environment variable in brackets decides, then the file .env.
     The log goes to standard error. When the server is ready, it prints its addresses on standard output.
     """
-    typed = {
-        "host": host,
-        "port": port,
-        "simulated_gpus": simulated_gpus,
-        "cuda_visible_devices": visible_devices,
-        "gpu_pool_state_dir": state_dir,
-        "gpu_pool_tokens_file": tokens_file,
-        "gpu_memory_threshold_percent": memory_threshold,
-        "gpu_utilization_threshold_percent": utilization_threshold,
-        "gpu_pool_workers_per_gpu": workers_per_gpu,
-        "gpu_pool_drain_limit": drain_limit,
-        "refresh_interval": refresh_interval,
-        "gpu_pool_durability": durability,
-        "gpu_pool_node": node,
-        "log_level": log_level,
-        "access_log": access_log,
-    }
-    return _serve({name: value for name, value in typed.items() if value is not None}, as_json=json)
+    typed = {name: value for name, value in locals().items() if name in FLAGS and value is not None}
+    return _serve(typed, as_json=json)
+
+
+# The settings that have a flag, with the flag. In an annotation typer keeps the first flag as the option's default.
+FLAGS: dict[str, str] = {
+    name: hint.__metadata__[0].default.partition("/")[0]
+    for name, hint in get_type_hints(serve, include_extras=True).items()
+    if name not in {"json", "return"}
+}
 
 
 def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
@@ -246,15 +214,12 @@ def usable_journal(settings: ServerSettings) -> Path:
         raise Failure(f"{error} (--state-dir)") from None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reason = None if os.access(path.parent, os.W_OK | os.X_OK) else "this user may not write there"
     except OSError as error:
-        raise Failure(_unusable_state(path.parent, error.strerror or str(error))) from None
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise Failure(_unusable_state(path.parent, "this user may not write there"))
+        reason = error.strerror or str(error)
+    if reason is not None:
+        raise Failure(f"the leases cannot be kept in {path.parent}: {reason}; set --state-dir to a folder of your own")
     return path
-
-
-def _unusable_state(folder: Path, reason: str) -> str:
-    return f"the leases cannot be kept in {folder}: {reason}; set --state-dir to a folder of your own"
 
 
 def _announce(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool) -> None:
@@ -275,22 +240,20 @@ def _announce(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: 
 
 
 def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Announcement:
-    """The announcement of an application that listens at this address."""
-    settings, sampler = app.settings, app.statistics.sampler
-    prefix, snapshot = settings.api_prefix, sampler.snapshot
+    settings, tokens = app.settings, app.tokens
+    sampler, snapshot = app.statistics.sampler, app.statistics.sampler.snapshot
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
-    addresses = urls(host, port, prefix, names=names)
-    error = (
-        snapshot.error if sampler.has_sampled else "the driver has not answered yet; they are shown as soon as it does"
-    )
-    tokens = app.tokens
+    addresses = urls(host, port, settings.api_prefix, names=names)
+    unread = None if sampler.has_sampled else "the driver has not answered yet; they are shown as soon as it does"
     return Announcement(
         version=gpu_worker_pool.__version__,
         pid=os.getpid(),
         urls=tuple(addresses),
         docs=f"{addresses[0]}{settings.docs_url}" if settings.docs_url else None,
         page=f"{addresses[0]}/ui",
-        gpus=GpusShown.of([r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, error),
+        gpus=GpusShown.of(
+            [r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, unread or snapshot.error
+        ),
         state=str(journal),
         trouble=app.pool.trouble,
         writing=Writing(

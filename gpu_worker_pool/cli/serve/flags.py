@@ -19,17 +19,16 @@ class _Typed(ServerSettings):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _default_for_what_is_no_good(cls, value: Any, handler: ValidatorFunctionWrapHandler, _: ValidationInfo) -> Any:
+    def _default_if_invalid(cls, value: Any, handler: ValidatorFunctionWrapHandler, _: ValidationInfo) -> Any:
         return handler(value.strip() if isinstance(value, str) else value)
 
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the library's signature, here and below
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the library's signature
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        *_: PydanticBaseSettingsSource,
+        **others: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 

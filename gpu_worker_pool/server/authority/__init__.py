@@ -1,1 +1,1 @@
-"""The authority over this box's GPUs, and what it learns of them and of their holders."""
+"""The authority over this box's GPUs: driver, sampler, death watch, waiting connections."""

@@ -1,7 +1,7 @@
-"""The authority over this box's GPUs: the driver, joined to everything that tells it something or is told by it.
+"""The authority over this box's GPUs: connects the driver to everything around it.
 
-The sampler tells it what is measured, the death watch who died, the calls who wants what; it tells the sampler when to
-look anew, and simulated GPUs who runs on them.
+The sampler reports readings, the death watch dead holders, the calls what clients want. The authority asks the sampler
+for a new reading when a lease has ended, and tells simulated GPUs which leases use them.
 """
 
 from __future__ import annotations
@@ -32,25 +32,23 @@ from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-# How often to try again to open a journal that cannot be opened.
+# How often to retry to open a journal.
 TRY_AGAIN_S = 2.0
-# A waiter whose connection broke off has this long after a grant to be heard of, or the next one gets it.
+# A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
 GRACE_S = 2.0
-# How soon a GPU that was given back is looked at where nobody waits for one.
+# How soon a released GPU is read if no request waits.
 LATE_SAMPLE_S = 0.1
 
 
-class Occupied(Protocol):
-    """GPUs that are told who runs on them, because no hardware shows it."""
+class SimulatedGpus(Protocol):
+    """GPUs that must be told which processes run on them, because no hardware shows it."""
 
     def occupy(self, uuid: str, holders: Sequence[SimulatedHolder]) -> None:
-        """These and no others run on this GPU now."""
+        """Set the processes on this GPU."""
         ...
 
 
 class Authority:
-    """One box's pool, running."""
-
     def __init__(
         self,
         settings: PoolSettings,
@@ -60,7 +58,7 @@ class Authority:
         *,
         node: str,
         max_waiting: int,
-        simulated: Occupied | None = None,
+        simulated: SimulatedGpus | None = None,
     ) -> None:
         self._node = node
         self._sampler = sampler
@@ -77,7 +75,7 @@ class Authority:
         self._driver.listeners.append(self._follow)
 
     async def start(self) -> None:
-        """Take charge; JournalInUse where somebody else has. Any other trouble is told to those who ask."""
+        """Take charge. JournalInUse if another server has the journal; any other trouble is reported by the calls."""
         self._loop = asyncio.get_running_loop()
         self._deaths = DeathWatch(self._on_death, self._loop)
         try:
@@ -91,7 +89,7 @@ class Authority:
             self._opening = asyncio.create_task(self._keep_trying_to_open())
 
     def stop(self) -> None:
-        """Answer who waits, write what is left, and let go of everything."""
+        """Answer all waiters, write what is left, and close everything."""
         if self._opening is not None:
             self._opening.cancel()
         if self._late_sample is not None:
@@ -102,7 +100,7 @@ class Authority:
         self._loop = None
 
     def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
-        """What was measured. May be called from any thread."""
+        """Take in new readings, from any thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._observe, snapshot, is_regular)
@@ -126,7 +124,7 @@ class Authority:
             if not isinstance(lease, DrainingLease) and lease.request.holder.process is not None:
                 self._watch(lease.request.holder.process, lease.id)
         self._observe(self._sampler.snapshot, is_regular=True)
-        self._tell_simulated({key for key, slot in self._driver.state.slots.items() if slot.occupants})
+        self._update_simulated({key for key, slot in self._driver.state.slots.items() if slot.occupants})
 
     async def _keep_trying_to_open(self) -> None:
         while self._driver.trouble is not None:
@@ -135,12 +133,12 @@ class Authority:
                 await self._open()
             except JournalError as error:
                 self._driver.trouble = str(error)
-        logger.warning("the journal could be opened; leases are granted from now on")
+        logger.warning("the journal is open; leases are granted from now on")
 
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         readings = snapshot.readings
         if not is_regular:
-            # Taken because somebody left: of the others the next regular one tells soon enough.
+            # This reading was made because leases ended; the next regular one is soon enough for the other GPUs.
             slots = self._driver.state.slots
             readings = tuple(reading for reading in readings if _is_draining(slots.get(reading.gpu.key)))
         if readings and self._loop is not None:
@@ -167,13 +165,13 @@ class Authority:
             elif isinstance(event, ev.LeaseEnded):
                 left.update(event.draining)
         if left:
-            # The hardware of simulated GPUs shows that somebody stopped as soon as he did.
-            self._tell_simulated(left)
+            # Real hardware shows at once that a process has stopped; so must simulated GPUs.
+            self._update_simulated(left)
         if left or self._late_sample is not None:
-            self._sample_what_was_left()
+            self._sample_after_release()
 
-    def _sample_what_was_left(self) -> None:
-        """At once where somebody waits for it; where nobody does, soon, so that many releases share a look."""
+    def _sample_after_release(self) -> None:
+        """Sample at once if a request waits; otherwise soon, so that many releases share one sample."""
         if len(self._driver.state.queue):
             if self._late_sample is not None:
                 self._late_sample.cancel()
@@ -193,23 +191,23 @@ class Authority:
                 case ev.LeaseGranted():
                     changed.update(event.gpus)
                     if self._presence.is_away(event.lease_id):
-                        asyncio.get_running_loop().call_later(GRACE_S, self._give_up_on, event.lease_id)
+                        asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
                 case ev.LeaseEnded():
                     changed.update(event.draining)
-                    self._presence.was_heard_of(event.lease_id)
+                    self._presence.note_heartbeat(event.lease_id)
                     if self._deaths is not None:
                         self._deaths.forget(event.lease_id)
                 case _:
                     pass
-        self._tell_simulated(changed)
+        self._update_simulated(changed)
 
-    def _give_up_on(self, lease_id: str) -> None:
+    def _end_if_away(self, lease_id: str) -> None:
         lease = self._driver.state.leases.get(lease_id)
         if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and not lease.request.holder.is_local:
-            logger.info("nobody was heard of after lease %s was granted", lease_id)
+            logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
             self._driver.note(cmd.ReportDeath(lease_id))
 
-    def _tell_simulated(self, keys: set[GpuKey]) -> None:
+    def _update_simulated(self, keys: set[GpuKey]) -> None:
         if self._simulated is None:
             return
         for key in keys:
@@ -218,18 +216,18 @@ class Authority:
             for lease_id, occupant in slot.occupants.items() if slot else ():
                 lease = self._driver.state.leases.get(lease_id)
                 if isinstance(lease, ActiveLease):
-                    # A holder without a process here is shown under a number that no process can have.
-                    pid, started = occupant.process or ProcessId(_made_up_pid(lease), None)
+                    # A holder without a local process gets a pid that no process can have.
+                    pid, started = occupant.process or ProcessId(_simulated_pid(lease), None)
                     holders.append(SimulatedHolder(pid, started, occupant.asked_mb))
             try:
                 self._simulated.occupy(key.uuid, holders)
             except ValueError:
-                logger.debug("no simulated GPU %s any more", key.uuid)
+                logger.debug("there is no simulated GPU %s any more", key.uuid)
 
 
 def _is_draining(slot: GpuSlot | None) -> bool:
     return slot is None or any(occupant.is_draining for occupant in slot.occupants.values())
 
 
-def _made_up_pid(lease: ActiveLease | EndedLease) -> int:
+def _simulated_pid(lease: ActiveLease | EndedLease) -> int:
     return 10_000_000 + (lease.fence or 0)

@@ -1,4 +1,4 @@
-"""Who waits for an answer on an open connection, and whose connection broke off."""
+"""The connections that wait for an answer, and the waiters whose connection broke."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 
-class TooManyWaiting(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """As many connections wait as the server has room for."""
-
+class TooManyWaiting(Exception):  # noqa: N818 - a state, not a mistake
     def __init__(self, most: int) -> None:
-        super().__init__(f"{most} connections wait for a lease already, and no more can; ask without wait_s, or later.")
+        super().__init__(
+            f"{most} connections wait for a lease already, which is the limit; ask without wait_s, or later."
+        )
 
 
 @dataclass(slots=True)
 class WaitingConnection:
-    """A connection on which an answer is held back; broken where the client left before it had the answer."""
+    """A connection whose answer is held back; `is_broken` if the client left before the answer."""
 
     is_broken: bool = False
 
 
 class Presence:
-    """Counts the connections that wait. `max_waiting` is how many may."""
+    """Counts the connections that wait; at most `max_waiting` may."""
 
     def __init__(self, max_waiting: int) -> None:
         self.waiting = 0
@@ -33,13 +33,13 @@ class Presence:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may wait."""
         return self.waiting < self._max_waiting
 
     @contextmanager
     def connection(self, lease_id: str | None) -> Iterator[WaitingConnection]:
-        """Count a connection that waits, as a heartbeat of this lease if it is its asker's. TooManyWaiting where there is
-        no room. When the asker's last connection breaks off the lease keeps its place: the asker may come back.
+        """Count a connection that waits; TooManyWaiting if there is no room. `lease_id` is None unless the client may
+        renew the lease: then the connection counts as its heartbeat. The lease keeps its queue position when the last
+        connection breaks, because the client may come back.
         """
         if not self.has_room:
             raise TooManyWaiting(self._max_waiting)
@@ -61,10 +61,10 @@ class Presence:
                 if not connection.is_broken:
                     self._away.discard(lease_id)
 
-    def was_heard_of(self, *lease_ids: str) -> None:
+    def note_heartbeat(self, *lease_ids: str) -> None:
         """Note a heartbeat of these leases, or their end."""
         self._away.difference_update(lease_ids)
 
     def is_away(self, lease_id: str) -> bool:
-        """Whether the last that was seen of its asker is a connection that broke off."""
+        """Whether the last connection of the lease's client broke, and no call came since."""
         return lease_id in self._away

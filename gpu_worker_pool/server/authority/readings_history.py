@@ -1,4 +1,4 @@
-"""The last readings of each GPU: all that is known of them, and as lines to be drawn."""
+"""The last readings of each GPU: in full, and as lines of a chart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MeasuredPercent = float | None
 
 
 def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history: int) -> bytes:
-    """/gpu/history: the snapshots, turned around to be by GPU. Takes a while where there are many; for a thread."""
+    """Encode `/gpu/history`: the snapshots, grouped by GPU. It takes a while with many snapshots: call it in a thread."""
     pauses = Pauses()
     first: dict[str, Gpu] = {}
     points: dict[str, list[HistoryPoint]] = {}
@@ -47,7 +47,7 @@ def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history
 
 
 class _Point:
-    """What some snapshots that follow each other come to: the time of the last, and the highest that was read."""
+    """A group of consecutive snapshots: the time of the last, and the highest values."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -67,10 +67,10 @@ class _Point:
 
 
 class ReadingLines:
-    """The readings as lines: a number for each GPU and time, `null` where it was not read.
+    """The readings as lines: a number for each GPU and time, `null` if it was not read.
 
-    More than `MOST_POINTS` snapshots are put together in groups of equal size. They are kept from one call to the next, so
-    that each snapshot is looked at once.
+    More than `MOST_POINTS` snapshots are combined in groups of equal size. The groups are kept between calls, so that
+    each snapshot is processed once.
     """
 
     def __init__(self, max_history: int) -> None:
@@ -80,7 +80,7 @@ class ReadingLines:
         self._last: Snapshot | None = None
 
     def encode(self, snapshots: Sequence[Snapshot]) -> bytes:
-        """The lines of these, the oldest first. For a thread, but for one at a time."""
+        """Encode these snapshots, oldest first. Call it in a thread, one call at a time."""
         pauses = Pauses()
         for snapshot in self._new_among(snapshots):
             if not self._points or self._points[-1].size >= self._group:

@@ -1,4 +1,4 @@
-"""Looks at the GPUs in a thread of its own, again and again. Nobody who asks the server waits for a GPU to answer."""
+"""Samples the GPUs in a thread of its own, so that no HTTP call waits for a GPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-# How soon to look for a driver again where there is none; every attempt loads libraries or starts a process.
+# How soon to try for a driver again if there is none; every attempt loads libraries or starts a process.
 TRY_AGAIN = Backoff(first_s=2.0, max_s=30.0)
 
 
 class Sampler:
-    """Keeps the latest snapshot and the last ones before it.
+    """Keeps the latest snapshot and those before it.
 
-    `snapshot` is replaced as a whole, so it can be read from any thread without a lock.
+    `snapshot` is replaced as a whole, so any thread can read it without a lock.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Sampler:
         self._attempts = 0
         self._last_error: str | None = None
         self._next_attempt_at = float("-inf")
-        self._unavailable_because = "the GPUs have not been looked at yet"
+        self._unavailable_because = "the GPUs have not been read yet"
         self._is_stopping = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -61,7 +61,6 @@ class Sampler:
         self.last_sample_s = 0.0
 
     def start(self) -> None:
-        """Begin to look; returns at once."""
         self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
         self._thread.start()
 
@@ -71,29 +70,27 @@ class Sampler:
         self._wake.set()
 
     def sample_soon(self) -> None:
-        """Have a look that begins after this call, without waiting for its turn. Several calls share one look."""
+        """Take a sample that begins after this call, without waiting for the interval. Several calls share one sample."""
         self._wake.set()
 
     def wait_for_first_sample(self, timeout_s: float) -> bool:
-        """Wait until there is something to show; whether there is."""
+        """Wait for the first sample; return whether there is one."""
         return self._first_sample.wait(timeout_s)
 
     @property
     def has_sampled(self) -> bool:
-        """Whether a look has been finished since the start."""
         return self._first_sample.is_set()
 
     def age_s(self) -> float:
-        """How old the latest snapshot is."""
         return max(self._clock() - self.snapshot.at, 0.0)
 
     def sample(self, *, for_history: bool = True) -> None:
-        """Look once, now. Called by the thread; tests and nobody else may call it without one."""
+        """Take one sample. Only the thread calls this, and tests without a thread."""
         began = self._clock()
         probe = self._probe or self._try_to_get_a_probe(began)
         found = probe.read(began) if probe else ProbeResult((), self._unavailable_because)
         if found.error is not None and not found.readings and self.snapshot.readings:
-            # The GPUs are there, they just cannot be seen now: what was seen last stays, and grows old.
+            # The GPUs exist and cannot be read now: the last readings stay, and their age grows.
             self.snapshot = replace(self.snapshot, error=found.error)
         else:
             visible = self._visible_of(found.readings)
@@ -110,25 +107,25 @@ class Sampler:
             if found.error is None:
                 logger.info("the GPUs can be read again")
             elif probe is not None:
-                logger.warning("looking at the GPUs: %s", found.error)
+                logger.warning("reading the GPUs: %s", found.error)
             self._last_error = found.error
-        logger.debug("looked at %d GPUs in %.3f s", len(found.readings), self.last_sample_s)
+        logger.debug("read %d GPUs in %.3f s", len(found.readings), self.last_sample_s)
 
     def _run(self) -> None:
         due_at = self._clock()
         while not self._is_stopping:
             began = self._clock()
             is_due = began >= due_at
-            self._wake.clear()  # whoever calls from here on wants a look that begins later than this one
+            self._wake.clear()  # calls from here on ask for a later sample than this one
             try:
                 self.sample(for_history=is_due)
             except Exception:
-                # A probe must not raise; if one does, the server goes on with readings that grow old and says so.
-                logger.exception("looking at the GPUs failed")
+                # A probe must not raise. If one does, the server continues and reports the age of its readings.
+                logger.exception("reading the GPUs failed")
             self._first_sample.set()
             if is_due:
                 due_at = began + self._interval_s
-            # However much is released, the driver is left alone for as long as it took to answer.
+            # However many leases are released, the driver gets a pause as long as its answer took.
             ended = self._clock()
             self._pause(min(ended - began, max(due_at - ended, 0.0)))
             self._wake.wait(max(due_at - self._clock(), 0.0))
@@ -146,12 +143,12 @@ class Sampler:
             self._probe = self._make_probe()
         except ProbeUnavailable as unavailable:
             if self._unavailable_because != str(unavailable):
-                logger.warning("no GPU can be looked at: %s", unavailable)
+                logger.warning("no GPU can be read: %s", unavailable)
             self._unavailable_because = str(unavailable)
             self._next_attempt_at = now + TRY_AGAIN.delay_s(self._attempts, 0.5)
             self._attempts += 1
             return None
-        logger.info("looking at GPUs with %s", self._probe.source)
+        logger.info("reading GPUs with %s", self._probe.source)
         return self._probe
 
     def _visible_of(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
@@ -159,7 +156,7 @@ class Sampler:
         visibility = select_visible(self._visible_devices, installed)
         if readings and visibility != self.visibility:
             logger.debug("CUDA_VISIBLE_DEVICES=%r among the installed %s", self._visible_devices, installed)
-            logger.debug("shown are the indices %s, filtering: %s", visibility.indices, visibility.is_filtering)
+            logger.debug("the indices %s are shown, filtering: %s", visibility.indices, visibility.is_filtering)
             for warning in visibility.warnings:
                 logger.warning("%s", warning)
             if visibility.is_filtering:

@@ -1,4 +1,4 @@
-"""One look at the GPUs as it is shown: what is visible of it, encoded once, served as often as anybody asks."""
+"""One sample of the visible GPUs, encoded once for all calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpu_worker_pool.wire.statistics import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The visible GPUs at one time. `at` is on the clock that ages are reckoned by; `taken` is for people."""
+    """The visible GPUs at one time. `at` is on the clock for ages; `taken` is for people."""
 
     at: float
     taken: datetime
@@ -36,18 +36,17 @@ class Snapshot:
 
     @property
     def timestamp(self) -> str:
-        """As the documents show it: local time, without a zone."""
+        """Local time without a zone, as documented."""
         return self.taken.isoformat(timespec="microseconds")
 
     @cached_property
     def stats(self) -> GpuStatistics:
-        """The body of /gpu/stats."""
         gpus = tuple(_gpu(reading) for reading in self.readings)
         return GpuStatistics(gpus=gpus, **self._common)
 
     @cached_property
     def summary(self) -> GpuSummary:
-        """The body of /gpu/summary. Totals are of what is known; null where nothing is."""
+        """The body of /gpu/summary. Totals are of the known values; null if none is known."""
         total_mb = _known(reading.memory_total_mb for reading in self.readings)
         used_mb = _known(reading.memory_used_mb for reading in self.readings)
         utilization = _known(reading.utilization_percent for reading in self.readings)
@@ -73,17 +72,14 @@ class Snapshot:
 
     @cached_property
     def stats_body(self) -> bytes:
-        """/gpu/stats, encoded."""
         return encode(self.stats)
 
     @cached_property
     def count_body(self) -> bytes:
-        """/gpu/count, encoded."""
         return encode(GpuCount(**self._common))
 
     @cached_property
     def summary_body(self) -> bytes:
-        """/gpu/summary, encoded."""
         return encode(self.summary)
 
     @property

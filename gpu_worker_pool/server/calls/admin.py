@@ -1,4 +1,4 @@
-"""What only the operator may do: take a lease away, take a GPU out of service, leave a process out of the reckoning."""
+"""The calls of the operator: revoke a lease, drain a GPU, ignore a process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from .lease_view import outcome_view
 from .pool_view import gpu_view
 
 NOT_ADMIN = (
-    "Only admin may do this: send the token of the name admin (GPU_POOL_TOKENS). On a server without any tokens, "
-    "everybody on its own machine may."
+    "Only admin may do this; send the token of the name admin (GPU_POOL_TOKENS). On a server without tokens, "
+    "every caller on its own machine may."
 )
 
 
 class AdminCalls:
-    """Handles the admin calls."""
-
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {
             "revoke_lease": self.revoke,
             "drain_gpu": self.drain,
@@ -40,49 +37,45 @@ class AdminCalls:
         }
 
     async def revoke(self, call: Call) -> Response:
-        """Take a lease away: its holder hears of it with the next heartbeat."""
+        """Revoke a lease; its holder learns of it with the next heartbeat."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         await _check(call)
         is_known = await self._pool.revoke(lease_id)
         lease = await self._pool.find(lease_id)
         if not is_known or lease is None:
-            raise Refused(404, f"There is no lease {lease_id}; /leases lists those there are.")
+            raise Refused(404, f"There is no lease {lease_id}; /leases lists all live leases.")
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
-        """No new leases on this GPU; those there run on."""
+        """Take a GPU out of service; its leases continue."""
         form = parse_form(DrainForm, await _check(call))
         key = self._key(call.parameters["gpu"])
         await self._pool.exclude(key, form.reason.strip() or "drained by the operator")
         return self._gpu(key)
 
     async def undrain(self, call: Call) -> Response:
-        """Back into service."""
         await _check(call)
         key = self._key(call.parameters["gpu"])
         await self._pool.include(key)
         return self._gpu(key)
 
     async def ignore(self, call: Call) -> Response:
-        """Processes of this name do not count as use from outside the pool."""
         await _check(call)
         names = await self._pool.ignore_process(_process_name(call))
         return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
 
     async def count(self, call: Call) -> Response:
-        """Processes of this name count again."""
         await _check(call)
         names = await self._pool.count_process(_process_name(call))
         return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
 
     def _key(self, gpu: str) -> GpuKey:
-        """A GPU by its index or UUID."""
         state = self._pool.state
         for key, slot in state.slots.items():
             if gpu == key.uuid or (slot.reading is not None and gpu == str(slot.reading.gpu.index)):
                 return key
         if (key := GpuKey(self._pool.node, gpu)) in state.excluded:
-            return key  # taken out of service, then out of the box
+            return key  # drained, then removed from the box
         raise Refused(404, f"There is no GPU {gpu[:80]!r} here; name it by its index or UUID as /pool shows it.")
 
     def _gpu(self, key: GpuKey) -> Response:
@@ -92,7 +85,7 @@ class AdminCalls:
 
 
 async def _check(call: Call) -> bytes:
-    """Raise Denied unless the caller is an administrator; returns what was sent."""
+    """Check that the caller is an administrator, and return the body; Denied otherwise."""
     if not call.caller().is_admin:
         raise Denied(403, NOT_ADMIN)
     call.query()
@@ -103,6 +96,6 @@ def _process_name(call: Call) -> str:
     name = call.parameters["name"]
     if len(name) > MAX_PROCESS_NAME or not name.isprintable() or not name.strip():
         raise Refused(
-            422, f"A process name has 1 to {MAX_PROCESS_NAME} printable characters, as `ps -o comm` shows it."
+            422, f"The process name must be 1 to {MAX_PROCESS_NAME} printable characters, as `ps -o comm` shows them."
         )
     return name

@@ -1,4 +1,4 @@
-"""A lease as it is shown."""
+"""Views of a lease."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ ViewT = TypeVar("ViewT", bound=LeaseView)
 
 
 def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer) -> LeaseView:
-    """The lease as one of many: what stands between a waiting one and each GPU is left out, and far back in the queue
-    also why.
-    """
+    """The lease in a list: without the obstacles of a waiting lease, and far back in the queue without the reason."""
     if not isinstance(lease, QueuedLease):
         return lease_view(state, lease, now)
     position = state.queue.position(lease)
@@ -45,7 +43,7 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
 
 
 def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> LeaseView:
-    """The lease by itself. `by_uuid`: name the GPUs by UUID in `env` instead of by index."""
+    """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index."""
     match lease:
         case QueuedLease():
             explanation = explain(state, lease.id, now)
@@ -79,29 +77,29 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
 
 
 def outcome_view(pool: Pool, lease: Lease) -> LeaseView:
-    """The lease as a release or a revocation leaves it: as it ended, whatever its processes still do."""
+    """The lease after its release or revocation: ended, whether or not its processes still run."""
     return lease_view(pool.state, lease.ended if isinstance(lease, DrainingLease) else lease, pool.now())
 
 
 def iso_time(wall_s: float | None) -> str | None:
-    """Wall-clock seconds as people and programs read them, in UTC."""
+    """Format wall-clock seconds as ISO 8601 in UTC."""
     if wall_s is None:
         return None
     try:
         return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
-        return None  # the wall clock was far off when this was written; nothing depends on it
+        return None  # the wall clock was wrong when this was written; nothing depends on it
 
 
 def gpu_ref(state: PoolState, key: GpuKey) -> GpuRef:
-    """Which GPU, as a lease names it. Until it has been read after a restart, all that is known of it is its key."""
+    """A GPU as a lease names it. After a restart only its key is known until it has been read."""
     slot = state.slots.get(key)
     gpu = slot.reading.gpu if slot and slot.reading else None
     return GpuRef(node=key.node, gpu_id=gpu.index if gpu else None, uuid=key.uuid, name=gpu.name if gpu else None)
 
 
 def verdict_view(verdict: Verdict, **where: Any) -> VerdictView:
-    """A verdict as data and in words. The type names the keys of all verdicts; one is sent with its own and no others."""
+    """A verdict as data and as a sentence. The type has the keys of all verdicts; each is sent with its own only."""
     own = {item.name: getattr(verdict, item.name) for item in fields(verdict)}
     return cast("VerdictView", {**where, "code": verdict.code, "text": str(verdict), **own})
 
@@ -121,7 +119,14 @@ def _view(kind: type[ViewT], lease: Lease, state: LeaseState, **own: Any) -> Vie
         memory_mb=wishes.memory_mb,
         requested_at=iso_time(asked.requested_at),
         ttl_s=request.ttl_s,
-        wishes=WishesView(**{item.name: getattr(wishes, item.name) for item in fields(wishes)}),
+        wishes=WishesView(
+            gpus=wishes.gpus,
+            memory_mb=wishes.memory_mb,
+            model=wishes.model,
+            memory_threshold_percent=wishes.memory_threshold_percent,
+            utilization_threshold_percent=wishes.utilization_threshold_percent,
+            among=wishes.among,
+        ),
         labels=dict(request.labels),
         is_local=holder.is_local,
         **own,
@@ -148,7 +153,7 @@ def _refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[GpuRef, ...]:
 
 
 def _env(gpus: tuple[GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
-    """What to put into the environment of a process that is to see these GPUs and no others."""
+    """The environment of a process that must see these GPUs and no others."""
     by_uuid = by_uuid or any(gpu.gpu_id is None or gpu.uuid.startswith(MIG_PREFIX) for gpu in gpus)
     in_order = sorted(gpus, key=lambda gpu: gpu.gpu_id or 0)
     devices = [gpu.uuid if by_uuid else str(gpu.gpu_id) for gpu in in_order]

@@ -1,4 +1,4 @@
-"""The calls that ask for, show, renew and end leases."""
+"""The calls that request, show, renew and release leases."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ from .pool_view import encode_leases, encode_pool
 
 
 class LeaseCalls:
-    """Handles the lease calls and /pool."""
-
     def __init__(self, pool: Pool, tokens: Tokens) -> None:
         self._pool = pool
         self._tokens = tokens
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {
             "request_lease": self.request,
             "show_lease": self.show,
@@ -42,7 +39,6 @@ class LeaseCalls:
         }
 
     async def request(self, call: Call) -> Response:
-        """Ask, or ask again."""
         lease_id, pool = check_lease_id(call.parameters["lease_id"]), self._pool
         caller = call.caller()
         query = call.query(DEVICES)
@@ -64,25 +60,24 @@ class LeaseCalls:
         return Response(status, self._encode(lease, query))
 
     async def show(self, call: Call) -> Response:
-        """The lease as it is, or as it will be within `wait_s` when it has left the queue."""
+        """The lease as it is, or once it has left the queue within `wait_s`."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         query = call.query(WAIT_S, DEVICES)
         lease = await self._known(lease_id)
-        # Everybody may look; only a caller that may also release it keeps it alive by that.
+        # Every caller may read a lease; only a caller that may release it renews it by that.
         caller = call.caller_or_none()
-        is_askers = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
+        may_renew = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
         if isinstance(lease, QueuedLease):
-            if is_askers:
+            if may_renew:
                 await self._pool.renew(lease_id)
             if query["wait_s"] > 0:
-                await self._pool.wait(lease, query["wait_s"], call.receive, renews=is_askers)
+                await self._pool.wait(lease, query["wait_s"], call.receive, renews=may_renew)
                 lease = await self._known(lease_id)
-        elif is_askers:
-            self._pool.was_heard_of(lease_id)
+        elif may_renew:
+            self._pool.note_heartbeat(lease_id)
         return Response(200, self._encode(lease, query))
 
     async def renew(self, call: Call) -> Response:
-        """A heartbeat for many leases at once."""
         caller = call.caller()
         call.query()
         ids = (await call.form(RenewForm)).ids
@@ -93,11 +88,10 @@ class LeaseCalls:
             if (lease := state.find(lease_id)) and not may_manage(caller, lease.request.holder.owner, self._tokens)
         ]
         if others:
-            raise Denied(403, f"Leases of somebody else cannot be renewed: {', '.join(others[:5])}.")
+            raise Denied(403, f"Only their owner or admin may renew these leases: {', '.join(others[:5])}.")
         return Response(200, encode(self._outcome(await self._pool.renew(*ids))))
 
     async def release(self, call: Call) -> Response:
-        """Give back, or leave the queue."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         caller = call.caller()
         call.query()
@@ -106,14 +100,13 @@ class LeaseCalls:
         return Response(200, encode(outcome_view(self._pool, await self._known(lease_id))))
 
     async def list_leases(self, _: Call) -> Response:
-        """All live leases."""
         self._pool.check_is_open()
         await self._pool.caught_up()
         leases = [view async for _, view in encode_leases(self._pool, self._pool.state.leases, LoopShare())]
         return Response(200, b'{"node":%b,"leases":[%b]}' % (encode(self._pool.node), b",".join(leases)))
 
     async def show_pool(self, call: Call) -> Response:
-        """The node at a glance. `queue` bounds how many of those who wait are shown."""
+        """The node at a glance. `queue` bounds how many waiters are shown."""
         most_queued = call.lenient_query(QUEUE)
         return Response(200, await encode_pool(self._pool, most_queued))
 
@@ -130,7 +123,7 @@ class LeaseCalls:
                     if lease is not None and not isinstance(lease, DrainingLease):
                         left_s = max(state.deadlines.due_at(lease_id) - now, 0.0)
                         renewed.append(Renewed(id=lease_id, expires_in_s=round(left_s, 3)))
-                    else:  # it ended while that was written
+                    else:  # it ended during the write
                         lost.append(NotRenewed(id=lease_id, reason=_end_reason(state.find(lease_id))))
             elif isinstance(event, ev.RenewalRefused):
                 lost.append(NotRenewed(id=event.lease_id, reason=str(event.reason)))
@@ -142,13 +135,14 @@ class LeaseCalls:
         owner = lease.request.holder.owner
         if not may_manage(caller, owner, self._tokens):
             raise Denied(
-                403, f"The lease {lease.id} is {owner or 'somebody'}'s; only its owner or admin may change it."
+                403,
+                f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner or admin may change it.",
             )
 
     async def _known(self, lease_id: str) -> Lease:
         lease = await self._pool.find(lease_id)
         if lease is None:
-            raise Refused(404, f"There is no lease {lease_id}; it may have ended long ago. Ask with PUT for a new one.")
+            raise Refused(404, f"There is no lease {lease_id}; it may have ended long ago. Request a new one with PUT.")
         return lease
 
     def _encode(self, lease: Lease, query: dict[str, Any]) -> bytes:
@@ -156,7 +150,7 @@ class LeaseCalls:
 
 
 def to_request(form: LeaseForm, owner: str | None) -> Request:
-    """For the core: with the owner that was proven or let pass."""
+    """The request for the core, with the owner that was proven or accepted."""
     return Request(
         wishes=Wishes(
             gpus=form.gpus,
@@ -177,7 +171,7 @@ def to_request(form: LeaseForm, owner: str | None) -> Request:
         ),
         priority=form.priority,
         ttl_s=form.ttl_s,
-        # In one order, so that the same labels are the same request.
+        # Sorted, so that the same labels make the same request.
         labels=tuple(sorted(form.labels.items())),
     )
 
@@ -188,12 +182,14 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
             case ev.LeaseRefused(lease_id=refused, why=why) if refused == lease_id:
                 raise Refused(422, f"This can never be granted here: {why}.")
             case ev.LeaseConflicted(lease_id=refused) if refused == lease_id:
-                raise Refused(409, f"The lease {lease_id} was asked for with other wishes; use a new id.")
+                raise Refused(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
             case ev.QueueFull(lease_id=refused, limit=limit, is_owners_limit=True) if refused == lease_id:
-                whose = event.owner or "owners without a name"
-                raise Refused(429, f"{limit} requests of {whose} wait already, and no more may.", RETRY_AFTER)
+                whose = event.owner or "callers that named no owner"
+                raise Refused(
+                    429, f"{limit} requests of {whose} wait already, which is the limit; ask later.", RETRY_AFTER
+                )
             case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
-                raise Refused(503, f"{limit} requests wait already, and no more can; ask later.", RETRY_AFTER)
+                raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
             case _:
                 pass
 

@@ -1,4 +1,4 @@
-"""GET /peers: the other servers, as this one sees them."""
+"""GET /peers: the other servers, as this server sees them."""
 
 from __future__ import annotations
 
@@ -14,51 +14,46 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Each may answer with megabytes, and all are asked side by side.
+# Each may answer with megabytes, and all are asked at the same time.
 MOST_PEERS = 64
 
 
 class PeerCalls:
-    """Handles /peers."""
-
     def __init__(self, urls: str | None, *, own_id: str) -> None:
         self._peers: Peers | None = None
         found = parse_peers(urls or "")
         if found:
-            # It loads an HTTP client, which takes long, and few need one.
+            # It loads an HTTP client, which is slow, and few servers need one.
             from gpu_worker_pool.server.peers import Peers  # noqa: PLC0415
 
             self._peers = Peers(found, own_id=own_id)
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {"peers": self.show}
 
     async def show(self, call: Call) -> Response:
-        """What each of them said last. Nothing of the call is passed on to them."""
+        """The last answer of each peer. Nothing of the call is passed on to them."""
         call.query()
         return Response(200, await self.peers())
 
     @property
     def has_peers(self) -> bool:
-        """Whether this server is told of any."""
         return self._peers is not None
 
     async def peers(self) -> bytes:
-        """What each of them said last; they are asked from now on, while somebody looks."""
+        """The last answer of each peer. Calling this keeps the polling of the peers going."""
         if self._peers is None:
             return b'{"peers":[]}'
-        await self._peers.watch()
+        await self._peers.ensure_polling()
         return self._peers.encode()
 
     async def close(self) -> None:
-        """Ask no peer any more."""
         if self._peers is not None:
             await self._peers.close()
 
 
 def parse_peers(text: str) -> list[EndpointUrl]:
-    """The URLs in a text with commas, each once; one that is no good is logged and left out."""
+    """Parse URLs from a text with commas, without duplicates; an invalid one is logged and left out."""
     found = []
     for part in split_endpoints(text):
         try:

@@ -1,4 +1,4 @@
-"""The node at a glance: its GPUs with their state and the reason for it, the leases, the queue."""
+"""The node at a glance: its GPUs with state and reason, the leases, the queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, 
 
 from .lease_view import brief_view, iso_time, verdict_view
 
-# One word for each kind of verdict on an ordinary request: one GPU, exclusive.
+# The state for each kind of verdict on an ordinary request: one GPU, exclusive.
 _STATES: dict[type[Verdict], GpuState] = {
     Eligible: "free",
     Leased: "leased",
@@ -53,17 +53,17 @@ ORDINARY = Wishes()
 
 
 async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
-    """The node, with at most so many of its queue; other work has its turn while this is made."""
+    """Encode the node, with at most so many waiters. It yields to other work in between."""
     await pool.caught_up()
     state, loop_share = pool.state, LoopShare()
     others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
     queue: list[bytes] = []
     leases: list[bytes] = []
     async for lease, view in encode_leases(pool, [*islice(state.queue, most_queued), *others], loop_share):
-        # By what it is now: each is in one of them, whatever happens while other work has its turn.
+        # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
-    for slot in sorted(state.slots.values(), key=_place):
+    for slot in sorted(state.slots.values(), key=_slot_order):
         gpus.append(encode(gpu_view(pool, slot)))
         await loop_share.yield_if_due()
     thresholds = state.settings.thresholds
@@ -86,7 +86,7 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
             source=pool.snapshot.source,
         )
     )
-    # What was made in pieces goes where the frame has nothing: after its node, and at its end.
+    # The pieces replace the empty lists of the frame: the GPUs, and the two at its end.
     before, after = frame.removesuffix(b',"leases":[],"queue":[]}').split(b'"gpus":[]', 1)
     parts = (before, b",".join(gpus), after, b",".join(leases), b",".join(queue))
     return b'%b"gpus":[%b]%b,"leases":[%b],"queue":[%b]}' % parts
@@ -95,7 +95,7 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
 async def encode_leases(
     pool: Pool, lease_ids: Iterable[str], loop_share: LoopShare
 ) -> AsyncIterator[tuple[Lease, bytes]]:
-    """These leases in short; those that are not written are left out."""
+    """Encode these leases in brief; leases that are not written are left out."""
     explainer = Explainer(pool.state, pool.now())
     for lease_id in list(lease_ids):
         await loop_share.yield_if_due()
@@ -105,7 +105,7 @@ async def encode_leases(
 
 
 def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:
-    """All GPUs with their state in a word, and nothing else of them."""
+    """All GPUs with their state only."""
     now = pool.now()
     for slot in list(pool.state.slots.values()):
         is_known = _why_unknown(pool, slot) is None
@@ -113,7 +113,7 @@ def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:
 
 
 def gpu_view(pool: Pool, slot: GpuSlot) -> PoolGpu:
-    """One GPU. What is not written is not shown: its state is unknown until it is."""
+    """One GPU. Its state is unknown while the events of its leases are not written."""
     view = _gpu(pool.state, slot, pool.now())
     why = _why_unknown(pool, slot)
     if why is None:
@@ -126,12 +126,12 @@ def _why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
     if not pool.is_open:
         return f"its leases are not known: {pool.trouble}"
     if not all(map(pool.is_written, slot.occupants)):
-        return "what happens to it is being written down"
+        return "its last event is being written"
     return None
 
 
 def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
-    """What an ordinary request would meet."""
+    """The verdict on an ordinary request."""
     verdict = judge(state, slot, ORDINARY, now)
     held_for = state.holds.get(slot.key)
     if isinstance(verdict, Eligible) and held_for is not None:
@@ -171,14 +171,14 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
                 pid=process.id.pid,
                 name=process.name,
                 used_mb=process.memory_mb,
-                lease_ids=tuple(place.lease_ids),
-                is_outside=place.is_outside,
-                is_ignored=place.is_ignored,
+                lease_ids=tuple(ownership.lease_ids),
+                is_outside=ownership.is_outside,
+                is_ignored=ownership.is_ignored,
             )
-            for process, place in attribute_processes(slot, state.ignored_processes)
+            for process, ownership in attribute_processes(slot, state.ignored_processes)
         ),
     )
 
 
-def _place(slot: GpuSlot) -> tuple[str, float, str]:
+def _slot_order(slot: GpuSlot) -> tuple[str, float, str]:
     return (slot.key.node, slot.reading.gpu.index if slot.reading else float("inf"), slot.key.uuid)

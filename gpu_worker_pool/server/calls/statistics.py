@@ -1,4 +1,4 @@
-"""The statistics calls: /, /gpu/*, /health, /config, /metrics and the two probes for whoever watches the server."""
+"""The statistics calls: /, /gpu/*, /health, /config, /metrics and the probes for monitoring."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.places import Polled
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Response
+from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.metrics.gpus import make_registry, render
 from gpu_worker_pool.server.metrics.leases import LeaseMetrics
@@ -36,7 +36,7 @@ from gpu_worker_pool.wire.service import (
 
 
 class Statistics:
-    """Answers from the latest snapshot. No call here looks at a GPU."""
+    """Answers from the latest snapshot; no call reads a GPU."""
 
     def __init__(self, sampler: Sampler, settings: ServerSettings, pool: Pool) -> None:
         self.sampler = sampler
@@ -49,7 +49,7 @@ class Statistics:
         self._history_body = b""
 
     def snapshot(self) -> Snapshot:
-        """The latest snapshot; one that has grown old says so."""
+        """The latest snapshot; if it is stale, its error says so."""
         snapshot = self.sampler.snapshot
         stale = self.why_stale()
         if stale is None:
@@ -57,7 +57,7 @@ class Statistics:
         return replace(snapshot, error="; ".join(filter(None, (stale, snapshot.error))))
 
     def why_stale(self) -> str | None:
-        """Why the latest snapshot is too old to go by; None where it is not."""
+        """Why the latest snapshot is too old; None if it is not."""
         age_s = self.sampler.age_s()
         if age_s <= self.settings.stale_after_s:
             return None
@@ -65,10 +65,10 @@ class Statistics:
         return f"the last reading is {age_s:.0f} s old: {source} has not answered since"
 
     async def history(self) -> bytes:
-        """/gpu/history: the ring of the last readings by GPU, encoded once for all who ask before the next look."""
+        """The body of /gpu/history, encoded once for all calls until the next sample."""
         async with self._encoding:
             latest, snapshots = self.sampler.snapshot, list(self.sampler.history)
-            # A look is shown a moment before it is in the ring.
+            # A sample is visible a moment before it is in the history.
             made_of = (latest, snapshots[-1] if snapshots else None)
             if self._history_of != made_of:
                 max_history = self.settings.max_history
@@ -77,19 +77,17 @@ class Statistics:
             return self._history_body
 
     def why_not_ready(self) -> str | None:
-        """Why there is nothing to show yet, or no more; None where there is."""
+        """Why there is nothing to show yet, or no more; None if there is."""
         if not self.sampler.has_sampled:
-            return "The GPUs have not been looked at yet; ask again in a moment."
+            return "The GPUs have not been read yet; ask again in a moment."
         return self.why_stale()
 
     def metrics(self) -> bytes:
-        """The text that Prometheus reads."""
         return render(self._registry)
 
     # --- the calls -------------------------------------------------------------------------------------------------
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {
             "gpu_stats": Polled(lambda: self.snapshot().stats_body),
             "gpu_count": Polled(lambda: self.snapshot().count_body),
@@ -104,7 +102,7 @@ class Statistics:
         }
 
     async def home(self, call: Call) -> Response:
-        """What there is; for a browser, the page."""
+        """The list of calls; for a browser, a redirect to the page."""
         vary = (b"vary", b"Accept")
         if wants_page(call.headers.get("accept")):
             return redirect("ui", vary)
@@ -120,11 +118,10 @@ class Statistics:
         return Response(200, encode(body), (vary, *JSON))
 
     async def health(self, _: Call) -> Response:
-        """Whether all is well."""
         snapshot = self.snapshot()
-        sick = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
+        faulty = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
         trouble = self._pool.trouble
-        reasons = [snapshot.error, *sick, f"no GPU can be granted: {trouble}" if trouble else None]
+        reasons = [snapshot.error, *faulty, f"no GPU can be granted: {trouble}" if trouble else None]
         reason = "; ".join(filter(None, reasons)) or None
         body = Health(
             status="healthy" if reason is None else "degraded",
@@ -139,7 +136,7 @@ class Statistics:
         return Response(200, encode(body))
 
     async def config(self, _: Call) -> Response:
-        """The settings in force. There is no secret among them."""
+        """The settings in force; none of them is secret."""
         settings, visibility, snapshot = self.settings, self.sampler.visibility, self.sampler.snapshot
         shown = settings.model_dump()
         body = Configuration(
@@ -161,19 +158,15 @@ class Statistics:
         return Response(200, encode(body))
 
     async def show_history(self, _: Call) -> Response:
-        """The last readings of each GPU."""
         return Response(200, await self.history())
 
     async def show_metrics(self, _: Call) -> Response:
-        """Metrics for Prometheus."""
         return Response(200, self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
     async def livez(self, _: Call) -> Response:
-        """Whether the server is alive."""
         return Response(200, encode(Alive(status="alive", source=self.sampler.snapshot.source)))
 
     async def readyz(self, _: Call) -> Response:
-        """Whether the server has something to show."""
         why_not = self.why_not_ready()
         if why_not is not None:
             raise Refused(503, why_not)

@@ -20,29 +20,24 @@ from gpu_worker_pool.wire.routes import HOURS
 from .lease_view import iso_time
 from .past_leases import PastLeases
 
-# More than any picture shows, and still an answer of a megabyte or two.
+# More than any chart shows, and still an answer of one or two megabytes.
 MOST_SPANS = 5_000
 
 
 class TimelineCalls(PastLeases):
-    """Handles /timeline."""
-
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {"timeline": self.show}
 
     async def show(self, call: Call) -> Response:
-        """The spans of time that leases held GPUs, by GPU."""
         return Response(200, await self.timeline(call.query(HOURS)["hours"]))
 
     async def timeline(self, hours: float) -> bytes:
-        """The spans of the last hours."""
         span_s = hours * 3600
-        self.check_is_well()
+        self.check_journal()
         gpus = _gpus(self._pool.state.slots.values())
 
         def trace(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
-            # One that drains has ended for its holder, and is written as such.
+            # A draining lease has ended for its holder, and is written as ended.
             live = {lease.id: lease for lease in leases if not isinstance(lease, DrainingLease)}
             active = [lease for lease in live.values() if isinstance(lease, ActiveLease)]
 
@@ -87,7 +82,7 @@ class TimelineCalls(PastLeases):
 
 
 def _gpus(slots: Iterable[GpuSlot]) -> list[TimelineGpu]:
-    """What is there, by index; a GPU once, though the node may have had another name before."""
+    """The GPUs by index, each once, even if the node had another name before."""
     found: dict[str, TimelineGpu] = {}
     for slot in slots:
         if slot.reading is not None or slot.key.uuid not in found:

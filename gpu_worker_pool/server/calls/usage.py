@@ -23,39 +23,35 @@ from .lease_view import iso_time
 from .past_leases import PastLeases
 
 DEFAULT_SPAN_S = 24 * 3600.0
-LATEST_S = 253_402_300_799.0  # the last second that a calendar of four digits has
+LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 US_PER_HOUR = 3600 * US_PER_S
-# Owners are the callers' own words, so there may be very many. Those who used least are shown as one.
+# Callers choose the owners' names, so there may be very many. Those with the least use are shown as one.
 MOST_OWNERS = 2_000
 
 
 class UsageCalls(PastLeases):
-    """Handles /usage."""
-
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {"usage": self.show}
 
     async def show(self, call: Call) -> Response:
-        """What the leases of a span come to, by owner."""
         query = call.query(SINCE, UNTIL)
-        self.check_is_well()  # before the journal is open not even the time is known
+        self.check_journal()  # not even the time is known before the journal is open
         return Response(200, await self.usage(_time(query, "since"), _time(query, "until")))
 
     async def usage_today(self) -> bytes:
-        """The same since the last midnight of this machine's own time zone."""
-        self.check_is_well()
+        """The usage since midnight in this machine's time zone."""
+        self.check_journal()
         now = self._pool.wall_now()
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
         return await self.usage(min(midnight.timestamp(), now - 1.0), None)
 
     async def usage(self, since: float | None, until: float | None) -> bytes:
-        """What the leases come to from a time on, and before another; None for the last day, and for now."""
+        """The usage from `since` to before `until`; by default the last day, until now."""
         now = self._pool.wall_now()
         end = now if until is None else min(until, now)
         since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
         if since >= end:
-            raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, where the span ends.")
+            raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, the end of the span.")
 
         def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
             live = _live(leases)
@@ -69,7 +65,7 @@ class UsageCalls(PastLeases):
         return await self.read(count)
 
     def _encode(self, account: UsageAccount, complete_since: float | None) -> bytes:
-        shown = nsmallest(MOST_OWNERS, account.by_owner.items(), key=_place)
+        shown = nsmallest(MOST_OWNERS, account.by_owner.items(), key=_most_use_first)
         names = {owner for owner, _ in shown}
         others = UsageTotals()
         for owner, usage in account.by_owner.items():
@@ -93,7 +89,7 @@ class UsageCalls(PastLeases):
 
 
 def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
-    """Who holds GPUs or waits for some, by id; one that drains has ended for the accounting."""
+    """The live leases by id; a draining lease has ended for the accounting."""
     found = {}
     for lease in leases:
         if not isinstance(lease, DrainingLease):
@@ -110,8 +106,8 @@ def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
     return found
 
 
-def _place(item: tuple[str | None, UsageTotals]) -> tuple[int, int, int, str]:
-    """Who used most comes first; among equals by name, so that the same comes in the same order."""
+def _most_use_first(item: tuple[str | None, UsageTotals]) -> tuple[int, int, int, str]:
+    """The sort key: most use first; equal use by name, so that the order is stable."""
     owner, usage = item
     return (-usage.gpu_us - usage.shared_gpu_us, -usage.leases, -usage.wait_us, owner or "")
 
@@ -134,7 +130,7 @@ def _hours(time_us: int) -> float:
 
 
 def _time(query: dict[str, Any], name: str) -> float | None:
-    """A time among the query's parameters, in seconds since 1970; None where it is not given."""
+    """Read a time from the query, in seconds since 1970; None if it is not given."""
     text = query.get(name)
     if text is None:
         return None
@@ -142,7 +138,7 @@ def _time(query: dict[str, Any], name: str) -> float | None:
     if found is None or not 0 <= found <= LATEST_S:
         raise Refused(
             422,
-            f"{name}: {text[:40]!r} is no time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
+            f"{name}: {text[:40]!r} is not a time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
             "otherwise) or in seconds since 1970.",
         )
     return found
@@ -151,7 +147,7 @@ def _time(query: dict[str, Any], name: str) -> float | None:
 def _seconds(text: str) -> float | None:
     with suppress(ValueError):
         return float(text)
-    # A plus sign in a query means a blank, and few who write a time zone know it.
+    # A plus sign in a query means a blank, and few callers know that.
     for attempt in (text, "+".join(text.rsplit(" ", 1))):
         with suppress(ValueError, OverflowError):
             found = datetime.fromisoformat(attempt)

@@ -1,1 +1,1 @@
-"""HTTP: who calls, what was sent, how it is answered."""
+"""HTTP: access, bodies, routing and answers."""

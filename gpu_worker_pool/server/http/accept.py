@@ -1,4 +1,4 @@
-"""What a caller would rather have, by its Accept headers."""
+"""What a caller accepts, by its Accept headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wants_page(accept: str | None) -> bool:
 
 
 def takes_gzip(accept_encoding: str | None) -> bool:
-    """Whether a caller with this Accept-Encoding header can read what is compressed."""
+    """Whether a caller with this Accept-Encoding header can read gzip."""
     for part in (accept_encoding or "").split(","):
         coding, _, parameters = part.partition(";")
         if coding.strip().lower() == "gzip":
@@ -28,7 +28,7 @@ def takes_gzip(accept_encoding: str | None) -> bool:
 
 
 def _quality(parameters: str) -> float:
-    """How much it is wanted, by its parameter q; one that cannot be read counts as 1."""
+    """The parameter q; 1 if it is missing or invalid."""
     for parameter in parameters.split(";"):
         found = _QUALITY.fullmatch(parameter)
         if found is not None:

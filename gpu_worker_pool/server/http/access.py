@@ -1,4 +1,4 @@
-"""Who may change anything: decided from where a call came from, its headers and the tokens, and from nothing else."""
+"""Access control: decides by the address, the headers and the tokens only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_TOKEN_LENGTH = 8
 CHALLENGE = 'Bearer realm="gpu-worker-pool"'
 
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-# What can stand in an Authorization header without anybody on the way re-encoding it.
+# The characters that every proxy passes on unchanged in an Authorization header.
 TOKEN = re.compile(r"[!-~]+")
 COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 BEARER = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)
@@ -40,10 +40,10 @@ class Denied(Refused):
 
 @dataclass(frozen=True)
 class Tokens:
-    """Who has a token. Only digests are kept: what is not there can neither be shown nor logged.
+    """The names that have a token. Only digests are kept: what is not stored can neither be shown nor logged.
 
-    Three states: nobody was given a token (`Tokens()`), some were, or it cannot be known who was (`Tokens.broken()`).
-    The last one lets no token in, and is no reason to trust anybody more than with tokens.
+    There are three states: no tokens were configured (`Tokens()`), some were, or the configuration cannot be read
+    (`Tokens.broken()`). The last accepts no token, and grants no more rights than with tokens.
     """
 
     _entries: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
@@ -51,14 +51,14 @@ class Tokens:
 
     @classmethod
     def parse(cls, text: str) -> Tokens:
-        """From `name:token` entries, separated by commas, blanks or lines; `#` starts a comment.
+        """Parse `name:token` entries, separated by commas, blanks or lines; `#` starts a comment.
 
-        A ValueError tells an entry by its position only: where somebody wrote `token:name`, the name is the secret.
+        A ValueError names an entry by its position only: in a mistaken `token:name` the name is the secret.
         """
         owners: dict[bytes, tuple[str, int]] = {}
         entries: list[tuple[str, bytes]] = []
         for position, entry in enumerate(re.split(r"[,\s]+", COMMENT.sub("", text).strip(", \t\r\n")), start=1):
-            if not entry:  # only where the whole text is empty
+            if not entry:  # only if the whole text is empty
                 continue
             name, token = _parse_entry(entry, position)
             digest = _digest(token)
@@ -70,21 +70,20 @@ class Tokens:
 
     @classmethod
     def broken(cls) -> Tokens:
-        """For tokens that were configured and could not be read."""
+        """Tokens that were configured and cannot be read."""
         return cls(is_broken=True)
 
     @property
     def is_unset(self) -> bool:
-        """Whether this box was never given tokens, so that everybody on it is trusted."""
+        """Whether no tokens were configured, so that every local caller is trusted."""
         return not self._entries and not self.is_broken
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Everybody who has a token."""
         return frozenset(name for name, _ in self._entries)
 
     def name_of(self, presented: str) -> str | None:
-        """Whose token this is. Takes the same time whichever it is, and whether it is one at all."""
+        """The name of this token; None if it is unknown. It takes the same time in every case."""
         digest = _digest(presented)
         found = None
         for name, known in self._entries:
@@ -98,7 +97,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who may write: by a token, which proves his name, or because he is on this machine."""
+    """A caller that may write: by a token, which proves its name, or because it is on this machine."""
 
     name: str | None = None
     is_local: bool = False
@@ -106,11 +105,11 @@ class Caller:
 
 
 def identify(client_host: str | None, headers: Mapping[str, str], tokens: Tokens) -> Caller:
-    """Who makes this writing call; Denied if he may not. The headers' names are in lower case."""
+    """Identify the caller of a writing call; Denied if it may not write. The headers' names are in lower case."""
     _refuse_other_sites(headers)
     authorization = headers.get("authorization")
     if authorization is not None:
-        # Never taken for an anonymous call instead: who sends a stale token must hear of it, also on this machine.
+        # Never taken as an anonymous call: a caller with a stale token must learn of it, also on this machine.
         name = _name_by_token(authorization, tokens)
         return Caller(name=name, is_admin=name == ADMIN)
     _refuse_unless_local(client_host, headers)
@@ -118,16 +117,17 @@ def identify(client_host: str | None, headers: Mapping[str, str], tokens: Tokens
 
 
 def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:
-    """Whose a new lease is: the name that was proven, or the one that is claimed if nobody can prove it."""
+    """The owner of a new lease: the proven name, or the claimed name if no token belongs to it."""
     if caller.name is not None:
         return caller.name
     owner = (claimed or "").strip() or None
     if owner is not None and tokens.is_broken:
         raise Denied(
-            403, "This server's tokens cannot be read, so no owner can be checked; leave owner out, or mend them."
+            403,
+            "This server's tokens cannot be read, so no owner can be checked; leave owner out, or let the operator fix them.",
         )
     if owner in tokens.names:
-        raise Denied(403, f"The owner {owner} has a token; send it, or claim another owner.")
+        raise Denied(403, f"The owner {owner} has a token; send that token, or name another owner.")
     return owner
 
 
@@ -138,13 +138,13 @@ def may_manage(caller: Caller, owner: str | None, tokens: Tokens) -> bool:
     if owner in tokens.names:
         return caller.name == owner
     if tokens.is_broken and owner is not None:
-        return False  # he may have a token
+        return False  # the owner may have a token
     return caller.is_local and caller.name is None
 
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
-    """Whether an address is this machine's own. No address, as at a Unix socket, says nothing about who is there."""
+    """Whether an address is a loopback address. A missing address, as of a Unix socket, proves nothing."""
     try:
         address = ip_address(host or "")
     except ValueError:
@@ -155,12 +155,14 @@ def is_loopback(host: str | None) -> bool:
 
 
 def proxy_header(headers: Mapping[str, str]) -> str | None:
-    """The header that shows that somebody passed the call on; None if there is none."""
+    """The header that shows that a proxy passed the call on; None if there is none."""
     return next((name for name in headers if name in PROXY_HEADERS or name.startswith(PROXY_PREFIX)), None)
 
 
 def merge_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """ASGI headers by lower-case name. What comes twice is joined, so that a second Host or Origin hides no first."""
+    """ASGI headers by lower-case name. Repeated headers are joined, so that a second Host or Origin does not hide the
+    first.
+    """
     merged: dict[str, str] = {}
     for raw_name, raw_value in raw:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -175,16 +177,16 @@ def _parse_entry(entry: str, position: int) -> tuple[str, str]:
     if not name:
         raise ValueError(f"entry {position} has no name before its colon; write name:token")
     if not NAME.fullmatch(name):
-        raise ValueError(f"entry {position}: a name has 1 to 64 letters, digits, or any of . _ @ -")
+        raise ValueError(f"entry {position}: the name must be 1 to 64 letters, digits or signs (. _ @ -)")
     if len(token) < MIN_TOKEN_LENGTH:
-        raise ValueError(f"entry {position}: its token is shorter than {MIN_TOKEN_LENGTH} characters")
+        raise ValueError(f"entry {position}: the token must have at least {MIN_TOKEN_LENGTH} characters")
     if not TOKEN.fullmatch(token):
-        raise ValueError(f"entry {position}: its token has characters that are not visible ASCII")
+        raise ValueError(f"entry {position}: the token must be visible ASCII characters only")
     return name, token
 
 
 def _digest(token: str) -> bytes:
-    # Of equal length whatever was presented, so that not even a token's length can be measured.
+    # Digests have one length, so that not even the length of a token can be measured.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -200,12 +202,12 @@ def _name_by_token(authorization: str, tokens: Tokens) -> str:
     elif tokens.is_unset:
         detail = "This server has no tokens; set GPU_POOL_TOKENS there, or call from its own machine without one."
     else:
-        detail = "This token is not known, or no longer; ask whoever runs this server for a new one."
+        detail = "This token is not known, or no longer valid; ask the operator of this server for a new one."
     raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
 
 
 def _refuse_other_sites(headers: Mapping[str, str]) -> None:
-    """A page of another origin never writes, with a token or without."""
+    """Refuse pages of another origin, with a token or without."""
     site = headers.get("sec-fetch-site")
     if site is not None and site.strip().lower() not in {"same-origin", "none"}:
         raise Denied(403, "A page of another origin may read here but not change anything (Sec-Fetch-Site).")
@@ -214,14 +216,14 @@ def _refuse_other_sites(headers: Mapping[str, str]) -> None:
         raise Denied(
             403,
             "A page of another origin may read here but not change anything: Origin and Host differ. "
-            "If a proxy stands between, let it pass the Host header on.",
+            "A proxy in between must pass the Host header on.",
         )
 
 
 def _refuse_unless_local(client_host: str | None, headers: Mapping[str, str]) -> None:
     if not is_loopback(client_host):
         raise Denied(
-            401, f"Without a token, only calls from the server's own machine change anything; {HOW_TO_PROVE_IT}."
+            401, f"Without a token, only calls from the server's own machine may change anything; {HOW_TO_PROVE_IT}."
         )
     passed_on = proxy_header(headers)
     if passed_on is not None:
@@ -231,7 +233,7 @@ def _refuse_unless_local(client_host: str | None, headers: Mapping[str, str]) ->
         )
     host = _host_and_port(headers.get("host", ""))
     if host is None or not _is_loopback_name(host[0]):
-        # The address is right and the name is not: that is how a web page reaches a server that is not its own.
+        # The address is local and the name is not: that is how a web page reaches a foreign server (DNS rebinding).
         raise Denied(
             403, f"Without a token, the Host must be localhost, 127.0.0.1 or [::1]; call it so, or {HOW_TO_PROVE_IT}."
         )
@@ -239,7 +241,7 @@ def _refuse_unless_local(client_host: str | None, headers: Mapping[str, str]) ->
 
 def _is_same_origin(origin: str, host: str) -> bool:
     parts = ORIGIN.fullmatch(origin.strip())
-    if parts is None:  # "null" as well: a sandboxed page or a file
+    if parts is None:  # also "null": a sandboxed page or a file
         return False
     theirs, ours = _host_and_port(parts[2]), _host_and_port(host)
     if theirs is None or ours is None:
@@ -260,5 +262,5 @@ def _is_loopback_name(host: str) -> bool:
 
 
 def _shown(header: str) -> str:
-    # A header's name is the caller's own text; an answer must be able to carry it.
+    # The caller chooses a header's name; the answer must be able to carry it.
     return header[:40].encode("ascii", "backslashreplace").decode()

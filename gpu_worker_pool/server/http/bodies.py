@@ -1,4 +1,4 @@
-"""A request's body, read with bounds on its size and on the time it takes."""
+"""Reads a request's body, with bounds on its size and time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .problems import Refused
 MAX_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 10.0
 
-# The rest of such a body is not read, so nothing else can come over that connection.
+# The rest of the body is not read, so the connection cannot be used again.
 CLOSE = {"Connection": "close"}
 
 
-class ClientGone(Exception):  # noqa: N818 - what happened, not a mistake
-    """The client left before it had sent everything, or while it waited; nobody hears the answer."""
+class ClientGone(Exception):  # noqa: N818 - an event, not a mistake
+    """The client disconnected before it had sent everything, or while it waited. There is no caller to answer."""
 
 
 async def read_body(
@@ -27,9 +27,9 @@ async def read_body(
     limit: int = MAX_BODY_BYTES,
     timeout_s: float = BODY_TIMEOUT_S,
 ) -> bytes:
-    """The whole body; Refused if it is too large, too slow, compressed, or does not come to its end.
+    """Read the whole body; Refused if it is too large, too slow, compressed or incomplete.
 
-    The time is for the body as a whole: a client that sends a byte now and then is slow, too.
+    The time is for the whole body: a client that sends a byte now and then is too slow.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in {"", "identity"}:
@@ -54,7 +54,7 @@ async def _collect(receive: Receive, limit: int) -> bytes:
             raise ClientGone("The connection was closed before the body had arrived.")
         chunk = message.get("body", b"")
         size += len(chunk)
-        # Also where Content-Length promised less, or said nothing: what counts is what comes.
+        # Content-Length may be missing or wrong: only the bytes that arrive count.
         if size > limit:
             raise _too_large(limit)
         chunks.append(chunk)
@@ -65,10 +65,10 @@ async def _collect(receive: Receive, limit: int) -> bytes:
 def _says_more_than(limit: int, length: str) -> bool:
     digits = length.strip()
     if not (digits.isascii() and digits.isdigit()):
-        return False  # absent or nonsense: the counting decides
-    # Python refuses to read numbers of thousands of digits, and so need not be asked to.
+        return False  # missing or invalid: the counting decides
+    # Python does not convert numbers of thousands of digits.
     return len(digits) > 18 or int(digits) > limit
 
 
 def _too_large(limit: int) -> Refused:
-    return Refused(413, f"The body is too large; at most {limit} bytes are taken.", CLOSE)
+    return Refused(413, f"The body is too large; it must be at most {limit} bytes.", CLOSE)

@@ -1,4 +1,4 @@
-"""A call as its handler sees it: who makes it, from where, and what was sent."""
+"""A call as its handler sees it: the caller, its address, the query and the body."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from .bodies import read_body
 from .problems import Refused
 from .response import Response
 
+MAX_PARAMETERS = 20
+
 FormT = TypeVar("FormT")
 
 
 class Call:
-    """One request: who makes it, and how to read it. `parameters` are those in its path."""
+    """One request. `parameters` are those in its path."""
 
     def __init__(self, scope: Scope, receive: Receive, tokens: Tokens) -> None:
         self.scope = scope
@@ -33,15 +35,14 @@ class Call:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """By lower-case name."""
         return merge_headers(self.scope["headers"])
 
     def caller(self) -> Caller:
-        """Who may change things; Denied for everybody else."""
+        """The caller of a writing call; Denied if it may not write."""
         return identify(self.client_host, self.headers, self.tokens)
 
     def caller_or_none(self) -> Caller | None:
-        """Who makes a call that everybody may make."""
+        """The caller if it may write; None otherwise."""
         try:
             return self.caller()
         except Denied:
@@ -49,23 +50,22 @@ class Call:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it came straight from this machine."""
+        """Whether the call came directly from this machine, without a proxy."""
         return is_loopback(self.client_host) and proxy_header(self.headers) is None
 
     async def body(self) -> bytes:
-        """What was sent."""
         return await read_body(self.receive, self.headers)
 
     async def form(self, kind: type[FormT]) -> FormT:
-        """What was sent, read to the letter."""
+        """The body, checked strictly."""
         return parse_form(kind, await self.body())
 
     def query(self, *known: Parameter) -> dict[str, Any]:
-        """The value of each of these parameters, by name; Refused where another one is there, or one is no good."""
+        """The values of these parameters by name; Refused if one is invalid or unknown."""
         return {parameter.name: _value(parameter, text) for parameter, text in self._pairs(known).items()}
 
     def lenient_query(self, parameter: Parameter) -> Any:
-        """The value of one parameter, whatever else is in the query."""
+        """The value of one parameter; all others are ignored."""
         for name, text in parse_qsl(self._raw_query[:1000], keep_blank_values=not parameter.is_whole):
             if name == parameter.name:
                 return _value(parameter, text)
@@ -80,15 +80,15 @@ class Call:
         names = {parameter.name: parameter for parameter in known}
         found: dict[Parameter, str | None] = dict.fromkeys(known)
         try:
-            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=20)
+            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
         except ValueError:
-            raise Refused(422, "The query has too many parameters.") from None
+            raise Refused(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
         for name, text in pairs:
             if name not in names:
-                possible = f"possible are {', '.join(names)}" if names else "none is possible here"
-                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {possible}.")
+                allowed = f"it must be {_one_of(tuple(names))}" if names else "this call takes none"
+                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {allowed}.")
             if found[names[name]] is not None:
-                raise Refused(422, f"The query's parameter {name} is given twice.")
+                raise Refused(422, f"The query's parameter {name} is given twice; send it once.")
             found[names[name]] = text
         return found
 
@@ -98,11 +98,15 @@ def _value(parameter: Parameter, text: str | None) -> Any:
         return parameter.default
     if parameter.choices:
         if text not in parameter.choices:
-            raise Refused(422, f"{parameter.name}: {text[:40]!r} is {_none_of(parameter.choices)}.")
+            raise Refused(
+                422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {_one_of(parameter.choices)}."
+            )
         return text
     if parameter.is_whole:
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise Refused(422, f"{parameter.name}: {text[:40]!r} is no whole number of 0 or more.")
+            raise Refused(
+                422, f"{parameter.name}: {text[:40]!r} is not valid; it must be a whole number from 0 to 999999999."
+            )
         return int(text)
     if parameter.range is None:
         return text
@@ -113,17 +117,18 @@ def _value(parameter: Parameter, text: str | None) -> Any:
     low, high = parameter.range.low, parameter.range.high
     if not isfinite(number) or not low <= number <= high:
         raise Refused(
-            422, f"{parameter.name}: {text[:40]!r} is no number of {parameter.unit} from {low:g} to {high:g}."
+            422,
+            f"{parameter.name}: {text[:40]!r} is not valid; "
+            f"it must be a number of {parameter.unit} from {low:g} to {high:g}.",
         )
     return number
 
 
-def _none_of(choices: tuple[str, ...]) -> str:
-    return f"neither {' nor '.join(choices)}" if len(choices) == 2 else f"none of {', '.join(choices)}"
+def _one_of(choices: tuple[str, ...]) -> str:
+    return " or ".join(choices) if len(choices) <= 2 else f"one of {', '.join(choices)}"
 
 
 async def until_gone(receive: Receive) -> None:
-    """Return when the client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the two pages that show it, without the internet: their scripts come with a package."""
+"""The OpenAPI document and the two pages that show it. They work without the internet: a package has their scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .call import Call, Handlers
 from .problems import Refused
 from .response import Response
 
-# Carries the scripts of both pages; nothing else of it is used.
+# The package with the scripts of both pages; nothing else of it is used.
 ASSETS_PACKAGE = "fastapi_offline"
 MISSING = (
     "<!doctype html><title>API documentation</title><p>The scripts of this page are not installed. Install them with "
@@ -29,8 +29,8 @@ HTML = ((b"content-type", b"text/html; charset=utf-8"),)
 
 
 def assets_folder() -> Path | None:
-    """Where the scripts are; None where they are not installed."""
-    # Not loaded, as it would load FastAPI: only its place is wanted.
+    """The folder of the scripts; None if they are not installed."""
+    # Only located: importing the package would load FastAPI.
     found = find_spec(ASSETS_PACKAGE)
     if found is None or found.origin is None:
         return None
@@ -39,7 +39,7 @@ def assets_folder() -> Path | None:
 
 
 class Docs:
-    """Handles them. An empty address in the settings switches a page off."""
+    """Handles the document and its pages. An empty path in the settings turns one off."""
 
     def __init__(self, table: Iterable[Resource], settings: ServerSettings, assets: Path | None) -> None:
         self._documented = tuple(table)
@@ -49,7 +49,6 @@ class Docs:
         self._assets_url = f"{settings.api_prefix}/docs-assets"
 
     def resources(self) -> list[Resource]:
-        """Where they are."""
         pages = {"openapi": "/openapi.json", "swagger": self._settings.docs_url, "redoc": self._settings.redoc_url}
         if self._assets is not None and (pages["swagger"] or pages["redoc"]):
             pages["docs_asset"] = "/docs-assets/{file}"
@@ -58,7 +57,6 @@ class Docs:
         ]
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         known: Handlers = {
             "openapi": self.openapi,
             "swagger": self.swagger,
@@ -69,7 +67,6 @@ class Docs:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The OpenAPI document."""
         from .openapi import make_document  # noqa: PLC0415 - it loads FastAPI, which takes longer than a whole start
 
         settings = self._settings
@@ -82,11 +79,9 @@ class Docs:
         )
 
     async def openapi(self, _: Call) -> Response:
-        """The document itself."""
         return Response(200, encode(self.document))
 
     async def swagger(self, _: Call) -> Response:
-        """Swagger UI."""
         from fastapi.openapi.docs import get_swagger_ui_html  # noqa: PLC0415 - as above
 
         if self._assets is None:
@@ -101,7 +96,6 @@ class Docs:
         return Response(200, bytes(page.body), HTML)
 
     async def redoc(self, _: Call) -> Response:
-        """ReDoc."""
         from fastapi.openapi.docs import get_redoc_html  # noqa: PLC0415 - as above
 
         if self._assets is None:
@@ -116,7 +110,6 @@ class Docs:
         return Response(200, bytes(page.body), HTML)
 
     async def asset(self, call: Call) -> Response:
-        """A script or picture of these pages."""
         from starlette.exceptions import HTTPException  # noqa: PLC0415 - few servers are asked for these
         from starlette.responses import FileResponse  # noqa: PLC0415
         from starlette.staticfiles import StaticFiles  # noqa: PLC0415
@@ -127,7 +120,7 @@ class Docs:
             found = await static.get_response(call.parameters["file"], {**call.scope, "method": "GET"})
         except HTTPException:
             prefix = self._settings.api_prefix
-            raise Refused(404, f"There is nothing at {path[:200]}; {prefix}/ lists what there is.") from None
+            raise Refused(404, f"There is nothing at {path[:200]}; {prefix}/ lists all calls.") from None
         body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
         headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
         return Response(found.status_code, body, headers)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made by FastAPI from the route table. Loaded when it is first asked for: few servers are."""
+"""Makes the OpenAPI document from the route table with FastAPI. Loaded on the first call, because few servers get one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpu_worker_pool.wire.service import Problem
 PROBLEM_JSON = "application/problem+json"
 REF = "#/components/schemas/{model}"
 TAGS = {"": [], "leases": ["leases"], "admin": ["leases", "admin"], "page": ["page"]}
-# Of these not all keys are there: the code says which.
+# Types of which not all keys are always sent; these always are.
 _ALWAYS = {VerdictView: {"code", "text"}, ObstacleView: {"code", "text", "node", "gpu_id", "uuid"}}
 
 _LEASE_ID_SCHEMA = {"type": "string", "pattern": LEASE_ID}
@@ -35,7 +35,7 @@ _GPU_NAME_SCHEMA = {
         {"type": "integer", "minimum": 0},
     ]
 }
-# Fields whose bounds are no matter of a range.
+# Fields whose bounds are not a range.
 _SPECIAL: dict[str, Any] = {
     "among": WithJsonSchema(
         {
@@ -53,7 +53,6 @@ _SPECIAL: dict[str, Any] = {
 def make_document(
     table: Iterable[Resource], *, prefix: str, title: str, version: str, description: str
 ) -> dict[str, Any]:
-    """The document of all calls in the table."""
     routes = list(_routes(table, prefix))
     document = get_openapi(title=title, version=version, description=description, routes=routes)
     problem, of_fastapi = ({"$ref": REF.format(model=name)} for name in (Problem.__name__, "HTTPValidationError"))
@@ -67,7 +66,7 @@ def make_document(
                 if schema == problem:
                     content[PROBLEM_JSON] = content.pop(JSON)
                 elif schema == of_fastapi:
-                    del call["responses"][status]  # FastAPI's own, which is never answered
+                    del call["responses"][status]  # FastAPI's own, which this server never sends
     told = document["paths"][f"{prefix}/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
     told["x-events"] = {name: _schema(kind, document["components"]["schemas"]) for name, kind in EVENTS.items()}
     return document
@@ -101,7 +100,7 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
 
 
 def _endpoint(path: str, route: Route) -> Any:
-    """A function with the parameters of the call, for FastAPI to describe; it is never called."""
+    """A function with the call's parameters, for FastAPI to describe; it is never called."""
 
     async def endpoint(**_: Any) -> None: ...
 
@@ -137,11 +136,11 @@ def _query_type(parameter: Parameter) -> Any:
     return Annotated[bare | None if parameter.default is None else bare, query]
 
 
-# --- types of the wire as pydantic has them --------------------------------------------------------------------------
+# --- types of the wire as pydantic models ---------------------------------------------------------------------------
 
 
 def model_type(kind: Any) -> Any:
-    """The type with a model in place of each body in it."""
+    """The type with a pydantic model in place of each dataclass in it."""
     if is_dataclass(kind):
         hashable: Any = kind
         return _model(hashable)

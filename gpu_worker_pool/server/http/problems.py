@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): what each exception that ends a call is answered with."""
+"""Errors as `application/problem+json` (RFC 9457): the answer for each exception that ends a call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PROBLEM = (b"content-type", b"application/problem+json")
 RETRY_AFTER = {"Retry-After": "1"}
 
 
-class Refused(Exception):  # noqa: N818 - reads as what happened to the caller
-    """A call that is answered with a problem: how, and what to do about it."""
+class Refused(Exception):  # noqa: N818 - an answer, not a mistake
+    """A call that is answered with a problem. The detail says what to do."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -32,7 +32,6 @@ class Refused(Exception):  # noqa: N818 - reads as what happened to the caller
 
 
 def problem_of(error: Exception) -> Response:
-    """What is answered where a call ends like this."""
     refused = _refusal(error)
     title = HTTPStatus(refused.status).phrase
     body = encode(Problem(title=title, status=refused.status, detail=refused.detail))

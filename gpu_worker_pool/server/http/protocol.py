@@ -1,4 +1,4 @@
-"""HTTP as uvicorn speaks it, with bounds on what comes before a request is known: the time and the size of its head."""
+"""uvicorn's HTTP, with bounds on the time and the size of a request's head."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# A head that takes longer, or is larger, is no head of anybody who wants something.
+# No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
 TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection that does not come to the end of a head. Between requests uvicorn closes idle ones by itself,
-    and bodies are bounded by whoever reads them.
+    """Closes a connection whose head is not complete in time, or too large. uvicorn closes idle connections between
+    requests, and `read_body` bounds the bodies.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -25,17 +25,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody is there; from now on his time runs."""
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """He is gone."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count what belongs to a head that is not complete."""
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -43,21 +40,19 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.send_400_response(TOO_LARGE)
 
     def on_message_begin(self) -> None:
-        """Another head begins."""
         super().on_message_begin()
         self._is_in_head, self._head_bytes = True, 0
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A part of it. An error here is answered with 400."""
+        """Count a header. An error raised here is answered with 400."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError(TOO_LARGE)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
         self._stop_timer()
         self._is_in_head, self._head_bytes = False, 0
         super().on_headers_complete()

@@ -1,4 +1,4 @@
-"""What a call is answered with."""
+"""The answer to a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ JSON: Headers = ((b"content-type", b"application/json"),)
 
 
 class Response(NamedTuple):
-    """Status, body and headers, the length aside. A body in pieces is sent as they come, until the caller is gone."""
+    """Status, body and headers, without the length. A body in pieces is streamed until the caller disconnects."""
 
     status: int
     body: bytes | AsyncGenerator[bytes, None]
@@ -18,5 +18,4 @@ class Response(NamedTuple):
 
 
 def as_headers(headers: Mapping[str, str]) -> Headers:
-    """Headers as they are sent."""
     return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items())

@@ -1,4 +1,4 @@
-"""One router for all calls, compiled from the route table: methods, CORS, problems, and how a response is written."""
+"""Routes all calls by the route table: methods, CORS, problems, and writing the response."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .accept import wants_page
 from .access import Tokens
 from .bodies import ClientGone
 from .call import Call, Handlers
-from .places import Place, Places
 from .problems import Refused, problem_of
 from .response import Headers, Response
+from .route_index import RouteIndex, RouteMatch
 
 READABLE = (b"access-control-allow-origin", b"*")
 READING = frozenset({"GET", "HEAD"})
 
 
 class Router:
-    """Finds the handler of a call, and writes what it answers. `page_headers` are on every answer of the page.
+    """Finds the handler of a call and writes its response. Every answer of the page has the `page_headers`.
 
-    A ValueError where the handlers are not exactly those of the table.
+    A ValueError unless the handlers are exactly those of the table.
     """
 
     def __init__(
@@ -41,31 +41,30 @@ class Router:
         enable_cors: bool,
         page_headers: Headers,
     ) -> None:
-        self._places = Places(table, handlers, prefix=prefix)
-        self._polled = self._places.polled
+        self._index = RouteIndex(table, handlers, prefix=prefix)
+        self._polled = self._index.polled
         self._prefix = prefix
         self._tokens = tokens
         self._page_headers = page_headers
-        # Reading only, and never with credentials: a page of any origin may look, none may act.
+        # GET only, and never with credentials: a page of any origin may read, none may write.
         self._cors = (
-            CORSMiddleware(_nowhere, allow_origins=["*"], allow_methods=sorted(READING)) if enable_cors else None
+            CORSMiddleware(_unused_app, allow_origins=["*"], allow_methods=sorted(READING)) if enable_cors else None
         )
         self._readable: Headers = (READABLE,) if enable_cors else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call, errors included."""
         method, path = scope["method"], scope["path"]
         polled = self._polled.get(path)
         if polled is not None and method in READING:
             await _write(Response(200, polled()), self._readable, send)
             return
-        places = self._places.find(path)
+        matches = self._index.find(path)
         call = Call(scope, receive, self._tokens)
-        way = None if places else self._way_below_prefix(path, call)
-        if way is not None and method in READING:
-            await _write(way, (), send)
+        redirected = None if matches else self._redirect_to_prefix(path, call)
+        if redirected is not None and method in READING:
+            await _write(redirected, (), send)
             return
-        resource = places[0].resource if places else None
+        resource = matches[0].resource if matches else None
         if self._cors is not None and (resource is None or resource.cors != "never"):
             if method == "OPTIONS" and {"origin", "access-control-request-method"} <= call.headers.keys():
                 await self._cors.preflight_response(RequestHeaders(scope=scope))(scope, receive, send)
@@ -73,32 +72,32 @@ class Router:
             if resource is None or resource.cors == "asks":
                 send = partial(self._cors.send, send=send, request_headers=RequestHeaders(scope=scope))
         try:
-            response = await self._answer("GET" if method == "HEAD" else method, places, call)
+            response = await self._answer("GET" if method == "HEAD" else method, matches, call)
         except ClientGone:
             return
-        except Exception as error:  # noqa: BLE001 - each is answered, and logged where it is a fault of ours
+        except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
             response = problem_of(error)
         await _write(response, self._added(resource, method), send, is_head=method == "HEAD")
 
-    async def _answer(self, method: str, places: list[Place], call: Call) -> Response:
-        for place in places:
-            handler = place.handlers.get(method)
+    async def _answer(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
+        for match in matches:
+            handler = match.handlers.get(method)
             if handler is not None:
-                call.parameters = place.parameters
+                call.parameters = match.parameters
                 return await handler(call)
         path = call.scope["path"]
-        if not places:
+        if not matches:
             shorter = path.rstrip("/")
-            if shorter != path and any(not place.resource.tag for place in self._places.find(shorter)):
+            if shorter != path and any(not match.resource.tag for match in self._index.find(shorter)):
                 return redirect(str(URL(scope={**call.scope, "path": shorter})))
-            raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists what there is.")
-        allowed = ", ".join(dict.fromkeys(known for place in reversed(places) for known in place.handlers))
-        is_page = places[0].resource.tag == "page"
-        detail = f"{method} is not possible at {path[:200]}; use {allowed}."
+            raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists all calls.")
+        allowed = ", ".join(dict.fromkeys(known for match in reversed(matches) for known in match.handlers))
+        is_page = matches[0].resource.tag == "page"
+        detail = f"{method} is not allowed at {path[:200]}; use {allowed}."
         raise Refused(405, detail, {"Allow": "GET, HEAD" if is_page else allowed})
 
-    def _way_below_prefix(self, path: str, call: Call) -> Response | None:
-        """Where to go from an address that is only on the way to ours. Told relatively: a proxy may know us by others."""
+    def _redirect_to_prefix(self, path: str, call: Call) -> Response | None:
+        """Redirect from above the prefix to below it. The target is relative, because a proxy may use other addresses."""
         prefix, vary = self._prefix, (b"vary", b"Accept")
         if prefix and path == prefix:
             return redirect(f"{prefix.rpartition('/')[2]}/", vary)
@@ -114,7 +113,6 @@ class Router:
 
 
 def redirect(location: str, *headers: tuple[bytes, bytes]) -> Response:
-    """A response that sends the caller elsewhere."""
     return Response(307, b"", (*headers, (b"location", location.encode("latin-1"))))
 
 
@@ -133,5 +131,5 @@ async def _write(response: Response, added: Headers, send: Send, *, is_head: boo
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _nowhere(*_: object) -> None:
+async def _unused_app(*_: object) -> None:
     raise AssertionError("only its headers are used")

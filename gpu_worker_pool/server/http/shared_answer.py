@@ -1,4 +1,4 @@
-"""An answer that is made once for all who ask for it at about the same time."""
+"""An answer that is made once for all callers that ask at about the same time."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dataclasses import dataclass
 
 from .problems import Refused
 
-# A body up to this size is compressed on the spot: a thread would take longer.
+# A body up to this size is compressed in the event loop: a thread would take longer.
 SMALL_BYTES = 4096
 COMPRESSION = 1
-# Making it is at most one part in so many of what the server does, however much work it is.
+# Making answers takes at most one part in so many of the process's time.
 REST_FACTOR = 10
 STOPPING = "The server is stopping; ask again when it is back."
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What is answered, as it is and compressed."""
+    """An answer, plain and compressed."""
 
     plain: bytes
     gzipped: bytes
 
     @classmethod
     async def of(cls, plain: bytes) -> Body:
-        """Compress it; where that takes a while, in a thread."""
+        """Compress the answer; a large one in a thread."""
         if len(plain) <= SMALL_BYTES:
             return cls(plain, _compress(plain))
         return cls(plain, await asyncio.to_thread(_compress, plain))
 
 
-class _Round:
-    """Those who wait for one making."""
+class _Run:
+    """The callers that wait for one run."""
 
     def __init__(self) -> None:
         self.body: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
@@ -47,18 +47,17 @@ class _Round:
             self.body.set_result(outcome)
         else:
             self.body.set_exception(outcome)
-            self.body.exception()  # whoever has gone away meanwhile does not want to know
+            self.body.exception()  # mark it as seen: all callers may have left
 
 
 class SharedAnswer:
-    """Gives everybody an answer that began to be made after he asked, and makes as few as that allows.
+    """Gives every caller an answer whose making began after the call, and makes as few answers as possible.
 
-    Between the beginnings of two makings lie at least `pace_s`, and ten times as long as this process worked during the
-    last one: not as long as it took, because a server that was stopped for a minute must not be silent for ten. Whoever
-    asks meanwhile waits for the next one, with all others. Nothing is made while nobody waits. What goes wrong is told
-    to those who wait for it, and tried anew for the next.
+    A run starts at the earliest `pace_s` after the start of the last, and ten times the CPU time of the last run after it.
+    Wall time does not count: a server that was stopped for a minute must not be silent for ten. Calls in between share the
+    next run. Nothing is made while no call waits. An error goes to the calls that waited for it; the next call tries again.
 
-    One that `may_be_old` does not let anybody wait for that: until the next may be made, the last one will do.
+    With `may_be_old`, calls between two runs do not wait: they get the last answer.
     """
 
     def __init__(
@@ -79,13 +78,13 @@ class SharedAnswer:
         self._work_clock = work_clock
         self._sleep = sleep
         self._not_before = float("-inf")
-        self._next: _Round | None = None
-        self._current: _Round | None = None
+        self._next: _Run | None = None
+        self._current: _Run | None = None
         self._maker: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def get(self) -> Body:
-        """The answer; whatever error its making ended with; Refused once this is closed."""
+        """Return the answer, or raise the error of its making; Refused after `close`."""
         if self._is_closed:
             raise Refused(503, STOPPING)
         if self._may_be_old:
@@ -94,7 +93,7 @@ class SharedAnswer:
             if self._last is not None and self._clock() < self._not_before:
                 return self._last
         if self._next is None:
-            self._next = _Round()
+            self._next = _Run()
         mine = self._next
         if self._maker is None:
             self._maker = asyncio.create_task(self._make_while_wanted())
@@ -105,21 +104,20 @@ class SharedAnswer:
             mine.waiting -= 1
 
     def stop(self) -> None:
-        """Answer nobody any more, and make nothing."""
+        """Refuse all calls, and make nothing more."""
         self._is_closed = True
         self._stop_waiting()
         if self._maker is not None:
             self._maker.cancel()
 
     async def close(self) -> None:
-        """Stop, and leave nothing running."""
         self.stop()
         if self._maker is not None:
             await asyncio.wait([self._maker])
 
     def _stop_waiting(self) -> None:
-        for round_ in filter(None, (self._current, self._next)):
-            round_.end(Refused(503, STOPPING))
+        for run in filter(None, (self._current, self._next)):
+            run.end(Refused(503, STOPPING))
 
     async def _make_while_wanted(self) -> None:
         try:
@@ -127,8 +125,8 @@ class SharedAnswer:
                 rest_s = self._not_before - self._clock()
                 if rest_s > 0:
                     await self._sleep(rest_s)
-                    continue  # they may all have gone away meanwhile
-                # Whoever asks from here on wants one that begins later.
+                    continue  # all callers may have left meanwhile
+                # Calls from here on need a run that begins later.
                 self._current, self._next = self._next, None
                 began, worked_s = self._clock(), self._work_clock()
                 outcome = await self._outcome()
@@ -137,14 +135,14 @@ class SharedAnswer:
                 self._current = None
                 self._not_before = began + max(self._pace_s, REST_FACTOR * (self._work_clock() - worked_s))
         finally:
-            # Nobody is left here, unless this was ended from outside.
+            # No call waits here, unless the task was cancelled.
             self._stop_waiting()
             self._current = self._next = self._maker = None
 
     async def _outcome(self) -> Body | Exception:
         try:
             return await Body.of(await self._make())
-        except Exception as error:  # noqa: BLE001 - it is raised in everybody who waits
+        except Exception as error:  # noqa: BLE001 - raised in all calls that wait
             return error
 
 

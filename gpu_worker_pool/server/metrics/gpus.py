@@ -1,4 +1,4 @@
-"""The readings as Prometheus metrics, in base units; and under DCGM's names where that is asked for."""
+"""The readings as Prometheus metrics in base units, and with DCGM's names if those are enabled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = ("node", "gpu", "uuid", "name", "source")
 
 @dataclass(frozen=True)
 class Gauge:
-    """One number of a reading: what it is called, what it says, and how to get at it. None is left out."""
+    """One metric of a reading; a value of None is left out."""
 
     name: str
     help: str
@@ -42,7 +42,7 @@ OWN = (
     Gauge("gpupool_gpu_temperature_celsius", "Temperature.", lambda r: r.temperature_c),
     Gauge("gpupool_gpu_power_watts", "Power drawn.", lambda r: r.power_draw_w),
     Gauge("gpupool_gpu_power_limit_watts", "Power limit.", lambda r: r.power_limit_w),
-    Gauge("gpupool_gpu_healthy", "1 where the GPU answers without an error.", lambda r: float(r.fault is None)),
+    Gauge("gpupool_gpu_healthy", "1 if the GPU answers without an error.", lambda r: float(r.fault is None)),
 )
 DCGM = (
     Gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", lambda r: r.utilization_percent),
@@ -54,14 +54,13 @@ DCGM = (
 
 
 class SamplerCollector(Collector):
-    """Reads the latest snapshot when Prometheus asks; nothing is counted on the side."""
+    """Reads the latest snapshot when Prometheus scrapes; it has no counters of its own."""
 
     def __init__(self, sampler: Sampler, *, with_dcgm_names: bool) -> None:
         self._sampler = sampler
         self._gauges = OWN + (DCGM if with_dcgm_names else ())
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """One family a number, one sample a GPU."""
         snapshot = self._sampler.snapshot
         for gauge in self._gauges:
             family = GaugeMetricFamily(gauge.name, gauge.help, labels=LABELS)
@@ -73,18 +72,17 @@ class SamplerCollector(Collector):
             yield family
         yield GaugeMetricFamily("gpupool_gpus", "GPUs that are shown.", len(snapshot.readings))
         yield GaugeMetricFamily("gpupool_reading_age_seconds", "Age of the last reading.", self._sampler.age_s())
-        yield GaugeMetricFamily("gpupool_look_seconds", "How long the last look took.", self._sampler.last_sample_s)
-        yield CounterMetricFamily("gpupool_looks", "Looks at the GPUs.", self._sampler.samples)
-        yield CounterMetricFamily("gpupool_looks_failed", "Looks that went wrong.", self._sampler.failed_samples)
+        yield GaugeMetricFamily("gpupool_look_seconds", "Duration of the last sample.", self._sampler.last_sample_s)
+        yield CounterMetricFamily("gpupool_looks", "Samples of the GPUs.", self._sampler.samples)
+        yield CounterMetricFamily("gpupool_looks_failed", "Samples that failed.", self._sampler.failed_samples)
 
 
 def make_registry(sampler: Sampler, *, with_dcgm_names: bool) -> CollectorRegistry:
-    """A registry of this server's own, so that two servers in one process do not mix."""
+    """A registry for this server alone, so that two servers in one process do not mix."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SamplerCollector(sampler, with_dcgm_names=with_dcgm_names))
     return registry
 
 
 def render(registry: CollectorRegistry) -> bytes:
-    """The text that Prometheus reads."""
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Numbers about leases for Prometheus: what is, read from the pool when asked; what happened, counted as it does."""
+"""Metrics of leases: gauges are read from the pool at each scrape, counters follow its events."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
 
 MB = 1024 * 1024
-NOBODY = ""
-# From a hand-over at once to a night in the queue, and from a test run to a week of training.
+NO_OWNER = ""
+# From an immediate hand-over to a night in the queue, and from a test run to a week of training.
 WAIT_BUCKETS_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
 HOLD_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 7 * 24 * 3600)
 WRITE_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
-# Owners are the callers' own words; a metric with a label for each of very many would grow without bound.
+# Callers choose the owners' names; a label for each of very many would grow without bound.
 MAX_OWNERS = 200
 OTHERS = "(others)"
 
 
 class LeaseMetrics(Collector):
-    """Counts what happens, and reads the rest from the state."""
-
     def __init__(self, pool: Pool, registry: CollectorRegistry) -> None:
         self._pool = pool
         self._began = pool.now()
@@ -40,32 +38,33 @@ class LeaseMetrics(Collector):
         for reason in EndReason:
             self._ended.labels(reason)
         self._wait = Histogram(
-            "gpupool_lease_wait_seconds", "From asking to the grant.", buckets=WAIT_BUCKETS_S, registry=registry
+            "gpupool_lease_wait_seconds", "From the request to the grant.", buckets=WAIT_BUCKETS_S, registry=registry
         )
         self._hold = Histogram(
             "gpupool_lease_hold_seconds", "From the grant to the end.", buckets=HOLD_BUCKETS_S, registry=registry
         )
         self._write = Histogram(
-            "gpupool_journal_write_seconds", "How long a commit took.", buckets=WRITE_BUCKETS_S, registry=registry
+            "gpupool_journal_write_seconds", "Duration of a commit.", buckets=WRITE_BUCKETS_S, registry=registry
         )
         pool.follow(self._follow)
         pool.follow_writes(self._write.observe)
         registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """What is, at this moment."""
         state = self._pool.state
         kinds = Counter(type(lease) for lease in state.leases.values())
         yield GaugeMetricFamily("gpupool_leases_active", "Leases that hold GPUs.", kinds[ActiveLease])
         yield GaugeMetricFamily("gpupool_leases_queued", "Requests that wait.", kinds[QueuedLease])
-        yield GaugeMetricFamily("gpupool_leases_draining", "Ended leases not yet gone.", kinds[DrainingLease])
+        yield GaugeMetricFamily(
+            "gpupool_leases_draining", "Ended leases whose GPUs are not free yet.", kinds[DrainingLease]
+        )
         yield GaugeMetricFamily("gpupool_waiting_connections", "Connections that wait for a lease.", self._pool.waiting)
         yield GaugeMetricFamily(
-            "gpupool_can_grant", "1 where the journal can be written.", float(self._pool.trouble is None)
+            "gpupool_can_grant", "1 if the journal can be written.", float(self._pool.trouble is None)
         )
         yield GaugeMetricFamily(
             "gpupool_reading_stale_after_seconds",
-            "Age from which a reading is too old to grant by.",
+            "Age from which a reading is too old for a grant.",
             state.settings.stale_after_s,
         )
         yield self._gpu_states()
@@ -86,21 +85,23 @@ class LeaseMetrics(Collector):
         yield seconds
 
     def _gpu_states(self) -> GaugeMetricFamily:
-        """Nine samples a GPU, so that a sum over them counts GPUs; a state that is left goes to 0, it does not vanish."""
+        """Nine samples for each GPU, so that a sum counts GPUs; a state that a GPU has left goes to 0 and does not
+        vanish.
+        """
         family = GaugeMetricFamily(
             "gpupool_gpu_state",
             "1 for the state the GPU is in, as in /pool; 0 for the others.",
             labels=["node", "gpu", "uuid", "state"],
         )
         for slot, state_now in gpu_states(self._pool):
-            # A GPU of which only the lease is known (it was not seen since the start) has no number.
+            # A GPU that has not been read since the start has no index.
             gpu = str(slot.reading.gpu.index) if slot.reading else ""
             for state in STATES:
                 family.add_metric([slot.key.node, gpu, slot.key.uuid, state], float(state == state_now))
         return family
 
     def _gpu_seconds_now(self) -> dict[str, float]:
-        """What has ended, and what is held until now; so the sum only grows."""
+        """The GPU-seconds of ended and live leases by owner; the sum only grows."""
         now_at = self._pool.wall_now()
         totals = dict(self._gpu_seconds)
         for lease in self._pool.state.leases.values():
@@ -110,8 +111,8 @@ class LeaseMetrics(Collector):
         return totals
 
     def _counted_s(self, granted_at: float, until_at: float) -> float:
-        """How long it was held since this server runs. What came before was counted by the one before: whoever adds up
-        counters over a restart would count it twice.
+        """The seconds held since this server started. The server before counted the earlier ones: a sum of counters
+        over a restart would count them twice.
         """
         began_at = self._began + self._pool.state.wall_offset_s
         return max(until_at - max(granted_at, began_at), 0.0)
@@ -143,7 +144,7 @@ class LeaseMetrics(Collector):
         return lease.ended if isinstance(lease, DrainingLease) else lease
 
     def _label(self, owner: str | None) -> str:
-        name = owner or NOBODY
+        name = owner or NO_OWNER
         if name not in self._owners and len(self._owners) >= MAX_OWNERS:
             return OTHERS
         self._owners.add(name)

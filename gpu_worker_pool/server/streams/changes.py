@@ -1,7 +1,7 @@
-"""GET /events?pace_s=...: that something happened, at most so often. Whoever hears it looks anew.
+"""GET /events?pace_s=...: reports that something changed, at most so often. The client then reads the pool again.
 
-A page that is open for days must cost the leases nothing: nothing is rendered for it, and while it rests between two
-events it is not even woken.
+A page that is open for days must cost the leases nothing: nothing is rendered for it, and between two events it is not
+even woken.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from .listener import HEARTBEAT_S, Listener
 
 STILL_HERE = b"event: still_here\ndata: {}\n\n"
 
-# What changes nothing that is shown: signs of life, what was refused, and the pool's own reckoning. What was measured
-# counts by the snapshot.
+# Events that change nothing visible: renewals, refusals, and the pool's bookkeeping. Readings count by their snapshot.
 _NO_CHANGE = (ev.Refusal, ev.LeasesRenewed, ev.QueueSettled)
 
 
 class ChangeStream:
-    """Counts changes, and wakes those who wait for one."""
+    """Counts changes, and wakes the listeners that wait for one."""
 
     def __init__(self, pool: Pool, *, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._pool = pool
@@ -35,23 +34,23 @@ class ChangeStream:
         pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
-        """Something happened in the pool."""
         for event in events:
             if isinstance(event, ev.GpusObserved):
-                self.show(self._pool.snapshot)
+                self.note_snapshot(self._pool.snapshot)
             elif not isinstance(event, _NO_CHANGE):
                 self._change()
-                return  # one for all of them; a snapshot among the rest is shown by whoever watches for new ones
+                return  # one change for all events; the application reports new snapshots too
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Something was measured."""
+    def note_snapshot(self, snapshot: Snapshot) -> None:
         if snapshot is not self._shown:
             self._shown = snapshot
             self._change()
 
-    async def tell(self, listener: Listener, last_event_id: str | None, pace_s: float) -> AsyncGenerator[bytes, None]:
-        """What to send to a listener, until he is gone. Whoever was here before hears at once whether he missed anything;
-        the number is told at the beginning too, so that this holds for one who never heard of a change.
+    async def messages(
+        self, listener: Listener, last_event_id: str | None, pace_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the messages for a listener until it is gone. A client that comes back learns at once whether it missed
+        a change. The first message has the count too, so that this also works for a client that saw no change.
         """
         seen = self._count if last_event_id is None else self._seen(last_event_id)
         yield b"retry: 1000\n%b: connected\n\n" % (self._id() if seen == self._count else b"")
@@ -59,12 +58,12 @@ class ChangeStream:
             if seen != self._count:
                 seen = self._count
                 yield b"%bevent: changed\ndata: {}\n\n" % self._id()
-                await listener.wait(pace_s)  # nobody wakes him but when he is gone
+                await listener.wait(pace_s)  # only `end` wakes it here
             elif not await self._next(listener):
                 yield STILL_HERE
 
     async def _next(self, listener: Listener) -> bool:
-        """Wait for a change; whether there may be one."""
+        """Wait for a change or the heartbeat; return whether there may be a change."""
         self._waiting.add(listener)
         try:
             return await listener.wait(self._heartbeat_s)
@@ -82,7 +81,7 @@ class ChangeStream:
         return b"id: %b-%d\n" % (self._epoch.encode(), self._count)
 
     def _seen(self, last_event_id: str) -> int | None:
-        """How many changes he knows of; None where that cannot be told, so that he has to look anew."""
+        """How many changes the client knows of; None if that is unknown, so that it must read the pool again."""
         epoch, _, number = last_event_id.partition("-")
         if epoch != self._epoch or not (number.isascii() and number.isdigit() and len(number) < 18):
             return None

@@ -1,4 +1,4 @@
-"""GET /events: what happens, as it happens."""
+"""GET /events: all events, as they happen."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfServic
 
 from .listener import HEARTBEAT_S, Listener
 
-# So many events are kept for whoever comes back after his connection broke.
+# So many events are kept for clients that come back after their connection broke.
 KEPT = 1000
 MOST_QUEUED = 100
-# How long after the last listener left events are still put down for his return.
+# How long events are recorded for the return of the last listener.
 RETURN_S = 60.0
 
 
 class EventStream:
-    """Keeps the last events and sends them to whoever listens. Each listener has a place in the one list that all
-    share, so a slow one costs no memory; one who falls behind its beginning is told to start over.
+    """Keeps the last events and sends them to all listeners. Each listener has a position in one shared list, so a slow
+    one costs no memory; one that falls behind the start of the list must start over.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -41,46 +41,46 @@ class EventStream:
         pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
-        """Put down what happened in the pool."""
+        """Record the events of the pool."""
         if not self._is_wanted():
-            self._forget()
+            self._stop_recording()
             return
         was_queue_changed = False
         for event in events:
             match event:
                 case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseEnded():
-                    self._put_lease(event)
+                    self._record_lease(event)
                     was_queue_changed = True
                 case ev.GpuDrained():
-                    self._put("gpu_drained", DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu)))
+                    self._record("gpu_drained", DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu)))
                 case ev.GpuExcluded():
-                    self._put("gpu_out_of_service", GpuOutOfService(**_gpu(event.gpu), reason=event.reason))
+                    self._record("gpu_out_of_service", GpuOutOfService(**_gpu(event.gpu), reason=event.reason))
                 case ev.GpuIncluded():
-                    self._put("gpu_in_service", GpuInService(**_gpu(event.gpu)))
+                    self._record("gpu_in_service", GpuInService(**_gpu(event.gpu)))
                 case ev.ProcessIgnored() | ev.ProcessCounted():
                     names = tuple(sorted(self._pool.state.ignored_processes))
-                    self._put("ignored_processes", IgnoredNames(names=names))
+                    self._record("ignored_processes", IgnoredNames(names=names))
                 case _:
                     pass
         if was_queue_changed:
             queue = self._pool.state.queue
-            self._put("queue", QueueChange(length=len(queue), first=tuple(islice(queue, MOST_QUEUED))))
+            self._record("queue", QueueChange(length=len(queue), first=tuple(islice(queue, MOST_QUEUED))))
         self._wake()
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Put down what was measured."""
+    def note_snapshot(self, snapshot: Snapshot) -> None:
+        """Record new readings."""
         if self._is_wanted():
-            self._put("readings", snapshot.summary)
+            self._record("readings", snapshot.summary)
             self._wake()
 
-    async def tell(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
-        """What to send to a listener, until he is gone."""
+    async def messages(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
+        """Yield the messages for a listener until it is gone."""
         cursor = self._cursor(last_event_id)
         self._listeners.add(listener)
         try:
             opening = b"retry: 1000\n: connected\n\n"
             if cursor is None:
-                # What happened before is not known here any more, or the server is another one.
+                # The earlier events are not known any more, or another server had them.
                 opening += b"event: reset\ndata: {}\n\n"
                 cursor = self._count
             yield opening
@@ -97,21 +97,21 @@ class EventStream:
     def _is_wanted(self) -> bool:
         return bool(self._listeners) or self._pool.now() < self._wanted_until
 
-    def _forget(self) -> None:
-        """What happens from here on is not put down, so whoever comes back after it must start over."""
+    def _stop_recording(self) -> None:
+        """Stop recording: a client that comes back later must start over."""
         if self._kept:
             self._kept.clear()
             self._epoch = secrets.token_hex(4)
 
-    def _put_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
+    def _record_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
         state = self._pool.state
         lease = state.find(event.lease_id)
         if lease is not None:
-            # By now more may have happened to it; what is told is how it was.
+            # More may have happened since; the event shows the lease as it was.
             view = replace(lease_view(state, lease, self._pool.now()), **_AS_IT_WAS[type(event)])
-            self._put(_LEASE_EVENTS[type(event)], view)
+            self._record(_LEASE_EVENTS[type(event)], view)
 
-    def _put(self, name: str, data: object) -> None:
+    def _record(self, name: str, data: object) -> None:
         self._count += 1
         head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
         self._kept.append(head + encode(data) + b"\n\n")
@@ -127,7 +127,7 @@ class EventStream:
         return b"".join(islice(self._kept, len(self._kept) - missing, None)), self._count
 
     def _cursor(self, last_event_id: str | None) -> int | None:
-        """Where a listener goes on: at the end, or after what he saw last; None where that is not known."""
+        """The position of a listener: the end, or after the last event that it saw; None if that is unknown."""
         if last_event_id is None:
             return self._count
         epoch, _, number = last_event_id.partition("-")

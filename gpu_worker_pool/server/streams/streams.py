@@ -1,4 +1,4 @@
-"""GET /events: an open connection that tells what happens, or only that something did (Server-Sent Events)."""
+"""GET /events: an open connection that reports events, or only that there were some (Server-Sent Events)."""
 
 from __future__ import annotations
 
@@ -28,46 +28,41 @@ HEADERS: Headers = (
 
 
 class Streams:
-    """All open streams, of both kinds together."""
-
     def __init__(self, pool: Pool) -> None:
         self._events = EventStream(pool)
         self._changes = ChangeStream(pool)
         self._open: set[Listener] = set()
         self._is_closed = False
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Tell what was measured."""
-        self._events.show(snapshot)
-        self._changes.show(snapshot)
+    def note_snapshot(self, snapshot: Snapshot) -> None:
+        self._events.note_snapshot(snapshot)
+        self._changes.note_snapshot(snapshot)
 
     def close(self) -> None:
-        """End all streams."""
         self._is_closed = True
         for listener in self._open:
             listener.end()
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         return {"events": self.open}
 
     async def open(self, call: Call) -> Response:
-        """A stream that goes on until the client goes away or the server stops."""
+        """Open a stream until the client disconnects or the server stops."""
         pace_s = call.lenient_query(PACE_S)
         last_event_id = call.headers.get("last-event-id")
         if len(self._open) >= MAX_STREAMS and call.scope["method"] != "HEAD":
-            detail = f"{MAX_STREAMS} streams are open already, and no more can be; poll /pool instead."
+            detail = f"{MAX_STREAMS} streams are open already, which is the limit; poll /pool instead."
             raise Refused(503, detail, {"Retry-After": "5"})
         listener = Listener()
-        told = (
-            self._events.tell(listener, last_event_id)
+        messages = (
+            self._events.messages(listener, last_event_id)
             if pace_s is None
-            else self._changes.tell(listener, last_event_id, pace_s)
+            else self._changes.messages(listener, last_event_id, pace_s)
         )
-        return Response(200, self._stream(listener, told, call.receive), HEADERS)
+        return Response(200, self._stream(listener, messages, call.receive), HEADERS)
 
     async def _stream(
-        self, listener: Listener, told: AsyncGenerator[bytes, None], receive: Receive
+        self, listener: Listener, messages: AsyncGenerator[bytes, None], receive: Receive
     ) -> AsyncGenerator[bytes, None]:
         if self._is_closed:
             listener.end()
@@ -75,7 +70,7 @@ class Streams:
         gone = asyncio.ensure_future(until_gone(receive))
         gone.add_done_callback(lambda _: listener.end())
         try:
-            async with aclosing(told) as bodies:
+            async with aclosing(messages) as bodies:
                 async for body in bodies:
                     yield body
         finally:

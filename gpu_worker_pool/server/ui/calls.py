@@ -1,4 +1,4 @@
-"""The page, its files and its data. None of it is for pages of another origin."""
+"""The page, its files and its data; pages of another origin must not read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-# On every answer, errors included.
+# On every answer of the page, errors included.
 PAGE_HEADERS: Headers = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -35,15 +35,12 @@ _SHARED_GZIPPED: Headers = (*_SHARED, (b"content-encoding", b"gzip"))
 
 
 class PageCalls:
-    """Handles what the page asks for."""
-
     def __init__(self, data: PageData, *, prefix: str) -> None:
         self._data = data
         self._files = PageFiles()
         self._path = f"{prefix}/ui"
 
     def handlers(self) -> Handlers:
-        """By the names of their routes."""
         data = self._data
         return {
             "page": self.page,
@@ -57,24 +54,22 @@ class PageCalls:
         }
 
     async def page(self, call: Call) -> Response:
-        """The page itself."""
         return self._file(INDEX, call)
 
     async def file(self, call: Call) -> Response:
-        """One of its files; the page is not among them, it has an address of its own."""
+        """A file of the page. The page itself is not among them: it has a path of its own."""
         name = call.parameters["file"]
         return redirect("../ui") if not name else self._file("" if name == INDEX else name, call)
 
     async def me(self, call: Call) -> Response:
-        """Whose the token is that was sent."""
         call.query()
         if "authorization" not in call.headers:
-            raise Denied(401, 'Send "Authorization: Bearer" with a token, to hear whose it is.', CHALLENGE)
+            raise Denied(401, 'There is no Authorization header; send "Authorization: Bearer" with a token.', CHALLENGE)
         caller = call.caller()
         return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin)), _DATA)
 
     async def timeline(self, call: Call) -> Response:
-        """Who held which GPU, for one of the spans that the page shows."""
+        """The timeline, for one of the spans that the page shows."""
         return await _get(self._data.timelines[call.query(HOURS_OF_PAGE)["hours"]], call)
 
     def _file(self, name: str, call: Call) -> Response:

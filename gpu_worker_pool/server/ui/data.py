@@ -1,4 +1,4 @@
-"""What the page shows, made once for all who look at it."""
+"""The data of the page, made once for all open pages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gpu_worker_pool.wire.routes import PAGE_HOURS
 
 from .recent_events import RecentEvents
 
-# By name: the rules of imports take the package itself for its client, which the server does not load.
+# Imported by name: the import contracts take the package itself for the client, which the server must not load.
 VERSION: str = import_module("gpu_worker_pool").__version__
 MOST_QUEUED = 200
 
 
 class PageData:
-    """All answers that pages share. `has_tokens`: whether a token proves a name here."""
+    """All answers that pages share. `has_tokens`: whether tokens are configured."""
 
     def __init__(
         self,
@@ -60,12 +60,10 @@ class PageData:
         self._all = (self.pool, self.history, self.usage, self.peers, *self.timelines.values())
 
     def stop(self) -> None:
-        """Let no caller wait any more."""
         for answer in self._all:
             answer.stop()
 
     async def close(self) -> None:
-        """Leave nothing running."""
         for answer in self._all:
             await answer.close()
 
@@ -73,7 +71,7 @@ class PageData:
         pool = await encode_pool(self._pool, MOST_QUEUED)
         settings, sampler = self._settings, self._sampler
         extras = PageExtras(
-            # By the clock that the leases' times are written by; before those are known, by the wall.
+            # By the clock of the leases' times; by the wall clock before the journal is open.
             now=iso_time(self._pool.wall_now() if self._pool.is_open else time.time()),
             started_at=self._started_at,
             measured_at=sampler.snapshot.taken.timestamp(),

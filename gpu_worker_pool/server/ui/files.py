@@ -1,4 +1,4 @@
-"""The files of the page, as they are sent to a browser."""
+"""The files of the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file. Its tag is another one whenever its content is."""
+    """One file. Its tag changes with its content."""
 
     content_type: bytes
     etag: bytes
@@ -27,31 +27,29 @@ class PageFile:
 
 
 class PageFiles:
-    """The files that there are, by name, each read when it is first asked for. What the caller sends is looked up among
-    the names, and never becomes part of a path.
+    """The files of the page by name, each read on first use. A caller's text is only compared with the names, and never
+    becomes part of a path.
     """
 
     def __init__(self) -> None:
         folder = files(__package__) / FOLDER
         found = list(folder.iterdir()) if folder.is_dir() else []
-        self._places: dict[str, Traversable] = {place.name: place for place in found if _type_of(place.name)}
+        self._paths: dict[str, Traversable] = {path.name: path for path in found if _type_of(path.name)}
         self._read: dict[str, PageFile] = {}
 
     def find(self, name: str) -> PageFile | None:
-        """The file of this name; None where there is none."""
         known = self._read.get(name)
         if known is not None:
             return known
-        place, content_type = self._places.get(name), _type_of(name)
-        if place is None or content_type is None:
+        path, content_type = self._paths.get(name), _type_of(name)
+        if path is None or content_type is None:
             return None
-        body = place.read_bytes()
+        body = path.read_bytes()
         etag = f'"{sha256(body).hexdigest()[:32]}"'
         return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
 
     def names(self) -> frozenset[str]:
-        """All of them."""
-        return frozenset(self._places)
+        return frozenset(self._paths)
 
 
 def _type_of(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The last things that happened in the pool, for whoever looks at it later."""
+"""The last events of the pool, for the page."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _KINDS: dict[type[ev.Event], RecentKind] = {
 
 
 class FollowedPool(Protocol):
-    """As much of the pool as is followed here."""
+    """The part of the pool that is needed here."""
 
     @property
     def state(self) -> PoolState:
-        """What the pool has come to."""
+        """The state of the pool."""
 
     def follow(self, listener: EventListener) -> None:
-        """Tell the listener what happens."""
+        """Call the listener with events."""
 
 
 class _Noted(NamedTuple):
-    """An event, and the lease it was about as it was then; None where it is about none, or was not known any more."""
+    """An event, and its lease at that time; None if it has no lease, or the lease is no longer known."""
 
     event: ev.Event
     lease: Lease | None
 
 
 class RecentEvents:
-    """Keeps the last `KEPT`. Each is put down as it is, which costs next to nothing; in words it is put when asked for."""
+    """Keeps the last `KEPT` events. An event is kept as it is, which is cheap; its view is made when it is asked for."""
 
     def __init__(self, pool: FollowedPool) -> None:
         self._pool = pool
@@ -55,7 +55,7 @@ class RecentEvents:
         pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
-        """Note what happened, but for waits that were over in the same breath."""
+        """Note events, without waits that ended in a grant at once."""
         told = [event for event in events if type(event) in _KINDS]
         if not told:
             return
@@ -67,7 +67,7 @@ class RecentEvents:
                 self._kept.append(_Noted(event, None if lease_id is None else find(lease_id)))
 
     def views(self) -> tuple[RecentEvent, ...]:
-        """The latest first."""
+        """The views, latest first."""
         return tuple(self._view(noted) for noted in reversed(self._kept))
 
     def _view(self, noted: _Noted) -> RecentEvent:

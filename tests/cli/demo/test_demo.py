@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from gpu_worker_pool.cli.demo.director import is_any_visible
-from gpu_worker_pool.cli.demo.folder import clear_away_the_dead, demo_folder
+from gpu_worker_pool.cli.demo.demo import is_any_visible
+from gpu_worker_pool.cli.demo.folder import demo_folder, remove_dead_folders
 from gpu_worker_pool.cli.demo.scene import Scene, WorkerRow
 from gpu_worker_pool.cli.demo.summary import Record, handovers, ordered_pairs, render, summarize, survival
 from gpu_worker_pool.cli.demo.view import picture
 from gpu_worker_pool.cli.run.guard import descendants
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu
-from gpu_worker_pool.history_check import History, Line, check
+from gpu_worker_pool.history_check import Line, RunHistory, check
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import inherited_environment
 from tests.cli.own_process import GPU_POOL, MOST_S, environment, start_gpu_pool
@@ -106,7 +106,7 @@ def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
 
     with start_gpu_pool(*long, env=env) as killed, start_gpu_pool(*long, env=env) as interrupted:
         below = [descendants_of_working(killed), descendants_of_working(interrupted)]
-        clear_away_the_dead(tmp_path)
+        remove_dead_folders(tmp_path)
         assert len(folders()) == 2
         killed.kill()
         interrupted.send_signal(signal.SIGINT)
@@ -118,7 +118,7 @@ def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
     assert codes == (-signal.SIGKILL, 128 + signal.SIGINT)
     # One that is killed with -9 leaves its folder to the next one.
     assert len(folders()) == 1
-    clear_away_the_dead(tmp_path)
+    remove_dead_folders(tmp_path)
     assert folders() == []
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_provably_a_dead_demos_stays(tmp_path: Path, monkeypatch: py
     link.symlink_to(elsewhere)
 
     with demo_folder() as alive:
-        clear_away_the_dead(tmp_path)
+        remove_dead_folders(tmp_path)
         assert set(tmp_path.iterdir()) == {unknown, elsewhere, link, alive.path}
     assert set(tmp_path.iterdir()) == {unknown, elsewhere, link}
     link.rename(tmp_path / "another")
@@ -217,11 +217,11 @@ CLEAN = [
 
 
 def kinds(lines: Sequence[Line]) -> set[str]:
-    return {violation.kind for violation in check(History([*lines]))}
+    return {violation.kind for violation in check(RunHistory([*lines]))}
 
 
 def test_a_clean_record_passes() -> None:
-    history = History([*CLEAN])
+    history = RunHistory([*CLEAN])
     assert check(history) == []
     assert len(list(ordered_pairs(history))) == 1
 
@@ -238,7 +238,7 @@ def test_one_inside_a_long_holding_is_found_also_after_a_short_one() -> None:
     first = turn("e", 1, 5, asked=4.3, queued=None, began=4.4, ended=4.5)
     second = turn("f", 1, 6, asked=4.6, queued=None, began=4.7, ended=4.8)
 
-    found = check(History([*CLEAN, *long, *first, *second]))
+    found = check(RunHistory([*CLEAN, *long, *first, *second]))
 
     assert [violation.kind for violation in found] == ["held_twice", "held_twice"]
 
@@ -281,10 +281,10 @@ def test_the_gpu_of_the_dead_has_to_be_handed_on() -> None:
     killed.append(by_demo("killed", 1.5, worker="a"))
 
     assert kinds(killed) == set()
-    assert [round(took_s, 2) for _, _, took_s in handovers(History(killed))] == [0.51, 0.02]
+    assert [round(took_s, 2) for _, _, took_s in handovers(RunHistory(killed))] == [0.51, 0.02]
 
     # Who came only after a GPU was free shows nothing of how fast it is handed on.
-    late = History([*CLEAN, *turn("d", 1, 4, asked=4.5, queued=None, began=4.6, ended=5.0)])
+    late = RunHistory([*CLEAN, *turn("d", 1, 4, asked=4.5, queued=None, began=4.6, ended=5.0)])
     assert [after.who for _, after, _ in handovers(late)] == ["b", "c"]
 
     elsewhere = [
@@ -303,12 +303,12 @@ def test_what_a_restart_changed_is_found() -> None:
     unknown: dict[str, Any] = {"status": 404, "state": None, "uuids": [], "fence": None, "end_reason": None}
     released = {**active, "state": "ended", "end_reason": "released"}
 
-    def found(a: dict[str, Any], b: dict[str, Any] = queued, c: dict[str, Any] = queued, at: float = 1.9) -> History:
+    def found(a: dict[str, Any], b: dict[str, Any] = queued, c: dict[str, Any] = queued, at: float = 1.9) -> RunHistory:
         base = {"what": "answered", "call": "GET", "sent": 1.85, "at": at}
         answers = [
             {**base, "who": who, "lease": f"{who}-1", **answer} for who, answer in zip("abc", (a, b, c), strict=True)
         ]
-        return History([*CLEAN, by_demo("server_killed", 1.0), by_demo("server_back", 1.8), *answers])
+        return RunHistory([*CLEAN, by_demo("server_killed", 1.0), by_demo("server_back", 1.8), *answers])
 
     assert check(found(active)) == []
     assert survival(found(active), 1.0) == (1, 1, 2, 2)
@@ -357,7 +357,7 @@ def test_the_picture_fits_into_a_small_terminal() -> None:
     scene.spans = {number: [] for number in range(4)}
     scene.is_up = True
     for at, line in enumerate(turn("w01", 1, 1, asked=100.1, queued=100.2, began=101.0, ended=None)):
-        scene.take_in({**line, "at": line["at"] + at / 100})
+        scene.add_line({**line, "at": line["at"] + at / 100})
     for number in range(20):
         scene.announce(101.0, f"something {number}")
 

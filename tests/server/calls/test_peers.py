@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.server.calls.peers import MOST_PEERS, parse_peers
-from gpu_worker_pool.server.peers import KEPT_S, MOST_BYTES, WATCHED_S, Peers, read_pool
+from gpu_worker_pool.server.peers import KEPT_S, MOST_BYTES, WANTED_S, Peers, read_pool
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.pool import PeersView
 from gpu_worker_pool.wire.transport import CallFailed, RawReply
@@ -70,14 +70,14 @@ async def test_they_are_asked_while_somebody_looks_and_what_they_said_is_kept_fo
             return dict(peer)
 
         assert not odd.asked  # nobody has looked
-        await peers.watch()
+        await peers.ensure_polling()
         assert seen() == {"url": odd.url, "node": "odd", "is_up": True, "error": None, "age_s": 0.0, "pool": POOL}
 
-        asking = peers._asking
+        asking = peers._polling
         assert asking is not None
-        now += WATCHED_S - 1
-        await peers.watch()
-        now += WATCHED_S - 1
+        now += WANTED_S - 1
+        await peers.ensure_polling()
+        now += WANTED_S - 1
         assert not (await asyncio.wait([asking], timeout=0.05))[0]  # because somebody looked again
         now += 1
         await asyncio.wait_for(asking, 10)
@@ -87,7 +87,7 @@ async def test_they_are_asked_while_somebody_looks_and_what_they_said_is_kept_fo
     # It is gone now, which nobody notices before somebody looks again.
     now += KEPT_S - 2
     assert len(odd.asked) == asked
-    await peers.watch()
+    await peers.ensure_polling()
     peer = seen()
     assert (peer["is_up"], peer["node"], peer["pool"]) == (False, "odd", POOL)
     assert peer["error"].startswith("cannot connect: ")
@@ -95,14 +95,14 @@ async def test_they_are_asked_while_somebody_looks_and_what_they_said_is_kept_fo
     now += 5
     assert (seen()["node"], seen()["pool"]) == ("odd", None)
     await peers.close()
-    assert peers._asking is None
+    assert peers._polling is None
 
 
 async def test_a_name_is_looked_up() -> None:
     with told_server(ANSWERS) as odd:
         port = odd.server_port
         peers = Peers(parse_peers(f"http://localhost:{port},http://no-such-host.invalid"), own_id="own")
-        await peers.watch()
+        await peers.ensure_polling()
         good, bad = json.loads(peers.encode())["peers"]
         await peers.close()
     assert good["is_up"] is True
@@ -154,7 +154,7 @@ def test_each_peer_is_shown_as_it_is() -> None:
             assert down[second.url]["age_s"] > 0
             assert {url.rpartition("/")[2]: peer["error"] for url, peer in down.items() if f"{odd.url}/" in url} == {
                 "garbage": "its answer is not JSON; is this a GPU server?",
-                "list": "its answer is no pool; is this a GPU server?",
+                "list": "its answer is not a pool; is this a GPU server?",
                 "huge": "its answer is larger than 2 MiB",
                 "packed": "its answer is not JSON; is this a GPU server?",
                 "redirects": "it redirects (status 307), which is not followed; give the address it leads to",
@@ -163,7 +163,7 @@ def test_each_peer_is_shown_as_it_is() -> None:
 
             token = {"Authorization": "Bearer a-secret", "Cookie": "a=b", "X-Forwarded-For": "10.0.0.1"}
             assert first.ask("/peers", headers=token).status == 200
-            assert_problem(first.ask("/peers?url=http://elsewhere"), 422, "none is possible here")
+            assert_problem(first.ask("/peers?url=http://elsewhere"), 422, "this call takes none")
             assert first.ask("/peers", "POST").headers["allow"] == "GET"
             assert "GPU_POOL_PEERS: 'nonsense' is not an endpoint URL" in first.log()
             assert "Traceback" not in first.log()

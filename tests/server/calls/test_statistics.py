@@ -165,7 +165,7 @@ def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: Serv
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json["status"] == 404
     assert "/gpus" in answer.json["detail"]
-    assert "/ lists what there is" in answer.json["detail"]
+    assert "/ lists all calls" in answer.json["detail"]
 
 
 @pytest.mark.parametrize("path", ["/gpu/stats", "/gpu/summary", "/health", "/"])

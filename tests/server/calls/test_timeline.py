@@ -202,4 +202,4 @@ def test_reading_is_open_and_a_journal_in_trouble_is_told(server: ServerProcess)
 
     (journal,) = server.state_dir.glob("*.sqlite3")
     journal.rename(server.state_dir / "taken-away")
-    assert_problem(server.ask("/timeline"), 503, "cannot be told now", str(journal))
+    assert_problem(server.ask("/timeline"), 503, "cannot be read now", str(journal))

@@ -67,15 +67,15 @@ def test_tokens_are_read(text: str, owners: dict[str, str]) -> None:
 BAD_TEXTS = [
     ("alice:12345678,s3cret-word", "entry 2 has no colon"),
     ("alice:12345678, :s3cret-word", "entry 2 has no name"),
-    ("ali/ce:s3cret-word", "entry 1: a name has"),
-    ("ünal:s3cret-word", "entry 1: a name has"),
-    ("a" * 65 + ":s3cret-word", "entry 1: a name has"),
-    ("alice:s3cret-", "entry 1: its token is shorter than 8"),
-    ("alice:", "entry 1: its token is shorter than 8"),
-    ("alice: s3cret-word", "entry 1: its token is shorter"),
-    ("s3cret-word:alice", "entry 1: its token is shorter"),
-    ("alice:s3cret-wörd", "entry 1: its token has characters"),
-    ("alice:s3cret-\x00word", "entry 1: its token has characters"),
+    ("ali/ce:s3cret-word", "entry 1: the name must be"),
+    ("ünal:s3cret-word", "entry 1: the name must be"),
+    ("a" * 65 + ":s3cret-word", "entry 1: the name must be"),
+    ("alice:s3cret-", "entry 1: the token must have at least 8"),
+    ("alice:", "entry 1: the token must have at least 8"),
+    ("alice: s3cret-word", "entry 1: the token must have at least 8"),
+    ("s3cret-word:alice", "entry 1: the token must have at least 8"),
+    ("alice:s3cret-wörd", "entry 1: the token must be visible ASCII"),
+    ("alice:s3cret-\x00word", "entry 1: the token must be visible ASCII"),
     ("alice:s3cret-word\nbob:12345678\ncarol:s3cret-word", "entries 1 and 3 have the same token"),
 ]
 
@@ -354,9 +354,9 @@ def test_whose_a_new_lease_is(caller: Caller, claimed: str | None, tokens: Token
 @pytest.mark.parametrize(
     ("claimed", "tokens", "why"),
     [
-        ("alice", TOKENS, "The owner alice has a token; send it"),
-        (" alice ", TOKENS, "The owner alice has a token; send it"),
-        ("admin", TOKENS, "The owner admin has a token; send it"),
+        ("alice", TOKENS, "The owner alice has a token; send that token"),
+        (" alice ", TOKENS, "The owner alice has a token; send that token"),
+        ("admin", TOKENS, "The owner admin has a token; send that token"),
         ("carol", BROKEN, "cannot be read"),
     ],
 )

@@ -98,7 +98,7 @@ async def test_a_new_route_is_served_with_all_that_others_have() -> None:
     assert (preflight.status, preflight.headers["access-control-allow-methods"]) == (200, "GET, HEAD")
     assert (
         await ask(router, "GET", "/fortunes/ada")
-    ).detail == "There is nothing at /fortunes/ada; /v1/ lists what there is."
+    ).detail == "There is nothing at /fortunes/ada; /v1/ lists all calls."
 
 
 def test_a_new_route_and_a_new_field_are_described_without_another_line() -> None:

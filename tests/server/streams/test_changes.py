@@ -33,7 +33,7 @@ class Page:
 
     def __init__(self, changes: ChangeStream, *, pace_s: float = NEVER_S, last_event_id: str | None = None) -> None:
         self.listener = Listener()
-        self._told: AsyncGenerator[bytes, None] = changes.tell(self.listener, last_event_id, pace_s)
+        self._told: AsyncGenerator[bytes, None] = changes.messages(self.listener, last_event_id, pace_s)
 
     async def next(self) -> bytes:
         return await anext(self._told)
@@ -92,10 +92,10 @@ async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
 async def test_what_was_measured_counts_once_whoever_tells_of_it_first(pool: Pool) -> None:
     changes = ChangeStream(pool)
     changes.follow([ev.GpusObserved(1.0, ())])
-    changes.show(pool.snapshot)
+    changes.note_snapshot(pool.snapshot)
     changes.follow([ev.GpusObserved(2.0, ())])
     assert (await Page(changes).opened()).endswith(b"-1")
-    changes.show(replace(pool.snapshot, at=5.0))
+    changes.note_snapshot(replace(pool.snapshot, at=5.0))
     assert (await Page(changes).opened()).endswith(b"-2")
 
 

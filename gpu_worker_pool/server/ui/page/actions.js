@@ -1,9 +1,9 @@
-// What the reader may do, with a token that he typed in. It lives in this object and nowhere else.
+// What the user may do with a token. The token is kept in this object only.
 
 import { ask } from "./ask.js";
 import { attribute, byId, el, show, text } from "./dom.js";
 import { nowMs } from "./now.js";
-import { duration, END_REASONS, gpuName, gpuNames, memory, person } from "./words.js";
+import { duration, END_REASONS, gpuName, gpuNames, holderName, memory } from "./words.js";
 
 const NO_RIGHTS = { isAdmin: false, mayRelease: () => false };
 
@@ -26,12 +26,12 @@ export class Access {
     return this.#isAdmin;
   }
 
-  /** One may end one's own leases, admin everybody's. The server decides; this only keeps useless buttons away. */
+  /** An owner may end its own leases, admin all. The server decides; this only hides useless buttons. */
   mayRelease(lease) {
     return this.#token !== null && (this.#isAdmin || lease.owner === this.#name);
   }
 
-  /** Whose token it is. */
+  /** The name that a token proves. */
   identify(token) {
     return ask("ui/data/me", { token });
   }
@@ -54,7 +54,7 @@ export class Access {
     try {
       return await ask(path, { ...options, token: this.#token });
     } catch (error) {
-      if (error.status === 401) this.forget(); // it is not valid any more
+      if (error.status === 401) this.forget(); // it is no longer valid
       throw error;
     }
   }
@@ -78,7 +78,7 @@ export class TokenDialog {
       byId("open-token").focus();
     });
     dialog.querySelector(".cancel").addEventListener("click", () => dialog.close());
-    // However it is closed, nothing of what was typed stays, and whatever was under way does not count.
+    // However it is closed, the text is cleared, and a call under way is ignored.
     dialog.addEventListener("close", () => {
       byId("token").value = "";
       this.#attempt += 1;
@@ -89,7 +89,7 @@ export class TokenDialog {
     });
   }
 
-  /** What the header shows of it. */
+  /** Draw the header's part of it. */
   draw(hasTokens) {
     const { name } = this.#access;
     show(byId("token-none"), !hasTokens);
@@ -102,9 +102,9 @@ export class TokenDialog {
   async #submit(dialog) {
     const token = byId("token").value.trim();
     text(byId("token-error"), "");
-    // A header cannot carry anything else, and the browser's own error would not say so.
+    // A header cannot carry other characters, and the browser's own error would not say so.
     if (!/^[!-~]+$/.test(token)) {
-      text(byId("token-error"), "A token has visible ASCII characters only, without blanks.");
+      text(byId("token-error"), "The token must be visible ASCII characters only, without blanks.");
       return;
     }
     const attempt = (this.#attempt += 1);
@@ -122,7 +122,7 @@ export class TokenDialog {
 
 const isThisMachine = (host) => /^(localhost|.*\.localhost|\[::1\]|127(\.[0-9]+){3})$/.test(host);
 
-/** Everything that changes something asks first, and says what will happen. */
+/** Actions that change something. Each asks for confirmation and says what will happen. */
 export class Actions {
   #access;
   #onDone;
@@ -136,17 +136,17 @@ export class Actions {
     this.#dialog.addEventListener("close", () => (this.#planned = null));
     byId("confirm-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.#carryOut();
+      this.#perform();
     });
   }
 
   release(lease, pool) {
-    const who = person(lease);
+    const who = holderName(lease);
     const path = `leases/${encodeURIComponent(lease.id)}`;
     if (lease.state === "queued") {
       this.#confirm({
         title: `Take ${who} out of the queue?`,
-        lines: [`The request ${lease.id} of ${who}, at position ${lease.position ?? "unknown"}, is cancelled.`, "Whoever waits for it is told that it ended. He can ask anew, and then stands last."],
+        lines: [`The request ${lease.id} of ${who}, at position ${lease.position ?? "unknown"}, is cancelled.`, "The waiter learns that its request ended. A new request starts at the end of the queue."],
         yes: "Take out",
         done: (answer) => (answer.end_reason === "cancelled" ? `${who} is out of the queue.` : ended(lease, answer, "cancelled", "cancelled")),
         call: () => this.#access.ask(path, { method: "DELETE" }),
@@ -155,7 +155,7 @@ export class Actions {
     }
     this.#confirm({
       title: `Release ${gpuNames(lease.gpus)} of ${who}?`,
-      lines: [`The lease ${lease.id} of ${who} ends as if ${who} had given it back.`, ...whatFollows(lease, pool)],
+      lines: [`The lease ${lease.id} of ${who} ends as if ${who} had released it.`, ...consequences(lease, pool)],
       yes: "Release",
       done: (answer) => ended(lease, answer, "released", "released"),
       call: () => this.#access.ask(path, { method: "DELETE" }),
@@ -163,10 +163,10 @@ export class Actions {
   }
 
   revoke(lease, pool) {
-    const who = person(lease);
+    const who = holderName(lease);
     this.#confirm({
       title: `Revoke the lease of ${who} on ${gpuNames(lease.gpus)}?`,
-      lines: [`The lease ${lease.id} is taken away from ${who}, who is told that it was revoked.`, ...whatFollows(lease, pool)],
+      lines: [`The lease ${lease.id} is revoked, and ${who} learns of it.`, ...consequences(lease, pool)],
       yes: "Revoke",
       done: (answer) => ended(lease, answer, "revoked", "revoked"),
       call: () => this.#access.ask(`admin/leases/${encodeURIComponent(lease.id)}/revoke`, { method: "POST" }),
@@ -175,10 +175,10 @@ export class Actions {
 
   drain(gpu, pool) {
     const holders = gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease?.state === "active");
-    const held = holders.length ? `${holders.map(person).join(", ")} may keep it until the lease ends.` : "Nobody holds it now.";
+    const held = holders.length ? `${holders.map(holderName).join(", ")} may keep it until the lease ends.` : "It has no holder now.";
     this.#confirm({
       title: `Take ${gpuName(gpu)} out of service?`,
-      lines: [`Nobody is given ${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) until it is put back, also after a restart of the server.`, held],
+      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is not granted until it is put back, also after a restart of the server.`, held],
       yes: "Drain",
       reason: true,
       done: () => `${gpuName(gpu)} is out of service.`,
@@ -189,7 +189,7 @@ export class Actions {
   undrain(gpu) {
     this.#confirm({
       title: `Put ${gpuName(gpu)} back into service?`,
-      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is given to whoever is next in the queue, as soon as its readings allow.`],
+      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is granted to the next waiter as soon as its readings allow.`],
       yes: "Put back",
       done: () => `${gpuName(gpu)} is back in service.`,
       call: () => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/undrain`, { method: "POST" }),
@@ -206,37 +206,37 @@ export class Actions {
     byId("confirm-reason").value = "";
     attribute(byId("confirm-yes"), "disabled", null);
     this.#dialog.showModal();
-    // Enter must not do at once what was asked by mistake.
+    // The focus is not on the main button: Enter must not confirm a mistake.
     (planned.reason ? byId("confirm-reason") : this.#dialog.querySelector(".cancel")).focus({ preventScroll: true });
     this.#dialog.scrollTop = 0;
   }
 
-  async #carryOut() {
+  async #perform() {
     const planned = this.#planned;
-    // By the time of the answer the dialog may be closed, or be about something else.
-    const isStillShown = () => this.#planned === planned;
+    // When the answer comes, the dialog may be closed, or show another action.
+    const isShown = () => this.#planned === planned;
     text(byId("confirm-error"), "");
     attribute(byId("confirm-yes"), "disabled", "");
     try {
       const answer = await planned.call(byId("confirm-reason").value.trim());
-      if (isStillShown()) this.#dialog.close();
+      if (isShown()) this.#dialog.close();
       this.#onDone("good", planned.done(answer));
     } catch (error) {
-      if (isStillShown()) text(byId("confirm-error"), error.message);
+      if (isShown()) text(byId("confirm-error"), error.message);
       else this.#onDone("bad", `${planned.title} ${error.message}`);
     } finally {
-      if (isStillShown()) attribute(byId("confirm-yes"), "disabled", null);
+      if (isShown()) attribute(byId("confirm-yes"), "disabled", null);
     }
   }
 }
 
-/** What became of a lease that was to end for this reason; it may have ended for another one just before. */
+/** The outcome for a lease that was to end for this reason; it may have ended for another reason just before. */
 function ended(lease, answer, reason, words) {
-  const who = person(lease);
+  const who = holderName(lease);
   return answer.end_reason === reason ? `The lease ${lease.id} of ${who} is ${words}.` : `The lease ${lease.id} of ${who} had ended already: ${END_REASONS[answer.end_reason] ?? answer.end_reason}.`;
 }
 
-function whatFollows(lease, pool) {
+function consequences(lease, pool) {
   const held = Number.isFinite(lease.granted_at) ? `It was held for ${duration((nowMs() - lease.granted_at) / 1000)}.` : null;
   const used = lease.gpus
     .map((held) => pool.gpus.find((gpu) => gpu.uuid === held.uuid))
@@ -245,8 +245,8 @@ function whatFollows(lease, pool) {
   const next = pool.queue[0];
   return [
     held,
-    "Whoever holds it hears of it with the next sign of life; the server itself stops no program.",
-    used.length ? `${used.join(", ")}; what is still there then keeps the GPU draining for a while.` : null,
-    next ? `Next in the queue: ${person(next)}${next.priority ? `, priority ${next.priority}` : ""}.` : "Nobody waits.",
+    "The holder learns of it with its next heartbeat; the server does not stop its program.",
+    used.length ? `${used.join(", ")}; the GPU drains while that memory is in use.` : null,
+    next ? `Next in the queue: ${holderName(next)}${next.priority ? `, priority ${next.priority}` : ""}.` : "Nobody waits.",
   ].filter((line) => line !== null);
 }

@@ -1,8 +1,8 @@
-// Calls of the server. An answer that is an error becomes an Error with the server's own words.
+// Calls to the server. An error answer becomes an Error with the server's message.
 
 const ANSWER_WITHIN_MS = 15_000;
 
-/** `status` is that of the answer; null where there was none. */
+/** `status` is that of the answer; null if there was none. */
 export class Refusal extends Error {
   constructor(message, status = null) {
     super(message);
@@ -21,7 +21,7 @@ export async function ask(path, { method = "GET", body = null, token = null, wit
       headers,
       body: body === null ? null : JSON.stringify(body),
       cache: "no-store",
-      // A proxy in front may want to know who asks; the server itself does not look at cookies.
+      // A proxy in front may need cookies; the server itself ignores them.
       credentials: "same-origin",
       redirect: "error",
       referrerPolicy: "no-referrer",
@@ -36,7 +36,7 @@ export async function ask(path, { method = "GET", body = null, token = null, wit
   return answer;
 }
 
-/** Something that is asked for now and then while the page is looked at. */
+/** A call that is repeated while the page is visible. */
 export class Repeated {
   #path;
   #everyMs;
@@ -57,13 +57,13 @@ export class Repeated {
     this.#askedAt = -Infinity;
   }
 
-  /** Ask again soon: something happened that it tells of. */
-  hasten(withinMs) {
+  /** Repeat the call soon, because its answer has changed. */
+  repeatWithin(withinMs) {
     this.#askedAt = Math.min(this.#askedAt, performance.now() - this.#everyMs + withinMs);
   }
 
-  /** Ask if it is time. */
-  async tend() {
+  /** Repeat the call if it is due. */
+  async repeatIfDue() {
     if (this.#isAsking || performance.now() - this.#askedAt < this.#everyMs) return;
     this.#isAsking = true;
     this.#askedAt = performance.now();

@@ -1,4 +1,4 @@
-// The last readings of a GPU as a curve: memory as an area, utilization as a line, the thresholds dashed.
+// The last readings of a GPU as a chart: memory as an area, utilization as a line, the thresholds dashed.
 
 import { attribute, svg } from "./dom.js";
 
@@ -11,7 +11,7 @@ export class Readings {
   #utilization = [];
   #most = 100;
 
-  /** All that the server remembers; what the page saw since then stays. */
+  /** Take the server's history, and keep the readings that the page has seen since. */
   replace(times, memory, utilization, most) {
     const newer = this.#times.findIndex((time) => time > (times.at(-1) ?? -Infinity));
     const kept = newer < 0 ? [[], [], []] : [this.#times, this.#memory, this.#utilization].map((row) => row.slice(newer));
@@ -46,7 +46,7 @@ export class Readings {
     return this.#line(this.#utilization);
   }
 
-  /** The same as a line, closed along the ground, piece by piece where something is unknown. */
+  /** Closed areas above the axis, split where a value is unknown. */
   memoryPath() {
     return this.#pieces(this.#memory)
       .map((piece) => `M${piece[0].x} ${HEIGHT}${piece.map(({ x, y }) => `L${x} ${y}`).join("")}L${piece.at(-1).x} ${HEIGHT}Z`)

@@ -1,4 +1,4 @@
-// The few things done to the document. Texts are only ever set as text; nothing here, or elsewhere, parses markup.
+// All changes to the document. Texts are set as text; no code parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -6,20 +6,20 @@ export const byId = (id) => document.getElementById(id);
 
 /** A new element. Attributes that are null or false are left out; children are elements or texts. */
 export function el(tag, attributes = {}, ...children) {
-  return furnish(document.createElement(tag), attributes, children);
+  return fill(document.createElement(tag), attributes, children);
 }
 
 export function svg(tag, attributes = {}, ...children) {
-  return furnish(document.createElementNS(SVG, tag), attributes, children);
+  return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-function furnish(node, attributes, children) {
+function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) attribute(node, name, value);
   node.append(...children);
   return node;
 }
 
-/** Set a text, touching the document only where it changed: most of what arrives each second did not. */
+/** Set a text, and leave the document alone if it is unchanged: most texts of each second are. */
 export function text(node, value) {
   const shown = node.firstChild;
   if (shown === null ? value !== "" : shown.data !== value) node.textContent = value;
@@ -36,14 +36,14 @@ export function show(node, isShown) {
   node.hidden = !isShown;
 }
 
-/** Whoever is by keyboard on something that goes away stays close to where he was, and is not sent to the top. */
+/** Keep keyboard focus near a node that is removed, instead of at the top of the page. */
 function keepFocusFrom(node) {
   if (node.contains(document.activeElement)) node.closest("section")?.focus({ preventScroll: true });
 }
 
 /**
- * Children of one element that stand for items with a key: those of new keys are made, those of gone keys removed, and
- * all stand in the items' order. What is made has a `node`, and usually an `update`.
+ * The children of an element, one for each key: children of new keys are made, those of missing keys removed, and all
+ * are put in the order of the keys. A child has a `node`, and usually an `update`.
  */
 export class KeyedChildren {
   #parent;
@@ -55,7 +55,7 @@ export class KeyedChildren {
     this.#make = make;
   }
 
-  /** The parts of these keys, in order. */
+  /** Return the children of these keys, in order. */
   arrange(keys) {
     const wanted = new Set(keys);
     for (const [key, part] of this.#kept) {
@@ -77,8 +77,8 @@ export class KeyedChildren {
 }
 
 /**
- * Work in pieces that leave each frame room for the reader's scrolling and typing. What is planned again before its turn
- * is done once, with what was said last.
+ * Splits work into pieces, so that each frame has time for scrolling and typing. Work that is planned again before it is
+ * done replaces the earlier plan.
  */
 export class Pieces {
   static BUDGET_MS = 5;

@@ -1,12 +1,12 @@
-// One GPU: what it is, what state it is in and why, who holds it, what runs on it.
+// One GPU: its model, its state and the reason, its holders, its processes.
 
 import { Curve } from "./curve.js";
 import { attribute, el, KeyedChildren, show, text } from "./dom.js";
 import { Meter } from "./meter.js";
-import { clock, details, duration, END_REASONS, gpuName, memory, otherLabels, percent, person, power, stateWord, temperature } from "./words.js";
+import { clock, details, duration, END_REASONS, gpuName, holderName, memory, otherLabels, percent, power, stateWord, temperature } from "./words.js";
 
-// Less than this without a process is the driver's own.
-const WORTH_A_WORD_MB = 1024;
+// Less memory than this without a process belongs to the driver.
+const WORTH_A_LINE_MB = 1024;
 const MOST_PROCESSES = 8;
 
 export class GpuCard {
@@ -27,7 +27,7 @@ export class GpuCard {
   #outsideParts;
   #shown = null;
 
-  /** `actions` is what can be done to it and its leases; null for a GPU of another server. */
+  /** `actions` change it and its leases; null for a GPU of another server. */
   constructor(actions) {
     this.node = el(
       "li",
@@ -93,7 +93,7 @@ class Line {
   }
 }
 
-/** Whoever holds it: since when, and until when at the latest unless he gives a sign of life. */
+/** A holder: since when, and when its lease expires unless renewed. */
 class Holder {
   #who = el("bdi");
   #details = el("bdi", { class: "details" });
@@ -112,14 +112,14 @@ class Holder {
 
   update(lease, pool, clocks, access) {
     this.#shown = { lease, pool };
-    text(this.#who, person(lease));
+    text(this.#who, holderName(lease));
     text(this.#details, details(lease));
     text(this.#times, timesOf(lease, clocks));
     text(this.#labels, otherLabels(lease.labels));
     const isLive = lease.state === "active";
     show(this.#buttons, isLive && access.mayRelease(lease));
     show(this.#revoke, access.isAdmin);
-    const whose = `the lease of ${person(lease)}, ${lease.id}`;
+    const whose = `the lease of ${holderName(lease)}, ${lease.id}`;
     attribute(this.#release, "aria-label", `Release ${whose}`);
     attribute(this.#revoke, "aria-label", `Revoke ${whose}`);
   }
@@ -136,14 +136,14 @@ function timesOf(lease, clocks) {
   return `${since}; until ${clock(clocks.nowMs + leftS * 1000, clocks.nowMs)} (${duration(leftS)} left) unless renewed`;
 }
 
-/** What runs there without a lease, as far as it can be told. */
+/** The processes without a lease, as far as they are known. */
 function outsideLines(gpu) {
   if (gpu.processes === null) {
-    return gpu.outside_mb !== null && gpu.outside_mb >= WORTH_A_WORD_MB ? [`outside the pool: ${memory(gpu.outside_mb)}, by processes that cannot be seen`] : [];
+    return gpu.outside_mb !== null && gpu.outside_mb >= WORTH_A_LINE_MB ? [`outside the pool: ${memory(gpu.outside_mb)}, by processes that cannot be seen`] : [];
   }
-  // Whoever has a GPU to himself without saying by which process is taken to be whatever runs there.
-  const isDoubtful = gpu.outside_mb !== null && gpu.outside_mb >= WORTH_A_WORD_MB;
-  const worth = gpu.processes.filter((process) => process.isIgnored || process.isOutside === true || (process.isOutside === null && isDoubtful));
+  // A process may belong to an exclusive lease that named no process. Then only much memory is worth a line.
+  const isMuch = gpu.outside_mb !== null && gpu.outside_mb >= WORTH_A_LINE_MB;
+  const worth = gpu.processes.filter((process) => process.isIgnored || process.isOutside === true || (process.isOutside === null && isMuch));
   const lines = worth.slice(0, MOST_PROCESSES).map((process) => {
     const kind = process.isIgnored ? "not counted" : process.isOutside ? "outside the pool" : "of the lease or outside";
     return `${kind}: ${process.name ?? "a process"} (pid ${process.pid ?? "unknown"}), ${memory(process.used_mb)}`;

@@ -1,4 +1,4 @@
-// All GPUs, by node: this server's own, and those of its peers.
+// All GPUs by node: this server's and those of its peers.
 
 import { Readings } from "./curve.js";
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
@@ -23,14 +23,14 @@ export class Gpus {
     byId("filter").addEventListener("input", () => this.#draw());
   }
 
-  /** What the server remembers of its own GPUs. */
+  /** Take the server's history of its own GPUs. */
   remember(history) {
     for (const [uuid, rows] of Object.entries(history.gpus)) {
       this.#of("", uuid).replace(history.measured_at, rows.memory_percent, rows.utilization_percent, history.max_history);
     }
   }
 
-  /** `fleet` is a list of nodes, the own one first; `access` is what the reader may do. */
+  /** `fleet` is a list of nodes, this server first; `access` is what the user may do. */
   update(fleet, access) {
     this.#fleet = fleet;
     this.#access = access;
@@ -81,7 +81,7 @@ export class Gpus {
     });
     const nothing = byId("nothing-found");
     show(nothing, found === 0);
-    text(nothing, counts.get(ALL) === 0 ? "No GPU is to be seen." : "No GPU is like that.");
+    text(nothing, counts.get(ALL) === 0 ? "There are no GPUs." : "No GPU matches.");
   }
 }
 
@@ -142,7 +142,7 @@ class Node {
 
 function aboutNode(node) {
   if (node.isUp === null) return "being asked";
-  if (!node.isUp) return `no answer: ${node.error ?? "unknown why"}${node.pool.gpus.length ? `; as it was ${duration(node.ageS)} ago` : ""}`;
+  if (!node.isUp) return `no answer: ${node.error ?? "reason unknown"}${node.pool.gpus.length ? `; as it was ${duration(node.ageS)} ago` : ""}`;
   const simulated = node.key !== "" && node.pool.source === "simulated" ? ", simulated" : "";
   return `${plural(node.pool.gpus.length, "GPU")}${simulated}`;
 }

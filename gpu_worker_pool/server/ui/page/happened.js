@@ -1,7 +1,7 @@
-// What happened last, in sentences.
+// The last events, as sentences.
 
 import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
-import { clock, details, END_REASONS, gpuNames, parseTime, person } from "./words.js";
+import { clock, details, END_REASONS, gpuNames, holderName, parseTime } from "./words.js";
 
 export class Happened {
   #lines = new KeyedChildren(byId("happened"), () => new Line());
@@ -10,7 +10,7 @@ export class Happened {
     const empty = byId("happened-empty");
     show(empty, happened.length === 0);
     text(empty, `Nothing since the server started, ${clock(startedAt, clocks.nowMs)}.`);
-    // Two of the same kind at the same time differ by whom or what they are about.
+    // Two events of one kind at the same time differ by lease or GPU.
     const keys = happened.map((event) => [event.at, event.kind, event.lease_id, ...event.gpus.map((gpu) => gpu.uuid)].join(" "));
     const byKey = new Map(keys.map((key, i) => [key, happened[i]]));
     const parts = this.#lines.arrange(byKey.keys());
@@ -36,15 +36,15 @@ function sentence(event) {
   const gpus = gpuNames(event.gpus);
   switch (event.kind) {
     case "queued":
-      return `${person(event)} waits`;
+      return `${holderName(event)} waits`;
     case "granted":
-      return `${person(event)} has ${gpus}`;
+      return `${holderName(event)} has ${gpus}`;
     case "ended":
       return event.gpus.length === 0
-        ? `${person(event)} waits no more: ${END_REASONS[event.reason] ?? event.reason}`
-        : `${person(event)} no longer has ${gpus}: ${END_REASONS[event.reason] ?? event.reason}`;
+        ? `${holderName(event)} no longer waits: ${END_REASONS[event.reason] ?? event.reason}`
+        : `${holderName(event)} no longer has ${gpus}: ${END_REASONS[event.reason] ?? event.reason}`;
     case "drained":
-      return `${gpus} is clear of what ${person(event)} left there`;
+      return `${gpus} is free of the processes of ${holderName(event)}`;
     case "out_of_service":
       return `${gpus} out of service: ${event.reason ?? "no reason given"}`;
     case "in_service":

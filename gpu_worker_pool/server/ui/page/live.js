@@ -1,22 +1,22 @@
-// The pool as it is: told by the event stream that something changed, the page looks anew. Where there is no stream it
-// looks every few seconds, and where there is no answer it says so.
+// The live pool: when the event stream reports a change, the page reads the pool again. Without a stream it reads every
+// few seconds. Without an answer it shows that.
 
 import { ask } from "./ask.js";
 
-// One rendering on the server serves all pages that ask at about the same time, so no page needs to be quicker than this.
+// The server makes one answer for all pages that ask at about the same time, so no page needs to ask more often.
 const PACE_S = 0.5;
-const LOOK_EVERY_MS = 1000;
-// All pages are told at once; they do not all ask at once.
+const READ_EVERY_MS = 1000;
+// All pages learn of a change at once; they must not all ask at once.
 const SPREAD_MS = 300;
-// Leases are renewed without an event, so that now and then a look is due although nothing was told.
-const QUIET_LOOK_EVERY_MS = 10_000;
+// Renewals are not reported, so the page reads now and then without an event.
+const QUIET_READ_EVERY_MS = 10_000;
 const POLL_EVERY_MS = 3000;
 const RETRY_EVERY_MS = 2000;
 const ANSWER_WITHIN_MS = 5000;
-// A stream that came back is trusted when it has stayed for so long: the word in the header must not flicker.
+// A stream that came back is trusted after so long: the word in the header must not flicker.
 const STEADY_AFTER_MS = 5000;
-// A stream tells of each reading, and says every 15 s that it is still there. One that is silent for longer may be held back
-// by a proxy, and is not relied on; in the end it is opened anew.
+// A stream reports each reading, and sends a heartbeat every 15 s. A proxy may hold back a stream that is silent for
+// longer: it is not relied on, and is opened again in the end.
 const LEAST_SILENCE_MS = 5000;
 const MOST_SILENCE_MS = 20_000;
 const REOPEN_AFTER_SILENCE_MS = 40_000;
@@ -28,19 +28,19 @@ export class Live {
   #stream = null;
   #isOpen = false;
   #openedAt = 0;
-  #heardAt = 0;
+  #lastMessageAt = 0;
   #failedAt = -Infinity;
   #timer = null;
   #dueAt = Infinity;
-  #lookedAt = -Infinity;
-  #isLooking = false;
+  #readAt = -Infinity;
+  #isReading = false;
   #hasAnswered = false;
   #silenceMs = MOST_SILENCE_MS;
 
-  /** Why there is no answer; null where there is one. */
+  /** Why there is no answer; null if there is one. */
   whyLost = null;
 
-  /** `onView` is given each answer, `onState` is told when the `state` may be another one. */
+  /** `onView` is called with each answer, `onState` when the `state` may have changed. */
   constructor(onView, onState) {
     this.#onView = onView;
     this.#onState = onState;
@@ -56,40 +56,40 @@ export class Live {
 
   start() {
     this.#open();
-    this.look();
-    setInterval(() => this.#tend(), 1000);
+    this.read();
+    setInterval(() => this.#keepAlive(), 1000);
     document.addEventListener("visibilitychange", () => {
-      // A browser opens six connections to a server and no more: a page that nobody looks at must not keep one.
+      // A browser opens at most six connections to a server: a hidden page must not keep one.
       if (document.hidden) this.#close();
       else {
         this.#open();
-        this.look();
+        this.read();
       }
     });
   }
 
-  /** Look now; whoever just changed something does not wait to see it. */
-  look() {
-    this.#lookAt(performance.now());
+  /** Read the pool now, for example because the user has changed something. */
+  read() {
+    this.#scheduleRead(performance.now());
   }
 
-  #lookAt(at) {
+  #scheduleRead(at) {
     if (at >= this.#dueAt) return;
     this.#dueAt = at;
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#look(), Math.max(0, at - performance.now()));
+    this.#timer = setTimeout(() => this.#readPool(), Math.max(0, at - performance.now()));
   }
 
-  async #look() {
+  async #readPool() {
     this.#dueAt = Infinity;
-    // Nobody looks at a page in the background, and the server has better things to do.
+    // A hidden page needs no answers.
     if (document.hidden) return;
-    if (this.#isLooking) {
-      this.#lookAt(performance.now() + SPREAD_MS);
+    if (this.#isReading) {
+      this.#scheduleRead(performance.now() + SPREAD_MS);
       return;
     }
-    this.#isLooking = true;
-    this.#lookedAt = performance.now();
+    this.#isReading = true;
+    this.#readAt = performance.now();
     let view = null;
     try {
       view = checked(await ask("ui/data/pool", { withinMs: ANSWER_WITHIN_MS }));
@@ -99,7 +99,7 @@ export class Live {
     } catch (error) {
       this.whyLost = error.message;
     } finally {
-      this.#isLooking = false;
+      this.#isReading = false;
     }
     if (view !== null) this.#onView(view);
     this.#onState();
@@ -110,24 +110,24 @@ export class Live {
     const stream = new EventSource(`events?pace_s=${PACE_S}`);
     this.#stream = stream;
     this.#openedAt = performance.now();
-    this.#hear();
+    this.#noteMessage();
     stream.addEventListener("open", () => {
       this.#isOpen = true;
-      this.#hear();
-      this.look();
+      this.#noteMessage();
+      this.read();
     });
-    stream.addEventListener("still_here", () => this.#hear());
+    stream.addEventListener("still_here", () => this.#noteMessage());
     stream.addEventListener("changed", () => {
-      this.#hear();
-      const soonest = Math.max(performance.now(), this.#lookedAt + LOOK_EVERY_MS);
-      this.#lookAt(soonest + Math.random() * SPREAD_MS);
+      this.#noteMessage();
+      const soonest = Math.max(performance.now(), this.#readAt + READ_EVERY_MS);
+      this.#scheduleRead(soonest + Math.random() * SPREAD_MS);
     });
     stream.addEventListener("error", () => {
       if (stream !== this.#stream) return;
-      // The browser opens it again by itself, with the id of the last event, unless it has closed it for good.
+      // The browser reopens the stream with the id of the last event, unless it has closed it for good.
       this.#isOpen = false;
       this.#failedAt = performance.now();
-      this.look();
+      this.read();
     });
   }
 
@@ -136,29 +136,29 @@ export class Live {
     this.#isOpen = false;
   }
 
-  #hear() {
-    this.#heardAt = performance.now();
+  #noteMessage() {
+    this.#lastMessageAt = performance.now();
   }
 
   #isReliable() {
     const now = performance.now();
-    return this.#isOpen && now - this.#heardAt < this.#silenceMs && now - this.#failedAt > STEADY_AFTER_MS;
+    return this.#isOpen && now - this.#lastMessageAt < this.#silenceMs && now - this.#failedAt > STEADY_AFTER_MS;
   }
 
-  #tend() {
+  #keepAlive() {
     if (document.hidden) return;
     const now = performance.now();
     const isClosed = this.#stream.readyState === EventSource.CLOSED && now - this.#failedAt > REOPEN_AFTER_MS;
-    if (isClosed || now - this.#heardAt > REOPEN_AFTER_SILENCE_MS) {
+    if (isClosed || now - this.#lastMessageAt > REOPEN_AFTER_SILENCE_MS) {
       if (!isClosed) this.#failedAt = now;
       this.#open();
     }
-    const everyMs = this.whyLost !== null ? RETRY_EVERY_MS : this.#isReliable() ? QUIET_LOOK_EVERY_MS : POLL_EVERY_MS;
-    if (now - this.#lookedAt >= everyMs) this.look();
+    const everyMs = this.whyLost !== null ? RETRY_EVERY_MS : this.#isReliable() ? QUIET_READ_EVERY_MS : POLL_EVERY_MS;
+    if (now - this.#readAt >= everyMs) this.read();
   }
 }
 
-/** The answer, if it is one: between a new server and an old page, or with a proxy between, it may be anything. */
+/** Check an answer: an old page may ask a new server, and a proxy may answer anything. */
 function checked(view) {
   if (!Array.isArray(view?.pool?.gpus) || !Array.isArray(view.happened) || !Number.isFinite(Date.parse(view.now))) {
     throw new Error("the server's answer cannot be read; reload the page");

@@ -1,4 +1,4 @@
-// A number from 0 to 100 % as a bar, with the mark of its threshold.
+// A number from 0 to 100 % as a bar, with a mark at its threshold.
 
 import { attribute, el, text } from "./dom.js";
 import { UNKNOWN } from "./words.js";
@@ -24,7 +24,7 @@ export class Meter {
     attribute(this.#bar, "aria-valuetext", `${isKnown ? words : UNKNOWN}; granted below ${threshold} %`);
     attribute(this.#bar, "data-over", isKnown && percent >= threshold);
     attribute(this.#bar, "title", `${this.name}: ${words}; a GPU is granted below ${threshold} %`);
-    // Reading a style back costs more than remembering it.
+    // Reading a style is slower than comparing the last value.
     const shown = `${width.toFixed(1)} ${threshold}`;
     if (shown === this.#shown) return;
     this.#shown = shown;

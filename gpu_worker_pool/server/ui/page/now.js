@@ -1,15 +1,15 @@
-// What time it is by the server, whose times are shown. The clock of the reader's machine may be another one.
+// The server's time, because the page shows the server's times. The clock of the user's machine may differ.
 
 let serverMs = NaN;
-let heardAt = 0;
+let receivedAt = 0;
 
-/** The server has just said what time it is. */
+/** Set the time that the server has just sent. */
 export function setNow(ms) {
   serverMs = ms;
-  heardAt = performance.now();
+  receivedAt = performance.now();
 }
 
-export const nowMs = () => serverMs + performance.now() - heardAt;
+export const nowMs = () => serverMs + performance.now() - receivedAt;
 
-/** How long ago it was said. */
-export const saidAgoS = () => (performance.now() - heardAt) / 1000;
+/** How long ago the server sent its time. */
+export const serverTimeAgeS = () => (performance.now() - receivedAt) / 1000;

@@ -1,4 +1,4 @@
-// The page: what the server tells, put where it belongs.
+// The page: connects the live pool to the parts that show it.
 
 import { Access, Actions, TokenDialog } from "./actions.js";
 import { Repeated } from "./ask.js";
@@ -6,7 +6,7 @@ import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
 import { Gpus } from "./gpus.js";
 import { Happened } from "./happened.js";
 import { Live } from "./live.js";
-import { nowMs, saidAgoS, setNow } from "./now.js";
+import { nowMs, serverTimeAgeS, setNow } from "./now.js";
 import { readPool } from "./pool.js";
 import { Queue } from "./queue.js";
 import { Timeline } from "./timeline.js";
@@ -16,7 +16,7 @@ import { clock, duration, parseTime } from "./words.js";
 const HISTORY_EVERY_MS = 30_000;
 const ACCOUNTS_EVERY_MS = 60_000;
 const ACCOUNTS_SOON_MS = 3000;
-// Accounts are of a moment shortly before the time that they say they were made.
+// Accounts may be slightly older than the time that they state.
 const ACCOUNTS_LAG_MS = 2000;
 const PEERS_EVERY_MS = 2000;
 const DONE_SHOWN_MS = 8000;
@@ -25,7 +25,7 @@ const REDRAW_AFTER_MS = 900;
 const access = new Access(() => draw());
 const actions = new Actions(access, (kind, words) => {
   say(kind, words);
-  live.look();
+  live.read();
 });
 const tokenDialog = new TokenDialog(access);
 const gpus = new Gpus(actions);
@@ -39,7 +39,7 @@ let view = null;
 let pool = null;
 let peers = [];
 let peersReceivedAt = 0;
-let whyNoPeers = null;
+let peersError = null;
 let firstVersion = null;
 let newest = null;
 let done = null;
@@ -52,22 +52,22 @@ const history = new Repeated("ui/data/history", HISTORY_EVERY_MS, (answer) => {
 });
 const usageToday = accounts("ui/data/usage", usage);
 const lastHours = accounts("ui/data/timeline?hours=6", timeline);
-const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (whyNoPeers = error.message));
+const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (peersError = error.message));
 
 function accounts(path, shown) {
   const repeated = new Repeated(path, ACCOUNTS_EVERY_MS, receiveAccounts, (error) => shown.fail(error));
   function receiveAccounts(answer) {
     shown.update(answer);
-    // One answer is made for all who ask within some seconds: it may be from before what happened last.
-    if (newest !== null && parseTime(answer.until) < parseTime(newest) + ACCOUNTS_LAG_MS) repeated.hasten(ACCOUNTS_SOON_MS);
+    // The server makes one answer for several seconds: it may be older than the last event.
+    if (newest !== null && parseTime(answer.until) < parseTime(newest) + ACCOUNTS_LAG_MS) repeated.repeatWithin(ACCOUNTS_SOON_MS);
   }
   return repeated;
 }
 
 function receivePeers(answer) {
   peersReceivedAt = performance.now();
-  whyNoPeers = null;
-  // Whole seconds: a peer that was not asked again meanwhile has not measured anew.
+  peersError = null;
+  // Whole seconds: a peer that was not asked again has no new reading.
   const measuredAt = (peer) => (peer.pool === null ? null : Math.round(nowMs() / 1000 - peer.age_s));
   peers = answer.peers.map((peer) => ({ ...peer, pool: readPool(peer.pool), measuredAt: measuredAt(peer) }));
   draw();
@@ -75,7 +75,7 @@ function receivePeers(answer) {
 
 function receive(answer) {
   const isFirst = view === null;
-  if (pool !== null && pool.serverId !== answer.pool.server_id) history.hasten(0);
+  if (pool !== null && pool.serverId !== answer.pool.server_id) history.repeatWithin(0);
   view = answer;
   pool = readPool(answer.pool);
   setNow(parseTime(answer.now));
@@ -83,25 +83,25 @@ function receive(answer) {
   const latest = answer.happened[0]?.at ?? null;
   if (latest !== newest) {
     newest = latest;
-    usageToday.hasten(ACCOUNTS_SOON_MS);
-    lastHours.hasten(ACCOUNTS_SOON_MS);
+    usageToday.repeatWithin(ACCOUNTS_SOON_MS);
+    lastHours.repeatWithin(ACCOUNTS_SOON_MS);
   }
   draw();
-  if (isFirst) tendTheRest();
+  if (isFirst) repeatOthers();
 }
 
-function tendTheRest() {
+function repeatOthers() {
   if (document.hidden || live.state === "lost" || view === null) return;
-  history.tend();
-  usageToday.tend();
-  lastHours.tend();
-  if (view.has_peers) otherNodes.tend();
+  history.repeatIfDue();
+  usageToday.repeatIfDue();
+  lastHours.repeatIfDue();
+  if (view.has_peers) otherNodes.repeatIfDue();
 }
 
-/** The time on a node, by what it said so long ago. Of one that answers no more nothing is known since then. */
-function clocksOf(saidMs, ageS, isUp) {
+/** The time on a node, from the time that it sent and its age. The clock of a node that is down stands still. */
+function clocksOf(sentMs, ageS, isUp) {
   const viewAgeS = isUp ? ageS : 0;
-  return { nowMs: (Number.isFinite(saidMs) ? saidMs : nowMs() - ageS * 1000) + viewAgeS * 1000, viewAgeS };
+  return { nowMs: (Number.isFinite(sentMs) ? sentMs : nowMs() - ageS * 1000) + viewAgeS * 1000, viewAgeS };
 }
 
 function draw() {
@@ -123,15 +123,15 @@ function draw() {
 }
 
 function ownNode() {
-  const clocks = clocksOf(parseTime(view.now), saidAgoS(), live.state !== "lost");
+  const clocks = clocksOf(parseTime(view.now), serverTimeAgeS(), live.state !== "lost");
   return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at, clocks };
 }
 
 function peerNode(peer) {
   const ageS = (peer.age_s ?? 0) + (performance.now() - peersReceivedAt) / 1000;
   const { url, node, pool: itsPool, measuredAt } = peer;
-  const [isUp, error] = whyNoPeers === null ? [peer.is_up, peer.error] : [false, `this server does not tell (${whyNoPeers})`];
-  const clocks = clocksOf(itsPool.saidAt, ageS, isUp !== false && live.state !== "lost");
+  const [isUp, error] = peersError === null ? [peer.is_up, peer.error] : [false, `this server does not answer (${peersError})`];
+  const clocks = clocksOf(itsPool.sentAt, ageS, isUp !== false && live.state !== "lost");
   return { key: url, title: node ?? url, url, pool: itsPool, isUp, error, ageS, measuredAt, clocks };
 }
 
@@ -143,7 +143,7 @@ function titleOf(fleet) {
   return `${state} · ${pool.node ?? view.title}`;
 }
 
-const STATES = { connecting: "connecting", live: "live", polling: "looking every few seconds", lost: "no connection" };
+const STATES = { connecting: "connecting", live: "live", polling: "polling every few seconds", lost: "no connection" };
 
 function drawConnection() {
   const { state } = live;
@@ -153,15 +153,15 @@ function drawConnection() {
     arrangeNotices(state === "lost" ? [["lost", "bad", `There is nothing to show: ${live.whyLost}. This page tries again by itself.`]] : []);
     return;
   }
-  const ageS = view.reading_age_s === null ? null : view.reading_age_s + saidAgoS();
-  text(byId("age"), ageS === null ? "the GPUs have not been looked at yet" : `measured ${duration(ageS)} ago`);
-  // These are read aloud when they change, so they tell since when and not for how long.
+  const ageS = view.reading_age_s === null ? null : view.reading_age_s + serverTimeAgeS();
+  text(byId("age"), ageS === null ? "the GPUs have not been read yet" : `measured ${duration(ageS)} ago`);
+  // A screen reader reads these when they change, so they state a time and not a duration.
   const seenAt = parseTime(view.now);
   const found = [];
   if (state === "lost") {
-    found.push(["lost", "bad", `No connection to the server since ${clock(seenAt)} (${live.whyLost}). What you see was so then, and may be otherwise by now.`]);
+    found.push(["lost", "bad", `No connection to the server since ${clock(seenAt)} (${live.whyLost}). The page shows the pool at that time.`]);
   } else if (view.reading_age_s !== null && view.reading_age_s > view.stale_after_s) {
-    found.push(["stale", "bad", `The GPUs have not been measured since ${clock(view.measured_at * 1000)}, so that none is granted.`]);
+    found.push(["stale", "bad", `The GPUs have not been measured since ${clock(view.measured_at * 1000)}, so none is granted.`]);
   }
   if (pool.trouble !== null) found.push(["trouble", "bad", `No GPU can be granted now: ${pool.trouble}`]);
   if (view.version !== firstVersion) found.push(["version", "warn", `The server is now version ${view.version}: reload this page.`]);
@@ -183,22 +183,22 @@ class Notice {
 }
 
 function say(kind, words) {
-  const said = { kind, words };
-  done = said;
+  const shown = { kind, words };
+  done = shown;
   drawConnection();
   setTimeout(() => {
-    if (done === said) done = null;
+    if (done === shown) done = null;
   }, DONE_SHOWN_MS);
 }
 
 byId("timeline-hours").addEventListener("change", (event) => {
   lastHours.path = `ui/data/timeline?hours=${event.target.value}`;
-  lastHours.tend();
+  lastHours.repeatIfDue();
 });
 
 live.start();
 setInterval(() => {
-  // Times go on although nothing arrives.
+  // Times advance although nothing arrives.
   if (!document.hidden && performance.now() - drawnAt > REDRAW_AFTER_MS) draw();
-  tendTheRest();
+  repeatOthers();
 }, 1000);

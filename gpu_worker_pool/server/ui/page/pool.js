@@ -1,7 +1,7 @@
-// A pool as the page reads it. This server's own is as it should be; a peer may be of another version, or something else
-// entirely, so that whatever is not of the expected kind counts as unknown.
+// Reads a pool. A peer may have another version or be a foreign server, so a value of an unexpected kind counts as
+// unknown.
 
-/** All states of a GPU, in the order in which one wants to read of them. */
+/** All states of a GPU, in the order in which they are shown. */
 export const STATES = ["free", "leased", "shared", "held", "draining", "busy", "out_of_service", "unhealthy", "unknown"];
 
 const word = (value) => (typeof value === "string" ? value : null);
@@ -10,7 +10,7 @@ const isObject = (value) => value !== null && typeof value === "object" && !Arra
 const objects = (value) => (Array.isArray(value) ? value.filter(isObject) : []);
 const words = (value) => (Array.isArray(value) ? value.filter((item) => typeof item === "string") : []);
 
-/** Each with a `key` of its own, also where two are called the same. */
+/** Give each item a unique `key`, even if two have the same name. */
 function withKeys(items, name) {
   const seen = new Map();
   return items.map((item) => {
@@ -27,7 +27,7 @@ export function readPool(answer) {
   return {
     node: word(pool.node),
     source: word(pool.source),
-    saidAt: Date.parse(word(pool.now) ?? ""),
+    sentAt: Date.parse(word(pool.now) ?? ""),
     serverId: word(pool.server_id),
     trouble: word(pool.trouble),
     thresholds: {

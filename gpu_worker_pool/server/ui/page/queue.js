@@ -1,7 +1,7 @@
-// Who waits, in order, and why.
+// The waiters in order, each with its reason.
 
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
-import { clock, details, duration, otherLabels, person } from "./words.js";
+import { clock, details, duration, holderName, otherLabels } from "./words.js";
 
 export class Queue {
   #nodes;
@@ -72,12 +72,12 @@ class Waiter {
   update(lease, pool, clocks, access) {
     this.#shown = { lease, pool };
     text(this.#position, String(lease.position ?? ""));
-    text(this.#who, person(lease));
+    text(this.#who, holderName(lease));
     text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
     const since = `waits ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
     text(this.#times, lease.priority ? `${since}, priority ${lease.priority}` : since);
-    text(this.#reason, lease.reason ?? "why is unknown");
+    text(this.#reason, lease.reason ?? "reason unknown");
     show(this.#release, access.mayRelease(lease));
-    attribute(this.#release, "aria-label", `Take out of the queue: ${person(lease)}, ${lease.id}`);
+    attribute(this.#release, "aria-label", `Take out of the queue: ${holderName(lease)}, ${lease.id}`);
   }
 }

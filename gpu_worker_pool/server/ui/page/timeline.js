@@ -2,7 +2,7 @@
 
 import { byId, el, svg, text } from "./dom.js";
 import { nowMs } from "./now.js";
-import { clock, details, duration, END_REASONS, gpuName, parseTime, person } from "./words.js";
+import { clock, details, duration, END_REASONS, gpuName, holderName, parseTime } from "./words.js";
 
 const ROW = 22;
 const BAR = 16;
@@ -25,7 +25,7 @@ export class Timeline {
   #width = 0;
 
   constructor() {
-    // The picture is drawn for the width there is.
+    // The picture has the width of its frame.
     new ResizeObserver(([entry]) => {
       const width = Math.floor(entry.contentRect.width);
       if (width === this.#width) return;
@@ -44,7 +44,7 @@ export class Timeline {
   }
 
   fail(error) {
-    text(byId("timeline-note"), `Not known now: ${error.message}`);
+    text(byId("timeline-note"), `Not available now: ${error.message}`);
   }
 
   #draw() {
@@ -57,7 +57,7 @@ export class Timeline {
     const colourOf = colours(gpus);
 
     this.#spans = [];
-    // One path for each colour: thousands of bars are as quick to draw as a few.
+    // One path for each colour, so that thousands of bars are drawn as quickly as a few.
     const paths = new Map();
     const names = [];
     gpus.forEach((gpu, row) => {
@@ -73,7 +73,7 @@ export class Timeline {
 
     const held = gpus.reduce((sum, gpu) => sum + gpu.spans.length, 0);
     const picture = svg("svg", { width, height, role: "img", "aria-label": `${held} leases on ${gpus.length} GPUs from ${clock(since, until)} to ${clock(until, until)}; the same as a list is below` });
-    // Apart, because it stays in sight while one scrolls through many GPUs.
+    // Separate, because it stays visible while the user scrolls through many GPUs.
     const axis = svg("svg", { class: "times", width, height: AXIS, "aria-hidden": "true" });
     for (const at of marks(since, until)) {
       picture.append(svg("path", { class: "grid", d: `M${x(at).toFixed(1)} 0V${height}` }));
@@ -86,7 +86,7 @@ export class Timeline {
     for (const [colour, d] of paths) picture.append(svg("path", { class: `owner-${colour}`, d }));
     for (const { left, right, top, span, colour } of names) {
       const room = Math.floor((right - left - 8) / 7);
-      const name = person(span);
+      const name = holderName(span);
       const shown = name.length > room ? `${name.slice(0, Math.max(1, room - 1))}…` : name;
       picture.append(svg("text", { class: `name name-${colour}`, x: (left + 4).toFixed(1), y: (top + 12).toFixed(1) }, shown));
     }
@@ -121,10 +121,10 @@ function sentence(span) {
   const [since, until] = [parseTime(span.since), span.until === null ? nowMs() : parseTime(span.until)];
   const more = details(span);
   const end = span.until === null ? "until now" : `to ${clock(until)}, ${END_REASONS[span.end_reason] ?? span.end_reason}`;
-  return `${person(span)}${more ? ` (${more})` : ""} from ${clock(since)} ${end}; ${duration((until - since) / 1000)}${span.is_shared ? ", shared" : ""}`;
+  return `${holderName(span)}${more ? ` (${more})` : ""} from ${clock(since)} ${end}; ${duration((until - since) / 1000)}${span.is_shared ? ", shared" : ""}`;
 }
 
-/** Those who held most get a colour of their own; the same owner has the same one while he is among them. */
+/** The owners that held most get a colour each, and keep it while they are among them. */
 function colours(gpus) {
   const heldMs = new Map();
   for (const span of gpus.flatMap((gpu) => gpu.spans)) {
@@ -136,7 +136,7 @@ function colours(gpus) {
   return new Map(most.map((owner, i) => [owner, i]));
 }
 
-/** Leases that share a GPU at the same time lie below one another, and a bar is as thick as that leaves it room for. */
+/** Leases that share a GPU at the same time are stacked, with thinner bars. */
 function inLanes(spans) {
   const placed = [];
   let together = [];
@@ -157,10 +157,10 @@ function inLanes(spans) {
   return placed;
 }
 
-/** Round times in the span, so many that their texts do not touch. */
+/** Round times in the span, few enough that their texts do not touch. */
 function marks(since, until) {
   const step = (STEPS_MIN.find((minutes) => (until - since) / (minutes * 60_000) <= 8) ?? 1440) * 60_000;
-  // Counted by the reader's calendar from a midnight on, because not every day has 24 hours.
+  // Counted from a local midnight, because not every day has 24 hours.
   const first = new Date(since);
   const found = [];
   for (let number = 0; ; number += 1) {
@@ -177,9 +177,9 @@ function hourOf(ms, spanMs) {
 
 function noteOn(answer) {
   const notes = [];
-  if (answer.is_cut) notes.push("There were too many leases to show; those that ended first are left out.");
+  if (answer.is_cut) notes.push("There are too many leases to show; those that ended first are left out.");
   const complete = parseTime(answer.complete_since);
-  if (complete > parseTime(answer.since)) notes.push(`Of what ended before ${clock(complete)} not all is known any more.`);
-  if (answer.unknown_leases) notes.push(`${answer.unknown_leases} leases are left out: a clock was set meanwhile.`);
+  if (complete > parseTime(answer.since)) notes.push(`Not all leases that ended before ${clock(complete)} are known.`);
+  if (answer.unknown_leases) notes.push(`${answer.unknown_leases} leases are left out, because a clock was set meanwhile.`);
   return notes.join(" ");
 }

@@ -18,7 +18,7 @@ export class Usage {
   }
 
   fail(error) {
-    text(byId("usage-note"), `Not known now: ${error.message}`);
+    text(byId("usage-note"), `Not available now: ${error.message}`);
   }
 }
 
@@ -26,9 +26,9 @@ const total = (usage) => usage.gpu_hours + usage.shared_gpu_hours;
 
 function noteOn(answer) {
   const since = parseTime(answer.since);
-  const notes = [`Since ${clock(since)}, the midnight of the server.`];
-  if (!answer.is_complete) notes.push(`Of what ended before ${clock(parseTime(answer.complete_since))} not all is known any more.`);
-  if (answer.total.unknown_leases) notes.push(`Of ${plural(answer.total.unknown_leases, "lease")} it is not known how long: a clock was set.`);
+  const notes = [`Since ${clock(since)}, midnight at the server.`];
+  if (!answer.is_complete) notes.push(`Not all leases that ended before ${clock(parseTime(answer.complete_since))} are known.`);
+  if (answer.total.unknown_leases) notes.push(`The duration of ${plural(answer.total.unknown_leases, "lease")} is unknown, because a clock was set.`);
   return notes.join(" ");
 }
 

@@ -1,5 +1,4 @@
-// Numbers, times and people in words. What is not known is said to be unknown, and is never a zero. A number and its unit
-// stay on one line.
+// Numbers, times and names as texts. An unknown value is "unknown", never zero. A number and its unit stay on one line.
 
 import { nowMs } from "./now.js";
 
@@ -18,7 +17,7 @@ export const temperature = (value) => (isKnown(value) ? `${Math.round(value)}\u0
 
 export const power = (value) => (isKnown(value) ? `${Math.round(value)}\u00a0W` : UNKNOWN);
 
-/** 42 s, 5 min, 2 h 5 min, 3 d 4 h: two units at most, because nobody reads the third. */
+/** 42 s, 5 min, 2 h 5 min, 3 d 4 h: two units at most. */
 export function duration(seconds) {
   if (!isKnown(seconds)) return UNKNOWN;
   const s = Math.max(0, Math.floor(seconds));
@@ -38,7 +37,7 @@ export function hours(value) {
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { weekday: "short", day: "numeric", month: "short" });
 
-/** The time of day, with the day where it is not today's. */
+/** The time of day, with the date if it is not today. */
 export function clock(ms, now = nowMs()) {
   if (!isKnown(ms)) return UNKNOWN;
   const time = CLOCK.format(ms);
@@ -47,19 +46,19 @@ export function clock(ms, now = nowMs()) {
 
 export const parseTime = (iso) => (typeof iso === "string" ? Date.parse(iso) : NaN);
 
-/** Who it is, as far as he said: the owner, else the worker, else the lease. */
-export function person(lease) {
+/** The name of a holder or waiter: the owner, else the worker, else the lease. */
+export function holderName(lease) {
   return lease.owner ?? lease.worker_id ?? lease.lease_id ?? lease.id ?? "an unnamed holder";
 }
 
-/** What there is to know about him besides: the worker and the command, where they are not what he is called by. */
+/** Further details: the worker and the command, unless one of them is the name. */
 export function details(lease) {
   const label = lease.label ?? lease.labels?.command ?? null;
   const worker = lease.owner === null || lease.owner === undefined ? null : lease.worker_id;
   return [worker, label].filter((part) => part !== null && part !== undefined && part !== "").join(" · ");
 }
 
-/** His labels but for the command, which is among the details. */
+/** The labels without the command, which is among the details. */
 export function otherLabels(labels) {
   return Object.entries(labels)
     .filter(([key]) => key !== "command")
@@ -79,8 +78,8 @@ export function gpuNames(gpus) {
 export const stateWord = (state) => state.replaceAll("_", " ");
 
 export const END_REASONS = {
-  released: "given back",
-  expired: "ran out without a sign of life",
+  released: "released",
+  expired: "expired without a heartbeat",
   cancelled: "left the queue",
   holder_died: "its process died",
   revoked: "revoked by the operator",

@@ -1,4 +1,4 @@
-"""The course of a demo: starts the processes, lets them compete, kills a worker and the server on the way, takes it all down."""
+"""The course of a demo: starts the processes, lets them compete, kills a worker and the server, and ends everything."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rich.console import Console
 
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
-from gpu_worker_pool.history_check import History, Line
+from gpu_worker_pool.history_check import Line, RunHistory
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import Answer, ServerDidNotStartError, ServerProcess
 
 from .folder import DemoFolder
 from .scene import Scene, WorkerRow
-from .stage import DemoWorkers, last_line
 from .summary import Record, open_at, survival
 from .view import View
-from .worker import Crew
+from .worker import WorkerSettings
+from .workers import DemoWorkers, last_line
 
 SIMULATED: Final = "4"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -36,7 +36,7 @@ _NOTICING_S: Final = 1.0
 _STOPPING_S: Final = 3.0
 _FRAME_S: Final = 0.1
 _CALL_S: Final = 2.0
-# When the worker and the server are killed, as a part of the time; then the next good moment is taken.
+# When to kill the worker and the server, as a part of the time; the next good moment is used.
 _WORKER_DIES: Final = 0.3
 _SERVER_DIES: Final = 0.5
 _AWAY_S: Final = 0.4
@@ -44,7 +44,7 @@ _AWAY_S: Final = 0.4
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What was asked for; when `longest_s` is over the demo is given up."""
+    """The options of a demo. It is given up after `longest_s`."""
 
     workers: int
     gpus: int | None
@@ -55,7 +55,7 @@ class DemoPlan:
 
 
 class Demo:
-    """One run. However it ends, none of its processes is left."""
+    """One run. However it ends, no process of it is left."""
 
     def __init__(self, plan: DemoPlan, console: Console, folder: DemoFolder) -> None:
         self._plan = plan
@@ -65,27 +65,27 @@ class Demo:
         self._scene = Scene(plan.seconds, {name: WorkerRow(name) for name in self._names})
         self._view = View(console, self._scene)
         self._lines: list[Line] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._began_at = boot_time()
         self._server = ServerProcess({"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}, folder=folder.path)
         self._announce(f"starting a server on {self._server.url} and {plan.workers} worker processes")
-        crew = Crew(self._names, self._server.url, str(folder.path), plan.seed, self._cheat, os.getpid())
-        self._workers = DemoWorkers(crew, folder, self._take_in)
+        settings = WorkerSettings(self._names, self._server.url, str(folder.path), plan.seed, self._cheat, os.getpid())
+        self._workers = DemoWorkers(settings, folder, self._add_line)
         self._usable = 1
-        # The fewer GPUs there are, the shorter each is held, so that all workers have their turns.
+        # The fewer GPUs there are, the shorter each is held, so that every worker gets turns.
         self._pace = 1.0
 
     async def run(self) -> Record:
-        """From the start to the end; Failure where it cannot be, or does not end in time."""
+        """Run the demo; Failure if it cannot run, or does not end in time."""
         shown = asyncio.create_task(self._show())
         try:
             async with asyncio.timeout(self._plan.longest_s):
                 with self._view:
-                    pool = await self._raise_curtain()
-                    await self._play()
+                    pool = await self._start()
+                    await self._compete()
                     await self._finish()
                     self._workers.close()
-                    await self._look_at_the_end()
+                    await self._record_end()
                     await asyncio.to_thread(self._server.stop, _STOPPING_S)
         except TimeoutError:
             raise Failure("the demo did not end in time; is this machine very busy?", 1) from None
@@ -99,19 +99,19 @@ class Demo:
         return Record(self._lines, pool["source"], len(pool["gpus"]), self._plan.workers, self._plan.seed, took_s)
 
     async def _show(self) -> None:
-        """Draw, and look at the queue, again and again."""
+        """Read the queue and draw, again and again."""
         while True:
             if self._scene.is_up and (pool := await self._pool()):
                 self._scene.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
                 self._scene.why = pool["queue"][0]["reason"] if pool["queue"] else ""
-            self._news.set()
+            self._changed.set()
             self._view.refresh()
             await asyncio.sleep(_FRAME_S)
 
     # --- before ----------------------------------------------------------------------------------------------------
 
-    async def _raise_curtain(self) -> dict[str, Any]:
-        """Start the server while the workers start; the pool as it shows it then."""
+    async def _start(self) -> dict[str, Any]:
+        """Start the server while the workers start; return its first `/pool`."""
         pool = await self._choose_gpus()
         number, is_simulated = len(pool["gpus"]), pool["source"] == "simulated"
         kind = (
@@ -124,11 +124,11 @@ class Demo:
         self._pace = min(1.0, 3 * self._usable / self._plan.workers)
         await self._until(lambda: not self._scene.in_state("starts"), _STARTING_S)
         if self._scene.in_state("starts"):
-            raise Failure(f"the workers of the demo did not start: {self._workers.last_words()}", 1)
+            raise Failure(f"the workers of the demo did not start: {self._workers.last_error()}", 1)
         return pool
 
     async def _choose_gpus(self) -> dict[str, Any]:
-        """The machine's GPUs where some are visible and free, but no more than the workers can compete for."""
+        """Use the machine's GPUs if some are visible and free, but no more than the workers can compete for."""
         simulated = {"SIMULATED_GPUS": SIMULATED if self._plan.gpus is None else str(self._plan.gpus)}
         installed = _installed_gpus() if self._plan.gpus is None else []
         visible = os.environ.get(VISIBLE)
@@ -156,14 +156,14 @@ class Demo:
             raise Failure("the server of the demo has started and does not answer; is this machine very busy?", 1)
         return pool
 
-    # --- the play --------------------------------------------------------------------------------------------------
+    # --- competing --------------------------------------------------------------------------------------------------
 
-    async def _play(self) -> None:
+    async def _compete(self) -> None:
         now = boot_time()
         self._scene.began_at = now
-        # On a slow machine it takes longer to start, and the play is shorter.
+        # A slow machine takes longer to start, and competes for a shorter time.
         ends_at = min(now + self._plan.seconds, self._began_at + self._plan.longest_s - _ENDING_S)
-        self._workers.go(self._pace)
+        self._workers.start(self._pace)
         number = len(self._scene.spans)
         self._announce(f"{self._plan.workers} workers ask for {number} GPU{'s'[: number - 1]}", "bold")
         await asyncio.sleep((ends_at - now) * _WORKER_DIES)
@@ -184,12 +184,12 @@ class Demo:
         at = boot_time()
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, signal.SIGKILL)
-        _, waiting = open_at(History(self._lines), at)
-        self._say("killed", at, worker=victim.name, has_waiters=bool(waiting))
+        _, waiting = open_at(RunHistory(self._lines), at)
+        self._record("killed", at, worker=victim.name, has_waiters=bool(waiting))
         self._scene.worker_killed(at, victim)
 
     async def _kill_server(self, ends_at: float) -> None:
-        """At a moment when most GPUs are held for a while, so that there is something to keep."""
+        """Kill the server when most GPUs are held for a while, so that there is something to keep."""
 
         def is_good() -> bool:
             late, held = boot_time() + 1.2 * self._pace, self._scene.in_state("holds")
@@ -199,24 +199,24 @@ class Demo:
         await self._until(lambda: bool(self._scene.in_state("holds")), ends_at - boot_time())
         killed_at, pid = boot_time(), self._server.pid
         self._server.kill()
-        self._say("server_killed", killed_at)
+        self._record("server_killed", killed_at)
         self._scene.server_killed(killed_at, pid)
         await asyncio.sleep(_AWAY_S)
         self._server.launch()
         await asyncio.to_thread(self._server.wait_until_ready)
         back_at = boot_time()
-        self._say("server_back", back_at)
+        self._record("server_back", back_at)
         self._scene.is_up, self._scene.away[-1].ended_at = True, back_at
-        leases = itertools.chain(*open_at(History(self._lines), killed_at))
-        await asyncio.gather(*(self._look_up(lease.who, lease.key, lease.id) for lease in leases))
-        await asyncio.sleep(2 * _FRAME_S)  # a worker that released meanwhile has said so by then
-        held, kept, waiting, places = survival(History(self._lines), killed_at)
-        text = f"{kept} of {held} leases and {places} of {waiting} places in line are as before"
+        leases = itertools.chain(*open_at(RunHistory(self._lines), killed_at))
+        await asyncio.gather(*(self._record_lease(lease.who, lease.key, lease.id) for lease in leases))
+        await asyncio.sleep(2 * _FRAME_S)  # by then a worker that released has written so
+        held, kept, waiting, places = survival(RunHistory(self._lines), killed_at)
+        text = f"{kept} of {held} leases and {places} of {waiting} queue positions are as before"
         style = "green" if (kept, places) == (held, waiting) else "bold red"
         self._announce(f"the server is back after {back_at - killed_at:.1f} s: {text}", style)
 
-    async def _look_up(self, worker: str, key: str, lease_id: str) -> None:
-        """Ask for a lease in its worker's place, and add the answer to the worker's lines."""
+    async def _record_lease(self, worker: str, key: str, lease_id: str) -> None:
+        """Read a lease in its worker's place, and add the answer to the worker's lines."""
         sent, answer = boot_time(), await self._ask(f"/leases/{lease_id}")
         found = answer.json if answer is not None and answer.status == 200 else {}
         facts = {name: found.get(name) for name in ("state", "fence", "end_reason")}
@@ -227,49 +227,47 @@ class Demo:
     # --- after -----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Let nobody ask any more, and serve the workers that are in line."""
-        self._announce("no new requests; who is in line is still served", "bold")
+        """Stop new requests, and serve the workers that wait."""
+        self._announce("no new requests; the waiters are still served", "bold")
         self._workers.finish()
         await self._until(lambda: not self._scene.in_state("rests", "waits", "holds"), _FINISHING_S)
         if self._scene.in_state("rests", "waits", "holds") and (pool := await self._pool()):
             free = [gpu["gpu_id"] for gpu in pool["gpus"] if gpu["state"] == "free"]
-            self._say("pool", leases=[lease["id"] for lease in (*pool["leases"], *pool["queue"])], free=free)
+            self._record("pool", leases=[lease["id"] for lease in (*pool["leases"], *pool["queue"])], free=free)
 
-    async def _look_at_the_end(self) -> None:
-        """Write down the leases that are left when the server has noticed that all workers are gone."""
+    async def _record_end(self) -> None:
+        """Record the leases that are left once the server has noticed that all workers are gone."""
         until = boot_time() + _NOTICING_S
         while pool := await self._pool():
             live = [lease for lease in (*pool["leases"], *pool["queue"]) if lease["state"] != "draining"]
             if not live or boot_time() >= until:
-                self._say("final", leases=[f"{lease['id']} is still {lease['state']}" for lease in live], gpus=[])
+                self._record("final", leases=[f"{lease['id']} is still {lease['state']}" for lease in live], gpus=[])
                 return
             await asyncio.sleep(_FRAME_S)
 
-    def _take_in(self, line: Line) -> None:
+    def _add_line(self, line: Line) -> None:
         self._lines.append(line)
-        self._scene.take_in(line)
-        self._news.set()
+        self._scene.add_line(line)
+        self._changed.set()
 
-    def _say(self, what: str, at: float | None = None, **facts: Any) -> None:
+    def _record(self, what: str, at: float | None = None, **facts: Any) -> None:
         self._lines.append({"what": what, "who": "demo", "at": boot_time() if at is None else at, **facts})
 
     def _announce(self, text: str, style: str = "") -> None:
         self._scene.announce(boot_time(), text, style)
 
     async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
-        """Wait until this is so, or the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not is_so():
-                    await self._news.wait()
-                    self._news.clear()
+                    await self._changed.wait()
+                    self._changed.clear()
 
     async def _pool(self) -> dict[str, Any] | None:
         answer = await self._ask("/pool")
         return answer.json if answer is not None and answer.status == 200 else None
 
     async def _ask(self, path: str) -> Answer | None:
-        """The server's answer; None without one."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._server.ask, path), _CALL_S)
         except (OSError, http.client.HTTPException):
@@ -277,7 +275,7 @@ class Demo:
 
 
 def is_any_visible(value: str | None, installed: Sequence[InstalledGpu]) -> bool:
-    """Whether a value of CUDA_VISIBLE_DEVICES lets us have a GPU of this machine. One that names none of them does not,
+    """Whether a value of CUDA_VISIBLE_DEVICES allows a GPU of this machine. A value that names none of them does not,
     although a server would then show all.
     """
     visible = select_visible(value, installed)

@@ -1,4 +1,4 @@
-"""The route table joined to the handlers: what is at a path, and what answers there."""
+"""The route table with its handlers, indexed by path."""
 
 from __future__ import annotations
 
@@ -15,50 +15,61 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Polled:
-    """The handler of a polled route: its body is there already."""
+    """The handler of a polled route: its body is encoded already."""
 
     def __init__(self, body: Callable[[], bytes]) -> None:
         self.body = body
 
     async def __call__(self, _: Call) -> Response:
-        """Answer with it."""
         return Response(200, self.body())
 
 
-class Place(NamedTuple):
-    """A resource at the path of a call: what answers each method, and the parameters in the path."""
+class RouteMatch(NamedTuple):
+    """A resource that matches a path: its handlers by method, and the parameters in the path."""
 
     resource: Resource
     handlers: Mapping[str, Handler]
     parameters: Mapping[str, str]
 
 
-class Places:
-    """All of them. A ValueError where the handlers are not exactly those of the table."""
+class PathPattern(NamedTuple):
+    """A path with a parameter. The parameter matches slashes too; at the end of the path it may be empty."""
+
+    before: str
+    name: str
+    after: str
+
+
+class RouteIndex:
+    """Finds the resources of a path. A ValueError unless the handlers are exactly those of the table."""
 
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
         self.polled: dict[str, Callable[[], bytes]] = {}
-        self._exact: dict[str, Place] = {}
-        self._patterns: list[tuple[re.Pattern[str], Place]] = []
+        self._exact: dict[str, RouteMatch] = {}
+        self._patterns: list[tuple[PathPattern, RouteMatch]] = []
         by_name = _only_once(handlers)
         for resource in table:
             path = f"{prefix}{resource.path}"
-            place = Place(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
+            match = RouteMatch(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
             if "{" in path:
-                self._patterns.append((_pattern(path), place))
+                self._patterns.append((PathPattern(*_PARAMETER.split(path)), match))
                 continue
-            self._exact[path] = place
-            if isinstance(handler := place.handlers.get("GET"), Polled):
+            self._exact[path] = match
+            if isinstance(handler := match.handlers.get("GET"), Polled):
                 self.polled[path] = handler.body
         if by_name:
             raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(by_name))}")
 
-    def find(self, path: str) -> list[Place]:
-        """What is at this path; several, where the name of a resource could be a parameter of another one."""
+    def find(self, path: str) -> list[RouteMatch]:
+        """The resources at this path; several if one resource's name matches another one's parameter."""
         exact = self._exact.get(path)
-        matches = ((pattern.fullmatch(path), place) for pattern, place in self._patterns)
-        found = [place._replace(parameters=match.groupdict()) for match, place in matches if match]
-        return found if exact is None else [exact, *found]
+        found = [] if exact is None else [exact]
+        for pattern, route in self._patterns:
+            if path.startswith(pattern.before) and path.endswith(pattern.after):
+                value = path[len(pattern.before) : len(path) - len(pattern.after)]
+                if value or not pattern.after:
+                    found.append(RouteMatch(route.resource, route.handlers, {pattern.name: value}))
+        return found
 
 
 def _only_once(handlers: Iterable[Handlers]) -> dict[str, Handler]:
@@ -75,9 +86,3 @@ def _take(handlers: dict[str, Handler], route: Route) -> Handler:
         return handlers.pop(route.name)
     except KeyError:
         raise ValueError(f"the route {route.name} ({route.method}) has no handler") from None
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """A parameter takes what is there, slashes included; it may be empty where it ends the path."""
-    literal, name, rest = _PARAMETER.split(path)
-    return re.compile(f"{re.escape(literal)}(?P<{name}>{'.+' if rest else '.*'}){re.escape(rest)}", re.DOTALL)
