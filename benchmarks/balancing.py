@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.shared.results import Cell, Point, Results, parser
-from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
+from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView
 
 SIZES = (1, 2, 4, 8, 16, 32)
 LOAD = 0.8
@@ -132,7 +132,7 @@ class Outcome:
 def simulate(name: str, requests: int, seed: int, *, is_one_away: bool) -> Outcome:
     rng = random.Random(seed)
     lot = random.Random(seed + 1)
-    balancer = make_balancer(name, ramp_s=0.0)
+    balancer = Balancer(name, ramp_s=0.0)
     # When one box is away, the others carry its load too.
     pause_s = MEAN_HOLD_S / (LOAD * sum(SIZES))
     boxes = {f"box{gpus:02}": Box(f"box{gpus:02}", gpus) for gpus in SIZES}

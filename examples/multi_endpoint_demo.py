@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, EndpointView, make_balancer
+from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView
 
 # The parameters of GPUWorkerPoolClient(...), by pattern.
 PATTERNS: dict[str, dict[str, Any]] = {
@@ -75,7 +75,7 @@ def show_strategies() -> None:
         state = f"{server.available_gpus} of {server.total_gpus} GPUs free" if server.is_healthy else "down"
         print(f"    {server.endpoint_id}: {state}")
     for strategy in STRATEGIES:
-        balancer = make_balancer(strategy)
+        balancer = Balancer(strategy)
         firsts = Counter(balancer.order(SERVERS, now=0.0)[0] for _ in range(10))
         print(f"  {strategy:<13}{', '.join(f'{name} {count} times' for name, count in firsts.most_common())}")
 

@@ -31,38 +31,6 @@ if TYPE_CHECKING:
 
 __version__ = "1.0.0"
 
-# Loaded on first use: the server needs none of them, and importing the package must be cheap.
-_MODULES = {
-    **dict.fromkeys(("ClientEvent", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"), "client"),
-    **dict.fromkeys(("GPUWorkerPool", "gpu"), "client.blocking"),
-    **dict.fromkeys(
-        (
-            "EndpointError",
-            "NoEndpointAnsweredError",
-            "PoolError",
-            "RequestRefusedError",
-            "ServiceUnavailableError",
-            "StaleAssignmentError",
-            "WorkerTimeoutError",
-        ),
-        "errors",
-    ),
-    **dict.fromkeys(
-        (
-            "EndpointInfo",
-            "GPUAssignment",
-            "GPUInfo",
-            "GPUStats",
-            "GlobalGPUAssignment",
-            "GlobalGPUInfo",
-            "MultiEndpointPoolStatus",
-            "PoolStatus",
-            "WorkerInfo",
-        ),
-        "models",
-    ),
-}
-
 __all__ = [
     "ClientEvent",
     "EndpointError",
@@ -89,11 +57,18 @@ __all__ = [
 ]
 
 
+# Where the names are, the lightest first. They are loaded on first use: the server needs none of them, and importing
+# the package must be cheap.
+_MODULES = (".errors", ".models", ".client", ".client.blocking")
+
+
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{module}", __name__), name)
+    if name in __all__:
+        for path in _MODULES:
+            module = importlib.import_module(path, __name__)
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,13 +53,24 @@ class _Number(NamedTuple):
         assert isinstance(value, int | float)  # noqa: S101 - by the check; for mypy
         return value if self.is_whole else float(value)
 
-    def read(self, text: str) -> float:
-        """Check a value from a text."""
+    def asked(self, given: object, environ: Mapping[str, str]) -> float | None:
+        """The user's value; None if there is none, or a bad one in the environment."""
+        if given is not None:
+            return self.check(self.parameter, given)
+        if self.variable is None or (text := _text(environ, self.variable)) is None:
+            return None
+        value: object = text
+        with suppress(ValueError):
+            value = int(text) if self.is_whole else float(text)
         try:
-            value: object = int(text) if self.is_whole else float(text)
-        except ValueError:
-            value = text
-        return self.check(self.variable or self.parameter, value)
+            return self.check(self.variable, value)
+        except ValueError as error:
+            logger.error("%s; using the default %g", error, self.default)  # noqa: TRY400
+            return None
+
+    def chosen(self, given: object, environ: Mapping[str, str]) -> float:
+        asked = self.asked(given, environ)
+        return self.default if asked is None else asked
 
 
 _MEMORY = _Number("memory_threshold", "GPU_MEMORY_THRESHOLD_PERCENT", DEFAULT_THRESHOLDS.memory_percent, 0, 100)
@@ -73,11 +85,6 @@ _MAX_RETRIES = _Number("endpoint_max_retries", "GPU_ENDPOINT_MAX_RETRIES", 3, 0,
 _HEALTH_CHECK = _Number("endpoint_health_check_interval", "GPU_ENDPOINT_HEALTH_CHECK_INTERVAL", 30.0, 0.05, 86_400)
 _WORKERS_PER_GPU = _Number("workers_per_gpu", "GPU_POOL_WORKERS_PER_GPU", 1, 1, 1024, is_whole=True)
 _TTL = _Number("ttl_s", "GPU_POOL_TTL", DEFAULT_TTL_S, 0.1, MAX_TTL_S)
-
-
-class _ConfiguredEndpoints(NamedTuple):
-    by_id: dict[str, EndpointUrl]
-    is_multi: bool
 
 
 @dataclass(frozen=True)
@@ -138,51 +145,29 @@ class ClientConfig:
         A ValueError names the parameter, its value (never that of a token) and what is allowed.
         """
         environ = os.environ if environ is None else environ
-
-        def number(setting: _Number, given: object) -> float:
-            chosen = _chosen(setting, given, environ)
-            return setting.default if chosen is None else chosen
-
-        endpoints = _endpoints(service_endpoint, service_endpoints, environ)
+        endpoints, is_multi = _endpoints(service_endpoint, service_endpoints, environ)
         return cls(
-            endpoints=endpoints.by_id,
-            is_multi=endpoints.is_multi,
+            endpoints=endpoints,
+            is_multi=is_multi,
             strategy=_strategy(load_balancing_strategy, environ),
-            asked_memory_threshold=_chosen(_MEMORY, memory_threshold, environ),
-            asked_utilization_threshold=_chosen(_UTILIZATION, utilization_threshold, environ),
-            polling_interval=number(_POLLING, polling_interval),
-            worker_timeout=number(_WORKER_TIMEOUT, worker_timeout),
-            request_timeout=number(_REQUEST_TIMEOUT, request_timeout),
-            endpoint_timeout=number(_ENDPOINT_TIMEOUT, endpoint_timeout),
-            endpoint_max_retries=int(number(_MAX_RETRIES, endpoint_max_retries)),
-            endpoint_health_check_interval=number(_HEALTH_CHECK, endpoint_health_check_interval),
-            workers_per_gpu=int(number(_WORKERS_PER_GPU, workers_per_gpu)),
-            ttl_s=number(_TTL, None),
+            asked_memory_threshold=_MEMORY.asked(memory_threshold, environ),
+            asked_utilization_threshold=_UTILIZATION.asked(utilization_threshold, environ),
+            polling_interval=_POLLING.chosen(polling_interval, environ),
+            worker_timeout=_WORKER_TIMEOUT.chosen(worker_timeout, environ),
+            request_timeout=_REQUEST_TIMEOUT.chosen(request_timeout, environ),
+            endpoint_timeout=_ENDPOINT_TIMEOUT.chosen(endpoint_timeout, environ),
+            endpoint_max_retries=int(_MAX_RETRIES.chosen(endpoint_max_retries, environ)),
+            endpoint_health_check_interval=_HEALTH_CHECK.chosen(endpoint_health_check_interval, environ),
+            workers_per_gpu=int(_WORKERS_PER_GPU.chosen(workers_per_gpu, environ)),
+            ttl_s=_TTL.chosen(None, environ),
             ca_file=_text(environ, CA_FILE_VARIABLE),
-            tokens=_tokens(token, endpoints.by_id, environ),
+            tokens=_tokens(token, endpoints, environ),
         )
 
 
 def _text(environ: Mapping[str, str], variable: str) -> str | None:
     """The value of a variable; None if it is blank."""
     return environ.get(variable, "").strip() or None
-
-
-# --- numbers and the strategy --------------------------------------------------------------------------------------
-
-
-def _chosen(setting: _Number, given: object, environ: Mapping[str, str]) -> float | None:
-    """The user's value; None if there is none, or a bad one in the environment."""
-    if given is not None:
-        return setting.check(setting.parameter, given)
-    text = _text(environ, setting.variable) if setting.variable else None
-    if text is None:
-        return None
-    try:
-        return setting.read(text)
-    except ValueError as error:
-        logger.error("%s; using the default %g", error, setting.default)  # noqa: TRY400
-        return None
 
 
 def _strategy(given: object, environ: Mapping[str, str]) -> str:
@@ -198,12 +183,10 @@ def _strategy(given: object, environ: Mapping[str, str]) -> str:
     return DEFAULT_STRATEGY
 
 
-# --- endpoints -----------------------------------------------------------------------------------------------------
-
-
 def _endpoints(
     single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]
-) -> _ConfiguredEndpoints:
+) -> tuple[dict[str, EndpointUrl], bool]:
+    """The endpoints by id, and whether this is multi-endpoint mode."""
     if several is not None:
         name, given = "service_endpoints", several
     elif single is not None:
@@ -216,21 +199,17 @@ def _endpoints(
             raise ValueError("there are several URLs in it; give them as service_endpoints")  # noqa: TRY301
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return _ConfiguredEndpoints(assign_ids(urls), is_multi=several is not None)
+    return assign_ids(urls), several is not None
 
 
-def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
+def _endpoints_from(environ: Mapping[str, str]) -> tuple[dict[str, EndpointUrl], bool]:
     """Use the first variable that is not blank. Bad URLs in it are logged and left out."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     found = ((variable, split_endpoints(environ.get(variable, ""))) for variable in variables)
     variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", [DEFAULT_ENDPOINT]))
     if variable == SINGULAR_VARIABLE and len(texts) > 1:
-        logger.error(
-            "%s has several URLs, which belong in %s; using the default %s",
-            SINGULAR_VARIABLE,
-            PLURAL_VARIABLES[0],
-            DEFAULT_ENDPOINT,
-        )
+        place = PLURAL_VARIABLES[0]
+        logger.error("%s has several URLs, which belong in %s; using the default %s", variable, place, DEFAULT_ENDPOINT)
         texts = [DEFAULT_ENDPOINT]
     urls, bad = [], 0
     for text in texts:
@@ -245,10 +224,7 @@ def _endpoints_from(environ: Mapping[str, str]) -> _ConfiguredEndpoints:
         bad -= 1  # the default replaces one of them
     urls = unique_endpoints(urls)
     # A URL that was left out counts: a typo must not turn the ids of all GPUs from texts into numbers.
-    return _ConfiguredEndpoints(assign_ids(urls), is_multi=len(urls) + bad > 1)
-
-
-# --- tokens --------------------------------------------------------------------------------------------------------
+    return assign_ids(urls), len(urls) + bad > 1
 
 
 def _tokens(given: object, endpoints: Mapping[str, EndpointUrl], environ: Mapping[str, str]) -> dict[str, str]:

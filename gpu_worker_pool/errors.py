@@ -15,7 +15,7 @@ class PoolError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception keeps only its message, but most errors here are made from facts. A worker process pickles its
         # errors for its parent.
-        return _rebuild, (type(self), self.args, self.__dict__)
+        return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
 
 
 class WorkerTimeoutError(PoolError, TimeoutError):
@@ -78,13 +78,6 @@ class EndpointError(PoolError):
             "this may be temporary, try again" if is_temporary else "trying again will not help, fix the cause first"
         )
         super().__init__(f"endpoint {endpoint_id}: {reason}{answer}; {advice}")
-
-
-def _rebuild(kind: type[PoolError], args: tuple[Any, ...], facts: dict[str, Any]) -> PoolError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(facts)
-    return error
 
 
 def _within(waited_s: float | None) -> str:

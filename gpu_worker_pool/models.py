@@ -21,7 +21,7 @@ class Loss(Protocol):
     """Set once the holder has lost the GPU. Can be awaited."""
 
     def is_set(self) -> bool:
-        """Whether the GPU is lost."""
+        """Whether the GPU must not be used any more."""
 
     async def wait(self) -> str:
         """Wait for the loss and return its reason."""
@@ -76,9 +76,6 @@ class _AlreadyLost:
 
     def __await__(self) -> Generator[Any, None, str]:
         return self.wait().__await__()
-
-
-# --- GPUs ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -140,14 +137,11 @@ class GPUStats:
             raise ValueError(f"gpus_summary is {_show(items)}; it must be a list")  # noqa: TRY004 - it is data
         if len(items) > MAX_GPUS:
             raise ValueError(f"gpus_summary has {len(items)} GPUs; it must be at most {MAX_GPUS}")
+        optional = cls.__dataclass_fields__.keys() - {"gpu_count", "gpus_summary"}
         return cls(
             gpu_count=_required(found, "gpu_count"),
-            total_memory_mb=found.get("total_memory_mb"),
-            total_used_memory_mb=found.get("total_used_memory_mb"),
-            total_memory_usage_percent=found.get("total_memory_usage_percent"),
-            average_utilization_percent=found.get("average_utilization_percent"),
             gpus_summary=[_gpu_at(position, item) for position, item in enumerate(items)],
-            timestamp=found.get("timestamp"),
+            **{name: found.get(name) for name in optional},
         )
 
 
@@ -168,9 +162,6 @@ class GlobalGPUInfo:
         _check_text("name", self.name)
         _check_number("memory_usage_percent", self.memory_usage_percent, 100)
         _check_number("utilization_percent", self.utilization_percent, 100)
-
-
-# --- workers and their assignments ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -226,9 +217,6 @@ class GlobalGPUAssignment(LeaseFacts):
         return self.global_gpu_id
 
 
-# --- the pool ------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class EndpointInfo:
     """One endpoint. `last_seen` and `response_time_ms` are None before its first answer."""
@@ -276,9 +264,6 @@ class MultiEndpointPoolStatus(PoolStatus):
         super().__post_init__()
         _check_part("healthy_endpoints", self.healthy_endpoints, "total_endpoints", self.total_endpoints)
         self.endpoint_details = self.endpoint_details or [asdict(endpoint) for endpoint in self.endpoints]
-
-
-# --- checks --------------------------------------------------------------------------------------------------------
 
 
 def _show(value: object) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
+from itertools import count
 
 MAX_URL = 2048
 MAX_SHOWN = 120
@@ -17,7 +18,15 @@ _COMMA = re.compile(r",(?![^/]*@)")
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<netloc>[^/]*)(?P<path>.*)", re.IGNORECASE)
 _NETLOC = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_NOT_IN_URLS = re.compile(r"""[\s\\<>"{}|^`\x00-\x1f\x7f-\x9f]""")
+# What no URL here may have; the first that is found is told.
+_FAULTS = {
+    re.compile("@"): "it has a user name or password, or an @; a secret in a URL ends up in logs, "
+    "give the token by GPU_POOL_TOKEN or token= instead",
+    re.compile(r"[?#]"): "it has a query (?) or a fragment (#); leave that out",
+    re.compile(","): "it has a comma; give one URL here",
+    re.compile(r"""[\s\\<>"{}|^`\x00-\x1f\x7f-\x9f]"""): "it has blanks or other characters that a URL cannot have; "
+    "several URLs need commas between them",
+}
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,16 @@ def unique_endpoints(endpoints: Iterable[EndpointUrl]) -> list[EndpointUrl]:
 
 def parse_endpoint(text: str) -> EndpointUrl:
     """Parse one URL; a ValueError says what is wrong with it, and shows no part that may be a secret."""
-    fault = _fault_of(text)
-    if fault:
-        raise _bad(text, fault)
+    if len(text) > MAX_URL:
+        raise _bad(text, f"it is longer than {MAX_URL} characters")
+    for pattern, fault in _FAULTS.items():
+        if pattern.search(text):
+            raise _bad(text, fault)
     match = _URL.fullmatch(text)
     if match is None:
         is_half = re.match(r"https?:/", text, re.IGNORECASE)
-        raise _bad(
-            text, "write http:// with two slashes" if is_half else f"it has no scheme; write http://{_shown(text)}"
-        )
+        fault = "write http:// with two slashes" if is_half else f"it has no scheme; write http://{_shown(text)}"
+        raise _bad(text, fault)
     scheme = match["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
         raise _bad(text, "it must begin with http:// or https://")
@@ -105,38 +115,20 @@ def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:
     for an option. The order is kept. The id of an IPv6 address such as fe80::1 is ip6-fe80-1.
     """
     endpoints = list(endpoints)
+    spellings = [_spellings(endpoint) for endpoint in endpoints]
     names: dict[int, str] = {}
     # The shortest id first; an endpoint with a host of its own comes before those that need more.
-    for spell in _SPELLINGS:
-        left = {position: spell(endpoint) for position, endpoint in enumerate(endpoints) if position not in names}
+    for spelled in zip(*spellings, strict=True):
+        left = {position: name for position, name in enumerate(spelled) if position not in names}
         wanted = Counter(left.values())
         taken = set(names.values())
         names |= {position: name for position, name in left.items() if wanted[name] == 1 and name not in taken}
-    for position, endpoint in enumerate(endpoints):
+    for position, (*_, longest) in enumerate(spellings):
         if position not in names:
-            names[position] = _numbered(_by_scheme(endpoint), set(names.values()))
+            taken = set(names.values())
+            numbered = (f"{longest}-{number}" for number in count(2))
+            names[position] = next(name for name in numbered if name not in taken)
     return {names[position]: endpoint for position, endpoint in enumerate(endpoints)}
-
-
-# --- the parts of a URL --------------------------------------------------------------------------------------------
-
-
-def _fault_of(text: str) -> str | None:
-    """The fault of the text as a whole; None if there is none."""
-    if len(text) > MAX_URL:
-        return f"it is longer than {MAX_URL} characters"
-    if "@" in text:
-        return (
-            "it has a user name or password, or an @; a secret in a URL ends up in logs, "
-            "give the token by GPU_POOL_TOKEN or token= instead"
-        )
-    if "?" in text or "#" in text:
-        return "it has a query (?) or a fragment (#); leave that out"
-    if "," in text:
-        return "it has a comma; give one URL here"
-    if _NOT_IN_URLS.search(text):
-        return "it has blanks or other characters that a URL cannot have; several URLs need commas between them"
-    return None
 
 
 def _port(text: str, digits: str | None) -> int | None:
@@ -150,10 +142,17 @@ def _port(text: str, digits: str | None) -> int | None:
 def _host(text: str, host: str) -> str:
     if not host:
         raise _bad(text, "the host is missing")
-    if host.startswith("["):
-        return _address_6(text, host[1:-1])
-    if host.removesuffix(".").rpartition(".")[2].isdecimal():
-        return _address_4(text, host)
+    is_ipv6 = host.startswith("[")
+    if is_ipv6 and "%" in host:
+        raise _bad(text, "an IPv6 address with a zone (%) is not supported; use another address or a name")
+    try:
+        if is_ipv6:
+            return IPv6Address(host[1:-1]).compressed
+        if host.removesuffix(".").rpartition(".")[2].isdecimal():
+            return str(IPv4Address(host))
+    except ValueError:
+        ipv4_fault = "the host ends in a number but is not an IPv4 address, such as 192.168.0.7"
+        raise _bad(text, "the text in brackets is not an IPv6 address" if is_ipv6 else ipv4_fault) from None
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in _ascii_labels(host)):
         raise _bad(text, "the host is not a valid name; it must be letters, digits and hyphens, with dots between them")
     return host
@@ -166,22 +165,6 @@ def _ascii_labels(host: str) -> list[str]:
         return (name if name.isascii() else name.encode("idna").decode("ascii")).split(".")
     except UnicodeError:
         return [""]
-
-
-def _address_4(text: str, host: str) -> str:
-    try:
-        return str(IPv4Address(host))
-    except ValueError:
-        raise _bad(text, "the host ends in a number but is not an IPv4 address, such as 192.168.0.7") from None
-
-
-def _address_6(text: str, host: str) -> str:
-    if "%" in host:
-        raise _bad(text, "an IPv6 address with a zone (%) is not supported; use another address or a name")
-    try:
-        return IPv6Address(host).compressed
-    except ValueError:
-        raise _bad(text, "the text in brackets is not an IPv6 address") from None
 
 
 def _bad(text: str, fault: str) -> ValueError:
@@ -203,34 +186,13 @@ def _shown(text: str) -> str:
     return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "..."
 
 
-# --- names ---------------------------------------------------------------------------------------------------------
-
-
-def _by_host(endpoint: EndpointUrl) -> str:
-    if ":" in endpoint.host:
-        return "-".join(("ip6", *(filter(None, endpoint.host.split(":")))))
+def _spellings(endpoint: EndpointUrl) -> tuple[str, str, str, str]:
+    """What the endpoint may be called, from the shortest to the longest."""
     # A name in another script may begin with a dash, because it is resolved as xn--...
-    return endpoint.host.lstrip("-")
-
-
-def _by_port(endpoint: EndpointUrl) -> str:
-    return f"{_by_host(endpoint)}-{endpoint.port}"
-
-
-def _by_path(endpoint: EndpointUrl) -> str:
+    host = endpoint.host.lstrip("-")
+    if ":" in host:
+        host = "-".join(("ip6", *filter(None, host.split(":"))))
+    with_port = f"{host}-{endpoint.port}"
     path = re.sub(r"[^\w.-]+", "-", endpoint.path).strip("-")
-    return f"{_by_port(endpoint)}-{path}" if path else _by_port(endpoint)
-
-
-def _by_scheme(endpoint: EndpointUrl) -> str:
-    return f"{_by_path(endpoint)}-{'https' if endpoint.is_https else 'http'}"
-
-
-_SPELLINGS: tuple[Callable[[EndpointUrl], str], ...] = (_by_host, _by_port, _by_path, _by_scheme)
-
-
-def _numbered(name: str, taken: set[str]) -> str:
-    number = 2
-    while f"{name}-{number}" in taken:
-        number += 1
-    return f"{name}-{number}"
+    with_path = f"{with_port}-{path}" if path else with_port
+    return host, with_port, with_path, f"{with_path}-{'https' if endpoint.is_https else 'http'}"

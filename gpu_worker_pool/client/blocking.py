@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from gpu_worker_pool.models import PoolStatus
 
 from .pool_client import Assignment, GPUWorkerPoolClient
 
-ResultT = TypeVar("ResultT")
+_BlockingT = TypeVar("_BlockingT")
+_Release = Callable[[Any], Coroutine[Any, Any, None]]
 # How long the end of the program waits for GPUs to be released.
 END_S = 10.0
 
@@ -74,9 +74,7 @@ class GPUWorkerPool:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:
@@ -128,61 +126,36 @@ class GPUWorkerPool:
         """See `GPUWorkerPoolClient.trigger_endpoint_recovery`."""
         return self._wait(self._client.trigger_endpoint_recovery(endpoint_id))
 
-    def queue_request_for_retry(self, request_func: Callable[[], ResultT]) -> ResultT:
+    def queue_request_for_retry(self, request_func: Callable[[], _BlockingT]) -> _BlockingT:
         """See `GPUWorkerPoolClient.queue_request_for_retry`; the function blocks, and runs in a thread of its own."""
+        return self._wait(self._client.queue_request_for_retry(partial(asyncio.to_thread, request_func)))
 
-        def in_a_thread() -> Awaitable[ResultT]:
-            return asyncio.to_thread(request_func)
-
-        return self._wait(self._client.queue_request_for_retry(in_a_thread))
-
-    # --- inside ----------------------------------------------------------------------------------------------------
-
-    def _ask(self, function: Callable[[], ResultT]) -> ResultT:
-        async def ask() -> ResultT:
+    def _ask(self, function: Callable[[], _BlockingT]) -> _BlockingT:
+        async def ask() -> _BlockingT:
             return function()
 
         return self._wait(ask())
 
-    def _wait(
-        self,
-        work: Coroutine[Any, Any, ResultT],
-        release: Callable[[Any], Coroutine[Any, Any, None]] | None = None,
-    ) -> ResultT:
-        """Run it in the loop's thread, and wait for its result. An interrupted caller cancels it and waits for its end;
-        a result that arrives in that moment is released.
-        """
-        loop = self._loop
-        if loop is None or os.getpid() != self._pid:
+    def _wait(self, work: Coroutine[Any, Any, _BlockingT], release: _Release | None = None) -> _BlockingT:
+        """Wait for work in the loop's thread. An interrupted caller cancels it, and releases what it still brings."""
+        loop, problem = self._loop, None
+        if loop is None:
+            problem = "the pool is not started: use `with`, or call start() first"
+        elif os.getpid() != self._pid:
+            problem = "this pool belongs to the process that started it: make another one after a fork"
+        elif threading.current_thread() is self._thread:
+            problem = "a hook must not call the pool: it runs in the thread that would have to answer"
+        if loop is None or problem is not None:
             work.close()
-            if loop is None:
-                raise RuntimeError("the pool is not started: use `with`, or call start() first")
-            raise RuntimeError("this pool belongs to the process that started it: make another one after a fork")
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RuntimeError("a hook must not call the pool: it runs in the thread that would have to answer")
-        job = _Job(work)
-        loop.call_soon_threadsafe(job.start)
+            raise RuntimeError(problem)
+        call = _LoopCall(work)
+        loop.call_soon_threadsafe(call.start)
         try:
-            return job.future.result()
+            return call.future.result()
         except BaseException:
-            if not job.has_failed:
-                self._release_unclaimed(job, release, loop)
+            if not call.has_failed:
+                _release_unclaimed(call, release, loop)
             raise
-
-    def _release_unclaimed(
-        self,
-        job: _Job[ResultT],
-        release: Callable[[Any], Coroutine[Any, Any, None]] | None,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        loop.call_soon_threadsafe(job.cancel)
-        try:
-            got = job.future.result(END_S)
-        except (CancelledError, TimeoutError, Exception):  # noqa: BLE001 - however it ended, it has no result
-            return
-        if release is not None:
-            asyncio.run_coroutine_threadsafe(release(got), loop).result(END_S)
 
     def _end_thread(self) -> None:
         with self._lock:
@@ -193,15 +166,13 @@ class GPUWorkerPool:
             thread.join(END_S)
 
 
-class _Job(Generic[ResultT]):
-    """Work that runs in the loop's thread. Its future tells how the work really ended; a future that is cancelled
-    itself would forget a result that arrives in that moment.
-    """
+class _LoopCall(Generic[_BlockingT]):
+    """Work in the loop's thread. Its future is never cancelled itself: it would forget a result that just arrives."""
 
-    def __init__(self, work: Coroutine[Any, Any, ResultT]) -> None:
-        self.future: Future[ResultT] = Future()
+    def __init__(self, work: Coroutine[Any, Any, _BlockingT]) -> None:
+        self.future: Future[_BlockingT] = Future()
         self._work = work
-        self._task: asyncio.Task[ResultT] | None = None
+        self._task: asyncio.Task[_BlockingT] | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -215,13 +186,23 @@ class _Job(Generic[ResultT]):
         if self._task is not None:
             self._task.cancel()
 
-    def _done(self, task: asyncio.Task[ResultT]) -> None:
+    def _done(self, task: asyncio.Task[_BlockingT]) -> None:
         if task.cancelled():
             self.future.set_exception(CancelledError())
         elif (error := task.exception()) is not None:
             self.future.set_exception(error)
         else:
             self.future.set_result(task.result())
+
+
+def _release_unclaimed(call: _LoopCall[_BlockingT], release: _Release | None, loop: asyncio.AbstractEventLoop) -> None:
+    loop.call_soon_threadsafe(call.cancel)
+    try:
+        got = call.future.result(END_S)
+    except (CancelledError, Exception):  # noqa: BLE001 - however it ended, it has no result
+        return
+    if release is not None:
+        asyncio.run_coroutine_threadsafe(release(got), loop).result(END_S)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

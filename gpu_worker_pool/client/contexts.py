@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any
 
 from gpu_worker_pool.errors import StaleAssignmentError
@@ -24,9 +23,7 @@ async def gpu_worker_pool_client(**options: Any) -> AsyncIterator[GPUWorkerPoolC
 
 class GPUContextManager:
     """Requests a GPU on entering and releases it on leaving; yields the GPU's id. Raises StaleAssignmentError at the
-    end if it was lost.
-
-    `assignment` is what was assigned, within the block.
+    end if it was lost. `assignment` is what was assigned, within the block.
     """
 
     def __init__(self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Any) -> None:
@@ -41,9 +38,7 @@ class GPUContextManager:
         self.assignment = await self._client.request_gpu(self._timeout, **self._wishes)
         return self.assignment.gpu_id
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assignment, self.assignment = self.assignment, None
         if assignment is None:
             return

@@ -8,9 +8,9 @@ import logging
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
@@ -32,7 +32,6 @@ from .events import ClientEvent, Hook, log_event
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
     from .acquire.acquisition import Won
-    from .acquire.heartbeat import HeldLease
     from .acquire.lost import Lost
     from .backends.lease_book import LeaseAnswer, LeaseBook
     from .endpoints.fleet import Fleet
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpu_worker_pool.client")
 
 Assignment = GPUAssignment | GlobalGPUAssignment
-ResultT = TypeVar("ResultT")
+_RetriedT = TypeVar("_RetriedT")
 # How long a stop waits for GPUs to be released; at servers that do not answer the leases expire.
 STOP_S = 2.0
 # How long a release waits for the server; after that it goes on in the background.
@@ -54,7 +53,7 @@ class _Kept:
 
     assignment: Assignment
     won: Won
-    held: HeldLease
+    lost: Lost
 
 
 class GPUWorkerPoolClient:
@@ -98,7 +97,6 @@ class GPUWorkerPoolClient:
             endpoint_health_check_interval=endpoint_health_check_interval,
             token=token,
             workers_per_gpu=workers_per_gpu,
-            environ=os.environ,
         )
         self._on_lost = on_lost
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
@@ -115,8 +113,6 @@ class GPUWorkerPoolClient:
     def __repr__(self) -> str:
         state = "stopped" if self._fleet is None else f"{len(self._kept)} GPUs assigned"
         return f"<GPUWorkerPoolClient: {', '.join(self._config.endpoints)}; {state}>"
-
-    # --- its life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
@@ -136,17 +132,13 @@ class GPUWorkerPoolClient:
 
     async def stop(self) -> None:
         """Release all GPUs, and stop. Stopping twice is harmless."""
-        fleet = self._fleet
-        if fleet is None:
-            return
-        if os.getpid() != self._pid:
-            self._fleet = None  # a forked child: the GPUs and the connections are its parent's
-            return
-        self._fleet = None
+        fleet, self._fleet = self._fleet, None
+        if fleet is None or os.getpid() != self._pid:
+            return  # in a forked child the GPUs and the connections are its parent's
         fleet.say_that_it_stops()
         for kept in list(self._kept.values()):
             # A worker that still uses the GPU must hear that the lease has ended.
-            kept.held.lost.set("the client was stopped")
+            kept.lost.set("the client was stopped")
             self._release_kept(kept)
         try:
             if self._acquiring:
@@ -162,12 +154,8 @@ class GPUWorkerPoolClient:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    # --- asking and giving back ------------------------------------------------------------------------------------
 
     async def request_gpu(
         self,
@@ -196,13 +184,16 @@ class GPUWorkerPoolClient:
         from .backends.server_leases import holder  # noqa: PLC0415 - see above
 
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
-        request = Request(
-            self._wishes(gpus, memory_mb, model, among),
-            holder(worker_id, pid),
-            priority,
-            self._config.ttl_s,
-            tuple(sorted((labels or {}).items())),
+        wishes = Wishes(
+            gpus,
+            memory_mb,
+            model,
+            self._config.asked_memory_threshold,
+            self._config.asked_utilization_threshold,
+            None if among is None else as_gpu_names(among),
         )
+        labelled = tuple(sorted((labels or {}).items()))
+        request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
@@ -219,22 +210,18 @@ class GPUWorkerPoolClient:
         return self._keep(won, worker_id, request.ttl_s)
 
     async def release_gpu(self, assignment: Assignment) -> None:
-        """Release a GPU. ValueError where it is not one of this client's or was released before, StaleAssignmentError
-        where it is lost.
-        """
+        """Release a GPU. ValueError where this client does not have it (any more), StaleAssignmentError where it is lost."""
         self._started()
         kept = self._find(assignment)
-        if kept.held.lost.is_set():
+        if kept.lost.is_set():
             # Seen here first: the clock says so, and no timer has run yet.
-            kept.held.lost.set("no heartbeat got through in time")
+            kept.lost.set("no heartbeat got through in time")
             kept.won.member.heartbeat.drop(kept.won.lease_id)
-            self._lose(kept.won.lease_id, kept.held.lost.reason or "")
-            raise StaleAssignmentError(assignment, kept.held.lost.reason)
+            self._lose(kept.won.lease_id, kept.lost.reason or "")
+            raise StaleAssignmentError(assignment, kept.lost.reason)
         leaving = self._release_kept(kept)
         # The caller need not wait for a server that does not answer: the lease expires by itself.
         await asyncio.wait([leaving], timeout=RELEASE_S)
-
-    # --- telling ---------------------------------------------------------------------------------------------------
 
     def is_multi_endpoint_mode(self) -> bool:
         """Whether GPUs have global ids, and status and metrics show endpoints."""
@@ -268,27 +255,22 @@ class GPUWorkerPoolClient:
         member = fleet.members.get(endpoint_id)
         return member is not None and await fleet.try_again(member)
 
-    async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[_RetriedT]]) -> _RetriedT:
         """Call this as soon as an endpoint is up, and again where it failed because none was, for up to worker_timeout."""
         fleet = self._started_multi()
         limit = asyncio.timeout(self._config.worker_timeout)
         try:
             async with limit:
                 while True:
-                    while not any(member.endpoint.is_healthy for member in fleet.members.values()):
-                        await asyncio.shield(fleet.changed())
-                        self._started()
-                    try:
-                        return await request_func()
-                    except (EndpointError, ServiceUnavailableError):
-                        await asyncio.shield(fleet.changed())
-                        self._started()
+                    if fleet.is_up:
+                        with suppress(EndpointError, ServiceUnavailableError):
+                            return await request_func()
+                    await asyncio.shield(fleet.changed())
+                    self._started()
         except TimeoutError:
             if not limit.expired():
                 raise  # its own
             raise NoEndpointAnsweredError(fleet.reasons(), waited_s=self._config.worker_timeout) from None
-
-    # --- inside ----------------------------------------------------------------------------------------------------
 
     def _started(self) -> Fleet:
         if self._fleet is None:
@@ -309,75 +291,50 @@ class GPUWorkerPoolClient:
         return Reports(self._config, self._started(), self._tally)
 
     async def _acquire(self, fleet: Fleet, lease_id: str, request: Request, timeout_s: float) -> Won:
-        waiting = self._tally.waiting
         from .acquire.acquisition import Acquisition  # noqa: PLC0415 - see above
 
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
             worker_id = request.holder.worker_id or ""
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
-        acquisition = Acquisition(
-            fleet, lease_id, request, self._leave, on_waiting=lambda: waiting.add(lease_id), on_queued=queued
-        )
+        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, on_queued=queued)
         over = asyncio.get_running_loop().create_future()
         self._acquiring.add(over)
         try:
             return await acquisition.run(timeout_s)
         finally:
-            waiting.discard(lease_id)
+            self._tally.waiting.discard(lease_id)
             self._tally.done.append(lease_id)
             self._acquiring.discard(over)
             over.set_result(None)
 
-    def _wishes(
-        self, gpus: int, memory_mb: float | None, model: str | None, among: Iterable[int | str] | None
-    ) -> Wishes:
-        """The wishes of a request, with the user's thresholds where they are set; the server's own apply otherwise."""
-        config = self._config
-        return Wishes(
-            gpus,
-            memory_mb,
-            model,
-            config.asked_memory_threshold,
-            config.asked_utilization_threshold,
-            None if among is None else as_gpu_names(among),
-        )
-
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
-        from .acquire.heartbeat import HeldLease  # noqa: PLC0415 - see above
         from .acquire.lost import Lost  # noqa: PLC0415 - see above
 
-        lost = Lost()
-        held = HeldLease(won.lease_id, ttl_s, lost)
+        lost = Lost(ttl_s)
         assignment = self._assignment(won, worker_id, lost)
-        self._kept[won.lease_id] = _Kept(assignment, won, held)
-        if won.book.needs_heartbeat():
-            won.member.heartbeat.add(held, won.safe_since)
+        self._kept[won.lease_id] = _Kept(assignment, won, lost)
+        if won.book.needs_heartbeat:
+            won.member.heartbeat.add(won.lease_id, lost, won.safe_since)
         for gpu in won.grant.gpus:
             won.member.note_taken(gpu.key.uuid, worker_id)
         self._tally.granted += 1
-        self._tally.by_endpoint[won.member.id] = self._tally.by_endpoint.get(won.member.id, 0) + 1
+        self._tally.by_endpoint[won.member.id] += 1
         self._tell(ClientEvent("assigned", worker_id, won.lease_id, won.member.id, assignment.gpu_id))
         return assignment
 
     def _assignment(self, won: Won, worker_id: str, lost: Lost) -> Assignment:
-        first, endpoint_id = won.grant.gpus[0], won.member.id
+        indices, endpoint_id = tuple(gpu.index for gpu in won.grant.gpus), won.member.id
+        global_ids = tuple(f"{endpoint_id}:{index}" for index in indices)
+        where = {"global_gpu_id": global_ids[0], "endpoint_id": endpoint_id}
         now = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
         assignment: Assignment
         if self._config.is_multi:
-            global_id = f"{endpoint_id}:{first.index}"
-            assignment = GlobalGPUAssignment(global_id, endpoint_id, first.index, worker_id, now)
-            assignment.gpu_ids = tuple(f"{endpoint_id}:{gpu.index}" for gpu in won.grant.gpus)
+            assignment = GlobalGPUAssignment(**where, local_gpu_id=indices[0], worker_id=worker_id, assigned_at=now)
+            assignment.gpu_ids = global_ids
         else:
-            assignment = GPUAssignment(
-                first.index,
-                worker_id,
-                now,
-                global_gpu_id=f"{endpoint_id}:{first.index}",
-                endpoint_id=endpoint_id,
-                local_gpu_id=first.index,
-            )
-            assignment.gpu_ids = tuple(gpu.index for gpu in won.grant.gpus)
+            assignment = GPUAssignment(indices[0], worker_id, now, **where, local_gpu_id=indices[0])
+            assignment.gpu_ids = indices
         assignment.lease_id = won.lease_id
         assignment.fence = won.grant.fence
         assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
@@ -386,8 +343,7 @@ class GPUWorkerPoolClient:
         return assignment
 
     def _find(self, assignment: Assignment) -> _Kept:
-        lease_id = getattr(assignment, "lease_id", None)
-        kept = self._kept.get(lease_id) if isinstance(lease_id, str) else None
+        kept = self._kept.get(getattr(assignment, "lease_id", None) or "")
         if kept is None:
             if getattr(assignment, "is_lost", False):
                 raise StaleAssignmentError(assignment, getattr(assignment.lost, "reason", None))
@@ -395,15 +351,15 @@ class GPUWorkerPoolClient:
         return kept
 
     def _release_kept(self, kept: _Kept) -> asyncio.Task[None]:
-        self._drop(kept)
         won, assignment = kept.won, kept.assignment
+        self._drop(kept)
+        won.member.heartbeat.drop(won.lease_id)
+        kept.lost.settle()
         self._tell(ClientEvent("released", assignment.worker_id, won.lease_id, won.member.id, assignment.gpu_id))
         return self._leave(won.book, won.lease_id)
 
     def _drop(self, kept: _Kept) -> None:
-        self._kept.pop(kept.won.lease_id, None)
-        kept.won.member.heartbeat.drop(kept.won.lease_id)
-        kept.held.lost.settle()
+        del self._kept[kept.won.lease_id]
         for gpu in kept.won.grant.gpus:
             kept.won.member.note_released(gpu.key.uuid, kept.assignment.worker_id)
 
@@ -413,21 +369,18 @@ class GPUWorkerPoolClient:
         """Release a lease in the background; `stop` waits for it."""
         from .acquire.release import release_lease  # noqa: PLC0415 - see above
 
-        task = asyncio.get_running_loop().create_task(
-            release_lease(book, lease_id, under_way), name="gpu-lease-release"
-        )
+        task = asyncio.create_task(release_lease(book, lease_id, under_way), name="gpu-lease-release")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         return task
 
     def _lose(self, lease_id: str, reason: str) -> None:
-        kept = self._kept.pop(lease_id, None)
+        kept = self._kept.get(lease_id)
         if kept is None:
             return
-        member, assignment = kept.won.member, kept.assignment
-        for gpu in kept.won.grant.gpus:
-            member.note_released(gpu.key.uuid, assignment.worker_id)
-        self._tell(ClientEvent("lost", assignment.worker_id, lease_id, member.id, assignment.gpu_id, reason))
+        self._drop(kept)
+        endpoint_id, assignment = kept.won.member.id, kept.assignment
+        self._tell(ClientEvent("lost", assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, reason))
         if self._on_lost is not None:
             try:
                 self._on_lost(assignment)

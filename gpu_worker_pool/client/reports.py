@@ -1,13 +1,13 @@
-"""What a client tells about its pool: status, metrics, health. Everything is read from the fleet at the time of the
-call.
-"""
+"""What a client tells about its pool: status, metrics and health, read from the fleet at the time of the call."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.models import EndpointInfo, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.models import EndpointInfo, GpuId, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
 
 from .acquire.tally import Tally
 from .endpoints.fleet import Fleet, Member
@@ -24,31 +24,27 @@ class Reports:
 
     def status(self) -> PoolStatus:
         """The whole pool; with endpoints in multi-endpoint mode."""
-        assignments: dict[Any, list[WorkerInfo]] = {}
+        assignments: dict[GpuId, list[WorkerInfo]] = {}
         total = available = unseen = 0
         blocked = set(self._tally.waiting)
         workers: set[tuple[str, str]] = set()
-        for member in self._members():
+        for member in self._healthy():
             view = member.gpus()
             total += len(view.gpus)
             available += view.available
             blocked.update(view.queued)
             unseen += view.queue_length - len(view.queued)
             for gpu in view.gpus:
-                key = f"{member.id}:{gpu.index}" if self._config.is_multi else gpu.index
                 if gpu.workers:
-                    assignments[key] = [WorkerInfo(worker_id=worker) for worker in gpu.workers]
+                    assignments[self._gpu_id(member, gpu)] = [WorkerInfo(worker_id=worker) for worker in gpu.workers]
                 workers.update((member.id, worker) for worker in gpu.workers)
         waiting = len(blocked.difference(self._tally.done)) + unseen
+        counts = (total, available, len(workers), waiting, assignments)
         if not self._config.is_multi:
-            return PoolStatus(total, available, len(workers), waiting, assignments)
+            return PoolStatus(*counts)
         infos = [self._info(member) for member in self._fleet.members.values()]
         return MultiEndpointPoolStatus(
-            total_gpus=total,
-            available_gpus=available,
-            active_workers=len(workers),
-            blocked_workers=waiting,
-            gpu_assignments=assignments,
+            *counts,
             total_endpoints=len(infos),
             healthy_endpoints=sum(info.is_healthy for info in infos),
             endpoint_details=self.endpoints(),
@@ -59,84 +55,76 @@ class Reports:
         """A dict for each endpoint."""
         return [
             {
-                "endpoint_id": info.endpoint_id,
-                "url": info.url,
-                "is_healthy": info.is_healthy,
-                "last_seen": info.last_seen,
-                "total_gpus": info.total_gpus,
-                "available_gpus": info.available_gpus,
-                "response_time_ms": info.response_time_ms,
-                "has_leases": self._fleet.members[info.endpoint_id].endpoint.kind == "leases",
-                "error": self._fleet.members[info.endpoint_id].endpoint.last_error,
+                **asdict(self._info(member)),
+                "has_leases": member.endpoint.kind == "leases",
+                "error": member.endpoint.last_error,
             }
-            for info in map(self._info, self._fleet.members.values())
+            for member in self._fleet.members.values()
         ]
 
     def metrics(self) -> dict[str, Any]:
         """All counts, for monitoring."""
-        status = self.status()
-        used = status.total_gpus - status.available_gpus
-        strategy = self._fleet.balancer.name
-        return {
+        status, tally = self.status(), self._tally
+        counts = {
             "total_gpus": status.total_gpus,
             "available_gpus": status.available_gpus,
             "active_workers": status.active_workers,
             "blocked_workers": status.blocked_workers,
+        }
+        return {
+            **counts,
             "thresholds": {
                 "memory_threshold_percent": self._config.memory_threshold,
                 "utilization_threshold_percent": self._config.utilization_threshold,
             },
-            "gpu_metrics": [self._gpu(member, gpu) for member in self._members() for gpu in member.gpus().gpus],
+            "gpu_metrics": [self._gpu(member, gpu) for member in self._healthy() for gpu in member.gpus().gpus],
             "assignments": {
                 str(gpu_id): [worker.worker_id for worker in workers]
                 for gpu_id, workers in status.gpu_assignments.items()
             },
             "pool_summary": {
-                "total_gpus": status.total_gpus,
-                "available_gpus": status.available_gpus,
-                "active_workers": status.active_workers,
-                "blocked_workers": status.blocked_workers,
-                "efficiency_percent": round(100.0 * used / status.total_gpus, 2) if status.total_gpus else 0.0,
+                **counts,
+                "efficiency_percent": _percent(status.total_gpus - status.available_gpus, status.total_gpus),
             },
             "endpoints": {
                 "total": len(self._fleet.members),
-                "healthy": sum(member.endpoint.is_healthy for member in self._fleet.members.values()),
+                "healthy": len(self._healthy()),
                 "details": {id_: self._details(member) for id_, member in self._fleet.members.items()},
             },
             "load_balancer": {
-                "strategy_name": strategy,
-                "total_requests": self._tally.requests,
-                "successful_requests": self._tally.granted,
-                "failed_requests": self._tally.failed,
-                "success_rate": self._tally.success_rate,
-                "requests_by_endpoint": dict(self._tally.by_endpoint),
+                "strategy_name": self._fleet.balancer.name,
+                "total_requests": tally.requests,
+                "successful_requests": tally.granted,
+                "failed_requests": tally.failed,
+                "success_rate": tally.success_rate,
+                "requests_by_endpoint": dict(tally.by_endpoint),
             },
             "error_recovery": self.recovery(),
         }
 
     def recovery(self) -> dict[str, Any]:
         """Which endpoints are up, which are not and why, and how their breakers stand."""
-        healthy = [id_ for id_, member in self._fleet.members.items() if member.endpoint.is_healthy]
-        degraded = [id_ for id_ in self._fleet.members if id_ not in healthy]
-        breakers = {id_: dict(member.endpoint.breaker_stats()) for id_, member in self._fleet.members.items()}
-        total = len(self._fleet.members)
-        return {
+        members, now = self._fleet.members, boot_time()
+        healthy = [member.id for member in self._healthy()]
+        degraded = [id_ for id_ in members if id_ not in healthy]
+        found = {
             "healthy_endpoints": healthy,
             "degraded_endpoints": degraded,
-            "circuit_breaker_stats": breakers,
+            "circuit_breaker_stats": {id_: dict(member.endpoint.breaker.stats(now)) for id_, member in members.items()},
+        }
+        return {
+            **found,
             "degradation_manager": {
                 "is_fully_degraded": not healthy,
                 "is_partially_degraded": bool(healthy) and bool(degraded),
-                "healthy_endpoints": healthy,
-                "degraded_endpoints": degraded,
-                "circuit_breaker_stats": breakers,
-                "total_endpoints": total,
+                **found,
+                "total_endpoints": len(members),
             },
             "endpoint_health_summary": {
-                "total_count": total,
+                "total_count": len(members),
                 "healthy_count": len(healthy),
                 "degraded_count": len(degraded),
-                "health_percent": round(100.0 * len(healthy) / total, 2) if total else 0.0,
+                "health_percent": _percent(len(healthy), len(members)),
             },
             "errors": self._fleet.reasons(),
         }
@@ -156,19 +144,18 @@ class Reports:
             )
         return "\n".join(lines)
 
-    def _members(self) -> list[Member]:
+    def _healthy(self) -> list[Member]:
         return [member for member in self._fleet.members.values() if member.endpoint.is_healthy]
 
     def _info(self, member: Member) -> EndpointInfo:
         view, endpoint = member.gpus(), member.endpoint
-        is_up = endpoint.is_healthy
         return EndpointInfo(
             endpoint_id=member.id,
             url=endpoint.url.url,
-            is_healthy=is_up,
+            is_healthy=endpoint.is_healthy,
             last_seen=endpoint.last_seen,
             total_gpus=len(view.gpus),
-            available_gpus=view.available if is_up else 0,
+            available_gpus=view.available if endpoint.is_healthy else 0,
             response_time_ms=endpoint.response_time_ms,
         )
 
@@ -188,7 +175,7 @@ class Reports:
 
     def _gpu(self, member: Member, gpu: SeenGpu) -> dict[str, Any]:
         return {
-            "gpu_id": f"{member.id}:{gpu.index}" if self._config.is_multi else gpu.index,
+            "gpu_id": self._gpu_id(member, gpu),
             "endpoint_id": member.id,
             "name": gpu.name,
             "memory_usage_percent": gpu.memory_percent,
@@ -196,3 +183,10 @@ class Reports:
             "is_available": gpu.is_free,
             "assigned_workers": len(gpu.workers),
         }
+
+    def _gpu_id(self, member: Member, gpu: SeenGpu) -> GpuId:
+        return f"{member.id}:{gpu.index}" if self._config.is_multi else gpu.index
+
+
+def _percent(part: int, whole: int) -> float:
+    return round(100.0 * part / whole, 2) if whole else 0.0

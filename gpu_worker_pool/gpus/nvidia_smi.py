@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.processes import ProcessTable
@@ -54,10 +54,10 @@ class NvidiaSmiProbe:
     def read(self, at: float) -> ProbeResult:
         """Run it twice, for the GPUs and for their processes. If the second run fails, processes are unknown."""
         try:
-            answer = self._command.run(_GPU_QUERY, _FORMAT)
+            answer = self._command.run(_GPU_QUERY)
         except _NoAnswerError as failure:
             return ProbeResult((), str(failure))
-        readings, unmatched = self._readings(answer.output, at)
+        readings, unmatched = self._readings(answer.stdout, at)
         problems = _problems(answer, unmatched, found=len(readings))
         if readings and unmatched:
             readings += self._missing(readings, at, unmatched[0])
@@ -86,11 +86,10 @@ class NvidiaSmiProbe:
 
     def _identify(self, row: _GpuLine, told: set[str]) -> Gpu | None:
         """The GPU of a row. A row without a UUID is the GPU known at its index, unless that GPU is elsewhere now."""
+        known = self._known.get(row.index)
         if row.uuid is not None:
-            known = self._known.get(row.index)
             name = row.name or (known.name if known and known.key.uuid == row.uuid else "unknown GPU")
             return Gpu(GpuKey(self._node, row.uuid), row.index, name)
-        known = self._known.get(row.index)
         return known if known and known.key.uuid not in told else None
 
     def _missing(self, readings: list[Reading], at: float, line: str) -> list[Reading]:
@@ -104,26 +103,21 @@ class NvidiaSmiProbe:
 
     def _with_processes(self, readings: list[Reading]) -> tuple[list[Reading], list[str]]:
         try:
-            answer = self._command.run(_PROCESS_QUERY, _FORMAT)
-        except _NoAnswerError:
+            answer = self._command.run(_PROCESS_QUERY)
+            answer.check_returncode()
+        except (_NoAnswerError, subprocess.CalledProcessError):
             return readings, []
-        if answer.exit_code != 0:
-            return readings, []
-        rows, unmatched = _rows(answer.output, _ProcessLine.parse)
+        rows, unmatched = _rows(answer.stdout, _ProcessLine.parse)
         table = ProcessTable()
         told: list[Reading] = []
         for reading in readings:
             of_gpu = [row for row, _ in rows if row.uuid == reading.gpu.key.uuid]
             # For a faulty GPU, no process means that it could not be asked, not that it is unused.
-            told.append(
-                reading if reading.fault and not of_gpu else replace(reading, processes=_processes(of_gpu, table))
-            )
+            is_told = bool(of_gpu) or not reading.fault
+            told.append(replace(reading, processes=_processes(of_gpu, table)) if is_told else reading)
         uuids = {reading.gpu.key.uuid for reading in readings}
         unmatched += [line for row, line in rows if row.uuid not in uuids]
         return told, [_describe_unmatched(unmatched, "process")] if unmatched else []
-
-
-# --- what it prints ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +210,15 @@ def _processes(rows: list[_ProcessLine], table: ProcessTable) -> tuple[GpuProces
     return tuple(found.values())
 
 
-def _problems(answer: _CommandResult, unmatched: list[str], *, found: int) -> list[str]:
-    if answer.exit_code != 0 or not found:
-        said = [*unmatched, *(line for line in answer.errors.split("\n") if line.strip())]
+def _problems(answer: subprocess.CompletedProcess[str], unmatched: list[str], *, found: int) -> list[str]:
+    exit_code = answer.returncode
+    if exit_code != 0 or not found:
+        said = [*unmatched, *(line for line in answer.stderr.split("\n") if line.strip())]
         if said:
             return [f"nvidia-smi: {_quote(said[0])}"]
-        if answer.exit_code != 0:
-            return [f"nvidia-smi failed with {_ending(answer.exit_code)} and printed nothing"]
+        if exit_code != 0:
+            ending = f"exit code {exit_code}" if exit_code > 0 else f"signal {-exit_code}"
+            return [f"nvidia-smi failed with {ending} and printed nothing"]
         return ["nvidia-smi shows no GPU"]
     return [_describe_unmatched(unmatched, "GPU")] if unmatched else []
 
@@ -230,10 +226,6 @@ def _problems(answer: _CommandResult, unmatched: list[str], *, found: int) -> li
 def _describe_unmatched(lines: list[str], what: str) -> str:
     number = f"{len(lines)} lines that belong" if len(lines) > 1 else "a line that belongs"
     return f"nvidia-smi printed {number} to no {what}: {_quote(lines[0])}"
-
-
-def _ending(exit_code: int) -> str:
-    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
 
 
 def _quote(line: str) -> str:
@@ -257,17 +249,8 @@ def _at_least_0(number: float | None) -> float | None:
     return None if number is None or number < 0 else number
 
 
-# --- running it ----------------------------------------------------------------------------------------------------
-
-
 class _NoAnswerError(Exception):
     """The command could not be run, or was stopped."""
-
-
-class _CommandResult(NamedTuple):
-    exit_code: int
-    output: str
-    errors: str
 
 
 class _SmiCommand:
@@ -278,7 +261,7 @@ class _SmiCommand:
         self._timeout_s = timeout_s
         self._stuck: subprocess.Popen[bytes] | None = None
 
-    def run(self, *arguments: str) -> _CommandResult:
+    def run(self, query: str) -> subprocess.CompletedProcess[str]:
         """Run it and return what it printed; raises _NoAnswerError."""
         if self._stuck is not None and self._stuck.poll() is None:
             raise _NoAnswerError(_describe_stuck(self._stuck))
@@ -286,7 +269,7 @@ class _SmiCommand:
         deadline = monotonic() + self._timeout_s
         try:
             process = subprocess.Popen(  # noqa: S603 - the operator's own nvidia-smi, without foreign text
-                [self._path, *arguments],
+                [self._path, query, _FORMAT],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -303,7 +286,7 @@ class _SmiCommand:
         except _TooMuchError:
             problem = f"nvidia-smi printed more than {MAX_OUTPUT_BYTES // 1024} KiB and was stopped"
         else:
-            return _CommandResult(exit_code, output, errors)
+            return subprocess.CompletedProcess(process.args, exit_code, output, errors)
         finally:
             # Also if the read itself is interrupted: no process is left running.
             is_over = _stop(process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
@@ -57,7 +58,6 @@ class NvmlProbe(Probe):
         return f"<NvmlProbe of {self._node!r}: {len(self._slots)} GPUs, {state}>"
 
     def read(self, at: float) -> ProbeResult:
-        """Read all GPUs; first restart NVML if that is due."""
         if self._is_closed:
             raise RuntimeError("this probe was closed; make a new one to read again")
         try:
@@ -83,8 +83,6 @@ class NvmlProbe(Probe):
         self._is_closed = True
         self._stop()
 
-    # --- starting and stopping ---------------------------------------------------------------------------------------
-
     def _start(self) -> None:
         self._nvml.demand_of_driver("nvmlInit")
         self._is_initialised = True
@@ -93,7 +91,8 @@ class NvmlProbe(Probe):
     def _stop(self) -> None:
         if self._is_initialised:
             self._is_initialised = False
-            self._nvml.shut_down()
+            with suppress(_NvmlError):  # it may be gone already
+                self._nvml.demand("nvmlShutdown")
 
     def _restart_if_due(self, at: float) -> None:
         if self._retry_at is not None and at >= self._retry_at:
@@ -107,8 +106,6 @@ class NvmlProbe(Probe):
 
     def _count(self) -> int:
         return int(self._nvml.demand_of_driver("nvmlDeviceGetCount"))
-
-    # --- devices -----------------------------------------------------------------------------------------------------
 
     def _open_all(self, count: int) -> None:
         """Find the GPUs again. One that cannot be opened is taken for the one that was at its index before."""
@@ -156,8 +153,6 @@ class NvmlProbe(Probe):
             devices.append((gpu, handle))
         return devices
 
-    # --- readings ----------------------------------------------------------------------------------------------------
-
     def _read_all(self, at: float) -> tuple[Reading, ...]:
         count = self._count()
         if count != len(self._slots) or any(slot.fault for slot in self._slots):
@@ -177,16 +172,18 @@ class NvmlProbe(Probe):
         devices = self._mig_devices(slot)
         if devices is None:
             slot.listed = (slot.gpu,)
-            return [self._read(slot.gpu, slot.handle, at, processes)]
+            return [self._read(slot.gpu, slot.handle, slot.handle, at, processes)]
         if not devices:
             slot.listed = (slot.gpu,)
             fault = f"MIG is on and no MIG device is there: make one (nvidia-smi mig -i {slot.index} -cgi …) or switch MIG off"
             return [Reading(slot.gpu, at, fault=fault)]
-        readings = [self._read_mig(gpu, handle, slot.handle, at, processes) for gpu, handle in devices]
+        readings = [self._read(gpu, handle, slot.handle, at, processes) for gpu, handle in devices]
         slot.listed = tuple(gpu for gpu, _ in devices)
         return readings
 
-    def _read(self, gpu: Gpu, handle: _Handle, at: float, processes: ProcessTable) -> Reading:
+    def _read(self, gpu: Gpu, handle: _Handle, chip: _Handle, at: float, processes: ProcessTable) -> Reading:
+        """Read a chip or one of its MIG devices. These share its temperature and have no power of their own."""
+        is_chip = handle is chip
         total_mb, used_mb = self._memory_mb(handle)
         return Reading(
             gpu=gpu,
@@ -194,35 +191,17 @@ class NvmlProbe(Probe):
             memory_total_mb=total_mb,
             memory_used_mb=used_mb,
             utilization_percent=self._utilization_percent(handle),
-            temperature_c=self._temperature_c(handle),
-            power_draw_w=_watts(self._nvml.ask("nvmlDeviceGetPowerUsage", handle)),
-            power_limit_w=_watts(self._nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
-            processes=self._processes(handle, processes),
-        )
-
-    def _read_mig(self, gpu: Gpu, handle: _Handle, parent: _Handle, at: float, processes: ProcessTable) -> Reading:
-        """Read a MIG device. Temperature is that of the chip, which its MIG devices share. Power is left out: the sum
-        would be wrong.
-        """
-        total_mb, used_mb = self._memory_mb(handle)
-        return Reading(
-            gpu=gpu,
-            at=at,
-            memory_total_mb=total_mb,
-            memory_used_mb=used_mb,
-            utilization_percent=self._utilization_percent(handle),
-            has_utilization=False,
-            temperature_c=self._temperature_c(parent),
+            has_utilization=is_chip,
+            temperature_c=self._temperature_c(chip),
+            power_draw_w=self._watts("nvmlDeviceGetPowerUsage", handle) if is_chip else None,
+            power_limit_w=self._watts("nvmlDeviceGetEnforcedPowerLimit", handle) if is_chip else None,
             processes=self._processes(handle, processes),
         )
 
     def _memory_mb(self, handle: _Handle) -> tuple[float | None, float | None]:
         """Total and used. The total includes what the driver reserves; as of version 2, the used does not."""
         version = self._nvml.constant("nvmlMemory_v2")
-        memory = self._nvml.ask_first(
-            ("nvmlDeviceGetMemoryInfo", handle, version),
-            ("nvmlDeviceGetMemoryInfo", handle),
-        )
+        memory = self._nvml.ask_first(("nvmlDeviceGetMemoryInfo", handle, version), ("nvmlDeviceGetMemoryInfo", handle))
         if memory is None or not memory.total:
             return None, None
         used_mb = memory.used / _BYTES_PER_MB if memory.used <= memory.total else None
@@ -231,6 +210,10 @@ class NvmlProbe(Probe):
     def _utilization_percent(self, handle: _Handle) -> float | None:
         rates = self._nvml.ask("nvmlDeviceGetUtilizationRates", handle)
         return float(rates.gpu) if rates is not None and rates.gpu <= 100 else None
+
+    def _watts(self, name: str, handle: _Handle) -> float | None:
+        milliwatts = self._nvml.ask(name, handle)
+        return None if milliwatts is None else milliwatts / _MILLIWATTS_PER_W
 
     def _temperature_c(self, handle: _Handle) -> float | None:
         sensor = self._nvml.constant("NVML_TEMPERATURE_GPU")
@@ -251,16 +234,15 @@ class NvmlProbe(Probe):
         for process in (*computing, *drawing):
             held_mb = None if process.usedGpuMemory is None else process.usedGpuMemory / _BYTES_PER_MB
             # A process that does both is in both lists, with all of its memory in each.
-            memory_mb[process.pid] = _larger(memory_mb.get(process.pid), held_mb)
+            known = [mb for mb in (memory_mb.get(process.pid), held_mb) if mb is not None]
+            memory_mb[process.pid] = max(known, default=None)
         # Pid 0 is a process that the driver hides, in another container for example.
         return tuple(table.gpu_process(pid, memory_mb[pid]) for pid in sorted(memory_mb) if pid)
 
     def _running(self, kind: str, handle: _Handle, where_not_supported: Sequence[Any] | None) -> Sequence[Any] | None:
+        calls = [(f"nvmlDeviceGet{kind}RunningProcesses_v{version}", handle) for version in (3, 2)]
         try:
-            found: Sequence[Any] = self._nvml.demand_first(
-                (f"nvmlDeviceGet{kind}RunningProcesses_v3", handle),
-                (f"nvmlDeviceGet{kind}RunningProcesses_v2", handle),
-            )
+            found: Sequence[Any] = self._nvml.demand_first(*calls)
         except _RefusedError as refused:
             return where_not_supported if refused.code == _Code.NOT_SUPPORTED else None
         return found
@@ -352,16 +334,15 @@ class _Nvml:
             # Imported late and by name: only the server installs it, and it has no types.
             self._bindings: ModuleType = importlib.import_module("pynvml")
         except ImportError:
-            raise ProbeUnavailable(
-                "NVML cannot be used without nvidia-ml-py: pip install 'gpu-worker-pool[server]'"
-            ) from None
+            advice = "NVML cannot be used without nvidia-ml-py: pip install 'gpu-worker-pool[server]'"
+            raise ProbeUnavailable(advice) from None
 
     def constant(self, name: str) -> Any:
         return getattr(self._bindings, name)
 
-    def ask(self, name: str, *arguments: Any) -> Any | None:
+    def ask(self, *call: Any) -> Any | None:
         """The answer; None if the call is refused."""
-        return self.ask_first((name, *arguments))
+        return self.ask_first(call)
 
     def ask_first(self, *calls: tuple[Any, ...]) -> Any | None:
         """The first answer of these calls; None if all are refused."""
@@ -370,19 +351,18 @@ class _Nvml:
         except _RefusedError:
             return None
 
-    def demand_first(self, call: tuple[Any, ...], *others: tuple[Any, ...]) -> Any:
+    def demand_first(self, *calls: tuple[Any, ...]) -> Any:
         """The answer to the first of these calls that the driver knows."""
-        try:
-            return self.demand(*call)
-        except _RefusedError as refused:
-            if not others or refused.code not in _MEANS_ANOTHER_VERSION_MAY_DO:
-                raise
-            first = refused
-        try:
-            return self.demand_first(*others)
-        except _RefusedError as later:
-            # A missing function says nothing about the GPU.
-            raise (later if first.code == _Code.FUNCTION_NOT_FOUND else first) from None
+        refusals: list[_RefusedError] = []
+        for call in calls:
+            try:
+                return self.demand(*call)
+            except _RefusedError as refused:
+                refusals.append(refused)
+                if refused.code not in _MEANS_ANOTHER_VERSION_MAY_DO:
+                    break
+        # A missing function says nothing about the GPU.
+        raise next((refused for refused in refusals if refused.code != _Code.FUNCTION_NOT_FOUND), refusals[-1])
 
     def demand(self, name: str, *arguments: Any) -> Any:
         function = getattr(self._bindings, name, None)
@@ -391,7 +371,11 @@ class _Nvml:
         try:
             return function(*arguments)
         except self._bindings.NVMLError as error:
-            raise _sorted(error.value, str(error)) from None
+            code: int = error.value
+            if code in _MEANS_THE_DRIVER_IS_GONE:
+                raise _DriverGoneError(code, _DRIVER_IN_WORDS[code]) from None
+            kind = _GpuFaultError if code in _MEANS_THE_GPU_IS_GONE else _RefusedError
+            raise kind(code, str(error)) from None
         except UnicodeDecodeError:
             raise _RefusedError(_Code.UNKNOWN, f"the answer of {name} is not text") from None
 
@@ -403,32 +387,6 @@ class _Nvml:
             words = _DRIVER_IN_WORDS.get(problem.code, f"NVML does not work: {problem}")
             raise _DriverGoneError(problem.code, words) from None
 
-    def shut_down(self) -> None:
-        try:
-            self.demand("nvmlShutdown")
-        except _NvmlError:
-            # It is gone already.
-            return
-
-
-def _sorted(code: int, words: str) -> _NvmlError:
-    if code in _MEANS_THE_DRIVER_IS_GONE:
-        return _DriverGoneError(code, _DRIVER_IN_WORDS[code])
-    if code in _MEANS_THE_GPU_IS_GONE:
-        return _GpuFaultError(code, words)
-    return _RefusedError(code, words)
-
 
 def _fault_in_words(problem: _NvmlError, index: int) -> str:
-    words = _GPU_IN_WORDS.get(problem.code, f"it cannot be read: {problem}")
-    return words.format(index=index)
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / _MILLIWATTS_PER_W
-
-
-def _larger(one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return max(one, other)
+    return _GPU_IN_WORDS.get(problem.code, f"it cannot be read: {problem}").format(index=index)

@@ -36,8 +36,6 @@ class Probe(Protocol):
         """Read all GPUs. `at` is the time to put on the readings: when the read began. Never raises for what a machine
         can do: a driver that went away is an `error`, and a value that cannot be read is None.
         """
-        ...
 
     def close(self) -> None:
         """Release the driver. No read may follow."""
-        ...

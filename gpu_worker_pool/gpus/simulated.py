@@ -124,8 +124,6 @@ class SimulatedProbe:
         """Do nothing: there is nothing to release."""
 
 
-# --- one GPU -------------------------------------------------------------------------------------------------------
-
 # A GPU's whole memory fills in two seconds and is freed in one; utilization goes from 0 to 100 % in one.
 _FILL_S = 2.0
 _FREE_S = 1.0
@@ -137,12 +135,15 @@ _POWER_INERTIA_S = 1.5
 _VACANT_MEMORY = 0.4
 _VACANT_UTILIZATION_PERCENT = 40.0
 
+# The periods and phases of three sines with unrelated periods, for each channel.
+_Sines = list[list[tuple[float, float]]]
+
 
 @dataclass(slots=True)
 class _SimulatedGpu:
     identity: Gpu
     model: GpuModel
-    drift: _Drift
+    drift: _Sines
     wanted: dict[ProcessId, float | None] = field(default_factory=dict)
     held_mb: dict[ProcessId, float] = field(default_factory=dict)
     left_behind_mb: float = 0.0
@@ -157,7 +158,7 @@ class _SimulatedGpu:
         identity = f"{seed}/{index}/{node}"
         uuid = f"GPU-{uuid5(NAMESPACE_URL, f'gpu-worker-pool:simulated/{identity}')}"
         gpu = Gpu(GpuKey(node, uuid), index, f"Simulated {model.name}")
-        return cls(gpu, model, _Drift.seeded(identity))
+        return cls(gpu, model, _sines(identity))
 
     def occupy(self, holders: Sequence[SimulatedHolder]) -> None:
         wanted: dict[ProcessId, float | None] = {}
@@ -238,25 +239,15 @@ class _SimulatedGpu:
         )
 
     def _wave(self, channel: int) -> float:
-        return self.drift.wave(channel, self.read_at or 0.0)
+        """Slow, smooth drift between -1 and 1."""
+        at = self.read_at or 0.0
+        return sum(sin(2 * pi * at / period_s + phase) for period_s, phase in self.drift[channel]) / 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Drift:
-    """Slow, smooth, seeded drift between -1 and 1: three sines per channel with unrelated periods."""
-
-    sines: tuple[tuple[tuple[float, float], ...], ...]
-
-    @classmethod
-    def seeded(cls, seed: str) -> _Drift:
-        random = Random(seed)  # noqa: S311 - not for secrets, and it must repeat
-        bounds_s = ((4.0, 9.0), (13.0, 29.0), (41.0, 83.0))
-        return cls(
-            tuple(tuple((random.uniform(*bound), random.uniform(0, 2 * pi)) for bound in bounds_s) for _ in range(3))
-        )
-
-    def wave(self, channel: int, at: float) -> float:
-        return sum(sin(2 * pi * at / period_s + phase) for period_s, phase in self.sines[channel]) / 3
+def _sines(seed: str) -> _Sines:
+    random = Random(seed)  # noqa: S311 - not for secrets, and it must repeat
+    bounds_s = ((4.0, 9.0), (13.0, 29.0), (41.0, 83.0))
+    return [[(random.uniform(*bound), random.uniform(0, 2 * pi)) for bound in bounds_s] for _ in range(3)]
 
 
 def _toward(value: float, target: float, up: float, down: float) -> float:

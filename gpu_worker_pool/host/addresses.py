@@ -32,17 +32,14 @@ def is_every_address(host: str) -> bool:
 
 
 def urls(host: str, port: int, prefix: str, *, names: Sequence[str]) -> list[str]:
-    """The URLs of a server that listens there, nearest first. `names` are those of this machine, for a server on all
-    addresses.
-    """
+    """The URLs of a server that listens there, nearest first. A server on all addresses has all `names`."""
     hosts = ["localhost", *names] if is_every_address(host) else ["localhost" if host == "127.0.0.1" else host]
     return [f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}" for name in dict.fromkeys(hosts)]
 
 
 def names_of_this_machine(*, with_ipv6: bool) -> list[str]:
     """The host name, and the addresses on all networks except loopback. No name server is asked."""
-    addresses = [*_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
-    return [socket.gethostname(), *addresses]
+    return [socket.gethostname(), *_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
 
 
 def _ipv4_addresses() -> list[str]:

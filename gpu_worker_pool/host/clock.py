@@ -41,9 +41,7 @@ def boot_id() -> str:
 
 @cache
 def machine_fingerprint() -> str:
-    """A value that two programs share only on one machine and boot. It may be public. The boot id may not: a holder
-    proves with it that it runs here.
-    """
+    """A public value that two programs share only on one machine and boot. The boot id is the proof, and not public."""
     return sha256(f"gpu-worker-pool {boot_id()}".encode()).hexdigest()[:16]
 
 

@@ -52,7 +52,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Self:
-        return cls(_host_names(socket.gethostname()), boot_id(), _pid_namespace(), _proc())
+        return cls(_host_names(socket.gethostname()), boot_id(), pid_namespace(), _proc())
 
     def local_process(self, holder: Holder, *, is_loopback: bool) -> ProcessId | None:
         """The client's process, if it is on this machine; None if it is elsewhere or unknown.
@@ -61,22 +61,22 @@ class Machine:
         """
         if holder.pid is None or not self._is_home_of(holder, is_loopback=is_loopback):
             return None
-        claimed = ProcessId(holder.pid, holder.pid_started)
-        seen = self._read_stat(holder.pid)
-        if seen is not None:
-            if seen.has_ended or not claimed.is_same(ProcessId(holder.pid, seen.started)):
-                raise NoSuchProcess(holder.pid)
-            return ProcessId(holder.pid, seen.started)
-        if not _exists(holder.pid):
+        found = self._find_running(ProcessId(holder.pid, holder.pid_started))
+        if found is None:
             raise NoSuchProcess(holder.pid)
-        return claimed
+        return found
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether this very process runs. A process that cannot be checked counts as alive."""
+        return self._find_running(process) is not None
+
+    def _find_running(self, process: ProcessId) -> ProcessId | None:
+        """This very process with its start time, if that can be read; None if it does not run."""
         seen = self._read_stat(process.pid)
         if seen is None:
-            return _exists(process.pid)
-        return not seen.has_ended and process.is_same(ProcessId(process.pid, seen.started))
+            return process if _exists(process.pid) else None
+        found = ProcessId(process.pid, seen.started)
+        return None if seen.has_ended or not process.is_same(found) else found
 
     def _is_home_of(self, holder: Holder, *, is_loopback: bool) -> bool:
         # Containers share the boot, and copied images share the host name, so any one difference decides.
@@ -89,9 +89,7 @@ class Machine:
         return is_loopback and holder.host is not None and _plain(holder.host) in self.host_names
 
     def _read_stat(self, pid: int) -> _Stat | None:
-        """Read all that is needed at once: every lease does this, and a ProcessTable costs four times as much and lacks
-        the state.
-        """
+        """Read what is needed at once, for every lease. A ProcessTable takes four times as long and lacks the state."""
         if self.proc is None or pid <= 0:
             return None
         try:
@@ -130,7 +128,7 @@ def _proc() -> Path | None:
         return None
 
 
-def _pid_namespace() -> str | None:
+def pid_namespace() -> str | None:
     try:
         return str((PROC / "self/ns/pid").readlink())
     except OSError:

@@ -55,9 +55,7 @@ class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
 
 
 class Driver:
-    """Drives one pool.
-
-    `listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
+    """`listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
     harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
     be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
     refused. `is_alive` is called at a grant to a holder whose process is on this machine.
@@ -100,9 +98,7 @@ class Driver:
     def open(
         self, history: History, writer: Writer, *, boot_id: str, wall_offset_s: float, node: str | None = None
     ) -> None:
-        """Take charge of a pool with this history. Every lease has its full TTL from here on. `node` is the present
-        name of the node, which may have had another one when the history was written.
-        """
+        """Take charge of a pool with this history. Every lease has its full TTL. `node` is the node's present name."""
         ended = {lease.id: lease if node is None else ended_on_node(node, lease) for lease in history.ended}
         state = PoolState(settings=self.state.settings, ended=ended)
         try:
@@ -124,9 +120,7 @@ class Driver:
         return events
 
     def note(self, command: cmd.Command) -> None:
-        """Carry out a command without a caller. In trouble it is postponed; a reading is dropped, because others
-        follow.
-        """
+        """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
         if self.trouble is None:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
@@ -141,9 +135,7 @@ class Driver:
         return self._writer is not None
 
     async def find(self, lease_id: str) -> Lease | None:
-        """The lease as it is written; None if it is unknown. Raises NotWritten if its state cannot be written, or if
-        the history is not known.
-        """
+        """The lease as it is written; None if it is unknown. Raises NotWritten if neither can be told."""
         if not self.is_open:
             raise self.not_written()
         while (batch := self._unwritten.get(lease_id)) is not None:
@@ -153,7 +145,6 @@ class Driver:
         return self.state.find(lease_id)
 
     def not_written(self) -> NotWritten:
-        """The error for a command that cannot be carried out now."""
         return NotWritten(self.trouble, is_temporary=self.is_open)
 
     async def caught_up(self) -> None:
@@ -204,8 +195,6 @@ class Driver:
             self._writer = None
         self.trouble = "the server is stopping"
 
-    # --- commands --------------------------------------------------------------------------------------------------
-
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
         events = self._wake_up(now)
@@ -221,9 +210,7 @@ class Driver:
         return events, batch
 
     def _wake_up(self, now: float) -> list[ev.Event]:
-        """While there are leases, the alarm rings every second. If it is late, this process was suspended, and
-        heartbeats were not received meanwhile. As after a restart, every lease then gets its full TTL.
-        """
+        """After a suspension every lease gets its full TTL, as after a restart: heartbeats were not received meanwhile."""
         stood_still_s, self._last_step_at = now - self._last_step_at, now
         state = self.state
         if stood_still_s < SUSPENDED_S or not state.leases or state.boot_id is None:
@@ -297,8 +284,6 @@ class Driver:
     def _ring(self) -> None:
         self._alarm = None
         self.note(cmd.Tick())
-
-    # --- writing ---------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
         self._is_flush_due = False

@@ -45,28 +45,22 @@ class Journal(Protocol):
 
     def load(self, most_ended: int) -> History:
         """Return all events, and at most this many ended leases."""
-        ...
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         """Write these, all or none. After the return they survive a crash of the process, and at full durability a
         crash of the machine. `ended` are the leases that these events ended, for the accounting; a lease that is
         already recorded is replaced.
         """
-        ...
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
         """Replace all events by these, all or none. Records of ended leases stay."""
-        ...
 
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
         """Quarantine the damaged journal, where it is not overwritten, and start a new one with these events."""
-        ...
 
     @property
     def events_since_compaction(self) -> int:
         """The number of events appended since the last compaction, or since the beginning."""
-        ...
 
     def close(self) -> None:
         """Release the journal, so that another process may open it. Closing twice is harmless."""
-        ...

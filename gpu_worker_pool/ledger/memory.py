@@ -11,10 +11,7 @@ from .journal import History, JournalError
 
 
 class MemoryJournal:
-    """Keeps what every journal keeps, for the life of the process. It keeps `most_ended` ended leases.
-
-    After `close`, `load` opens it again.
-    """
+    """Keeps events and `most_ended` ended leases for the life of the process. After `close`, `load` opens it again."""
 
     def __init__(self, most_ended: int = 10_000) -> None:
         self._events: list[DurableEvent] = []
@@ -24,7 +21,6 @@ class MemoryJournal:
         self._is_closed = False
 
     def load(self, most_ended: int) -> History:
-        """Return all events and at most this many ended leases; opens a closed journal."""
         self._is_closed = False
         ended = tuple(self._ended.values())
         return History(tuple(self._events), ended[max(len(ended) - most_ended, 0) :])
@@ -44,10 +40,8 @@ class MemoryJournal:
         self._since_compaction = 0
 
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
-        checked = self._checked(events)
+        self.compact(events)
         self._ended.clear()
-        self._events = checked
-        self._since_compaction = 0
 
     @property
     def events_since_compaction(self) -> int:

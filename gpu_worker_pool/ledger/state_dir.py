@@ -11,9 +11,7 @@ FOLDER = "gpu-worker-pool"
 
 
 def state_dir(configured: str | None, environ: Mapping[str, str], *, platform: str, uid: int) -> Path:
-    """The directory for what must outlive the server: the configured one (GPU_POOL_STATE_DIR), else the one that
-    systemd made for the service, else the platform's default. `platform` is as in sys.platform.
-    """
+    """The configured directory (GPU_POOL_STATE_DIR), else the one that systemd made, else the platform's default."""
     if configured:
         return _expanded(configured, environ, uid)
     # systemd separates several directories with colons.

@@ -46,15 +46,12 @@ class Writer(Protocol):
 
     def write(self, batch: WriteBatch, done: Done) -> None:
         """Write a batch; the caller gives the next one only after `done`."""
-        ...
 
     def is_compaction_due(self, live: int) -> bool:
         """Whether the history is long compared with what it adds up to."""
-        ...
 
     def close(self) -> None:
         """Finish the current batch and close the journal."""
-        ...
 
 
 # A history this short replays at once, even if little of it is still needed.
@@ -120,12 +117,10 @@ class WriterThread:
         self._thread.start()
 
     def write(self, batch: WriteBatch, done: Done) -> None:
-        """Write in the thread; `done` is called in the loop's thread."""
         self._orders.put((batch, done))
 
     def is_compaction_due(self, live: int) -> bool:
-        """As the history says; the number may be one batch behind, which is harmless."""
-        return is_long(self._journal, live)
+        return is_long(self._journal, live)  # the number may be one batch behind, which is harmless
 
     def close(self) -> None:
         self._orders.put(None)

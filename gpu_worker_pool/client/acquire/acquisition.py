@@ -22,6 +22,8 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.host.clock import boot_time
 
+from .tally import Tally
+
 logger = logging.getLogger("gpu_worker_pool.client")
 
 # How long the next endpoint waits for the one before it to answer: a dead one must not delay a live one.
@@ -44,8 +46,6 @@ Leave = Callable[[LeaseBook, str, "asyncio.Task[LeaseAnswer] | None"], "asyncio.
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """The grant that is kept, and where."""
-
     member: Member
     book: LeaseBook
     lease_id: str
@@ -54,23 +54,21 @@ class Won:
 
 
 class Acquisition:
-    """One request of one worker."""
-
     def __init__(
         self,
         fleet: Fleet,
         lease_id: str,
         request: Request,
         leave: Leave,
+        tally: Tally,
         *,
-        on_waiting: Callable[[], None],
         on_queued: Callable[[str, str, str], None],
     ) -> None:
         self._fleet = fleet
         self._lease_id = lease_id
         self._request = request
         self._leave = leave
-        self._on_waiting = on_waiting
+        self._tally = tally
         # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()
@@ -118,7 +116,7 @@ class Acquisition:
                 return won
         if not is_patient and not self._tasks:
             raise self._too_late(0.0)
-        self._on_waiting()
+        self._tally.waiting.add(self._lease_id)
         while True:
             self._go_on()
             won = await self._next(self._until_ask_again(), self._fleet.changed())
@@ -138,9 +136,7 @@ class Acquisition:
         return self._ids.get(member.id, self._lease_id)
 
     def _go_on(self) -> None:
-        """Wait at every endpoint that has the request in its queue; ask every endpoint that is up and has not been
-        asked.
-        """
+        """Wait at every endpoint that has the request in its queue; ask every other one that is up."""
         busy = {member.id for member, _ in self._tasks.values()}
         now = boot_time()
         for member in self._fleet.members.values():
@@ -197,9 +193,7 @@ class Acquisition:
         return None
 
     def _ask_under_new_id(self, member: Member, reason: str) -> None:
-        """Ask under another id after the lease ended there before it was ours, because it expired, say: under the same
-        id the server would only say so again. A request that an operator revoked is not made again.
-        """
+        """Ask under another id after the lease ended under this one, unless an operator revoked it."""
         if reason == EndReason.REVOKED:
             self._refused[member.id] = "an operator took the request out of the queue"
             return
@@ -210,9 +204,7 @@ class Acquisition:
         self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, member: Member, book: LeaseBook, grant: Granted) -> Won | None:
-        """A grant that was waited for may be old: a heartbeat tells whether it still stands. A grant that is known to
-        be new is used at once; the next heartbeat is early enough for it.
-        """
+        """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
         since = grant.safe_since
         if since is not None and boot_time() - since <= self._request.ttl_s / NEW_PER_TTL:
             return Won(member, book, self._id_at(member), grant, since)
@@ -252,9 +244,7 @@ class Acquisition:
         return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
 
     def _has_nothing_of_ours(self, member: Member) -> bool:
-        """Whether the endpoint refused the request, every call to it was answered, and the request was never in its
-        queue.
-        """
+        """Whether the endpoint refused the request, answered every call, and never had the request in its queue."""
         has_queued = any(id_ == member.id for id_, _ in self._told)
         return member.id in self._refused and member.id not in self._ask_again_at and not has_queued
 
@@ -266,7 +256,7 @@ class Acquisition:
         return server_id is not None and server_id == won.member.view.server_id and self._id_at(member) == won.lease_id
 
     def _too_late(self, waited_s: float) -> WorkerTimeoutError | ServiceUnavailableError:
-        if not any(member.endpoint.is_healthy for member in self._fleet.members.values()):
+        if not self._fleet.is_up:
             return NoEndpointAnsweredError(self._fleet.reasons(), waited_s=round(waited_s, 3))
         reasons = [f"{id_}: {queued.reason}" for id_, queued in self._waiting_at.items()]
         reasons += [f"{id_}: {reason}" for id_, reason in self._refused.items()]

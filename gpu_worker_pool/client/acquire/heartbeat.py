@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from math import inf
 
 from gpu_worker_pool.client.backends.lease_book import LeaseBook
 from gpu_worker_pool.errors import EndpointError
@@ -19,43 +19,24 @@ TRY_AGAIN_S = 0.5
 MOST_IDS = 500
 
 
-@dataclass(eq=False, slots=True)
-class HeldLease:
-    """A lease that this process holds."""
-
-    lease_id: str
-    ttl_s: float
-    lost: Lost
-
-    def extend(self, sent_at: float) -> None:
-        """Count the TTL from when a heartbeat was sent; the lease is given up one heartbeat before its end."""
-        self.lost.extend(sent_at + self.ttl_s * (1 - 1 / BEATS_PER_TTL))
-
-
 class Heartbeat:
     """One task for all leases at an endpoint: one call renews them all. The task runs while there are leases."""
 
     def __init__(self, book: LeaseBook, on_lost: Callable[[str, str], None]) -> None:
         self._book = book
         self._on_lost = on_lost
-        self._held: dict[str, HeldLease] = {}
+        self._held: dict[str, Lost] = {}
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def add(self, held: HeldLease, safe_since: float) -> None:
-        held.extend(safe_since)
-        self._held[held.lease_id] = held
+    def add(self, lease_id: str, lost: Lost, safe_since: float) -> None:
+        _extend(lost, safe_since)
+        self._held[lease_id] = lost
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
     def drop(self, lease_id: str) -> None:
-        """Stop renewing a lease that is released."""
-        held = self._held.pop(lease_id, None)
-        if held is not None:
-            held.lost.settle()
+        self._held.pop(lease_id, None)
         if not self._held and self._task is not None:
             self._task.cancel()
             self._task = None
@@ -68,8 +49,7 @@ class Heartbeat:
             await asyncio.wait([task])
 
     async def _run(self) -> None:
-        beat_s = min(held.ttl_s for held in self._held.values()) / BEATS_PER_TTL
-        nap_s = beat_s
+        nap_s = beat_s = self._beat_s()
         while self._held and os.getpid() == self._pid:
             await asyncio.sleep(self._until_next(nap_s))
             self._give_up_what_is_late()
@@ -79,17 +59,18 @@ class Heartbeat:
                 # No longer than until a lease is to be given up.
                 async with asyncio.timeout(self._until_next(beat_s)):
                     await self._beat()
-                nap_s = min(held.ttl_s for held in self._held.values()) / BEATS_PER_TTL if self._held else beat_s
+                nap_s = self._beat_s() if self._held else beat_s
             except (EndpointError, TimeoutError):
                 nap_s = min(TRY_AGAIN_S, beat_s / 2)
             self._give_up_what_is_late()
 
+    def _beat_s(self) -> float:
+        return min(lost.ttl_s for lost in self._held.values()) / BEATS_PER_TTL
+
     def _until_next(self, nap_s: float) -> float:
         """How long until the next heartbeat, or until a lease is to be given up."""
-        soonest = min(
-            (held.lost.ends_at for held in self._held.values() if held.lost.ends_at is not None), default=None
-        )
-        return nap_s if soonest is None else max(min(nap_s, soonest - boot_time()), 0.0)
+        soonest = min((lost.ends_at for lost in self._held.values() if lost.ends_at is not None), default=inf)
+        return max(min(nap_s, soonest - boot_time()), 0.0)
 
     async def _beat(self) -> None:
         ids = list(self._held)
@@ -97,16 +78,21 @@ class Heartbeat:
             renewal = await self._book.renew(ids[start : start + MOST_IDS])
             for lease_id in renewal.renewed:
                 if lease_id in self._held:
-                    self._held[lease_id].extend(renewal.sent_at)
+                    _extend(self._held[lease_id], renewal.sent_at)
             for lease_id, reason in renewal.lost.items():
                 self._give_up(lease_id, f"the server says: {reason}")
 
     def _give_up_what_is_late(self) -> None:
-        for held in list(self._held.values()):
-            if held.lost.is_set():
-                self._give_up(held.lease_id, "no heartbeat got through in time")
+        for lease_id, lost in list(self._held.items()):
+            if lost.is_set():
+                self._give_up(lease_id, "no heartbeat got through in time")
 
     def _give_up(self, lease_id: str, reason: str) -> None:
-        held = self._held.pop(lease_id, None)
-        if held is not None and held.lost.set(reason):
+        lost = self._held.pop(lease_id, None)
+        if lost is not None and lost.set(reason):
             self._on_lost(lease_id, reason)
+
+
+def _extend(lost: Lost, sent_at: float) -> None:
+    """Count the TTL from when a heartbeat was sent; the lease is given up one heartbeat before its end."""
+    lost.extend(sent_at + lost.ttl_s * (1 - 1 / BEATS_PER_TTL))

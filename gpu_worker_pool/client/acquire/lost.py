@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 from gpu_worker_pool.host.clock import boot_time
@@ -17,36 +17,30 @@ class Lost:
     stopped or the machine slept, before any timer has run.
     """
 
-    def __init__(self, clock: Callable[[], float] = boot_time) -> None:
-        self._clock = clock
-        self._event = asyncio.Event()
-        self._ends_at: float | None = None
-        self._is_over = False
+    def __init__(self, ttl_s: float) -> None:
+        self.ttl_s = ttl_s
+        # When the lease is lost if no further heartbeat gets through; None where it cannot be lost.
+        self.ends_at: float | None = None
         self.reason: str | None = None
+        self._event = asyncio.Event()
+        self._is_over = False
 
     def is_set(self) -> bool:
-        """Whether the GPU must not be used any more."""
         if self._event.is_set():
             return True
-        return not self._is_over and self._ends_at is not None and self._clock() >= self._ends_at
+        return not self._is_over and self.ends_at is not None and boot_time() >= self.ends_at
 
     async def wait(self) -> str:
-        """Wait for the loss; returns its reason."""
         await self._event.wait()
         return self.reason or "lost"
 
     def __await__(self) -> Generator[Any, None, str]:
         return self.wait().__await__()
 
-    @property
-    def ends_at(self) -> float | None:
-        """When the lease is lost if no further heartbeat gets through; None where it cannot be lost."""
-        return self._ends_at
-
     def extend(self, ends_at: float) -> None:
         """Note that a heartbeat got through; a lost lease stays lost."""
         if not self.is_set():
-            self._ends_at = max(ends_at, self._ends_at or ends_at)
+            self.ends_at = max(ends_at, self.ends_at or ends_at)
 
     def set(self, reason: str) -> bool:
         """Declare the lease lost; returns False where it was lost or released before."""

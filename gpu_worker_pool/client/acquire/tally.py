@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 
 class Tally:
@@ -10,7 +10,7 @@ class Tally:
         self.requests = 0
         self.granted = 0
         self.failed = 0
-        self.by_endpoint: dict[str, int] = {}
+        self.by_endpoint: Counter[str] = Counter()
         # Requests that wait at present, and the last ones that have stopped waiting though a server may still list them.
         self.waiting: set[str] = set()
         self.done: deque[str] = deque(maxlen=1000)

@@ -1,6 +1,4 @@
-"""Which client of this process has which GPU of a statistics-only server. Clients may run in several threads, each with
-an event loop of its own, and the server does not tell them apart.
-"""
+"""Which client of this process has which GPU of a statistics-only server. Clients may run in several threads."""
 
 from __future__ import annotations
 

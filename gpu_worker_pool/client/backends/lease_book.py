@@ -22,16 +22,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request waits, and why."""
-
-    position: int | None
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NeverGranted:
-    """The request will never be granted there, and why."""
-
     reason: str
 
 
@@ -57,22 +52,17 @@ class Renewal:
 class LeaseBook(Protocol):
     """Hands out the GPUs of one endpoint. Every call may raise EndpointError; each may be made again."""
 
-    def needs_heartbeat(self) -> bool:
-        """Whether a lease ends unless it is renewed."""
-        ...
+    # Whether a lease ends unless it is renewed.
+    needs_heartbeat: bool
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""
-        ...
 
     async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
         """Wait until it is no longer queued, or the time is over."""
-        ...
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:
         """Send a heartbeat for these leases."""
-        ...
 
     async def release(self, lease_id: str) -> None:
         """Release the lease, or leave the queue; a lease that is unknown there counts as released."""
-        ...

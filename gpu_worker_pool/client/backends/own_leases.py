@@ -32,9 +32,9 @@ RENEW_S = 3600.0
 
 
 class OwnLeases:
-    """Hands out an endpoint's GPUs among the workers of this process. `place` is the server's address: clients of this
-    process that ask the same server keep off each other's GPUs.
-    """
+    """Hands out an endpoint's GPUs to this process. Its clients of one server, at `place`, keep off each other's."""
+
+    needs_heartbeat = False
 
     def __init__(self, settings: PoolSettings, place: str) -> None:
         self._place = place
@@ -44,12 +44,8 @@ class OwnLeases:
         self._driver = Driver(replace(settings, awaits_reading_after_release=False), clock=boot_time)
         # This history is never read; it is there because a driver needs one.
         journal = MemoryJournal(most_ended=1)
-        self._driver.open(
-            journal.load(0),
-            InlineWriter(journal, SHORTEST_HISTORY),
-            boot_id="this process",
-            wall_offset_s=wall_offset(),
-        )
+        writer = InlineWriter(journal, SHORTEST_HISTORY)
+        self._driver.open(journal.load(0), writer, boot_id="this process", wall_offset_s=wall_offset())
         self._renewing = asyncio.ensure_future(self._keep_alive())
         self._driver.listeners.append(self._follow)
         OF_THIS_PROCESS.join(self, self._others_changed)
@@ -59,7 +55,6 @@ class OwnLeases:
         return self._driver.state
 
     def observe(self, readings: Sequence[Reading]) -> None:
-        """Take in what the server measured."""
         self._measured = {reading.gpu.key.uuid: reading for reading in readings}
         self._observe_again()
 
@@ -104,9 +99,6 @@ class OwnLeases:
         self._driver.close()
         OF_THIS_PROCESS.leave(self)
 
-    def needs_heartbeat(self) -> bool:
-        return False
-
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
             if isinstance(event, ev.LeaseRefused):
@@ -126,8 +118,7 @@ class OwnLeases:
         await self._driver.do(cmd.Release(lease_id))
 
     def _answer(self, lease_id: str) -> LeaseAnswer:
-        lease = self.state.find(lease_id)
-        match lease:
+        match lease := self.state.find(lease_id):
             case ActiveLease():
                 gpus = tuple(map(self._gpu, lease.gpus))
                 devices = ",".join(str(gpu.index) for gpu in gpus)
@@ -135,7 +126,7 @@ class OwnLeases:
                 return Granted(gpus, lease.fence, env, boot_time())
             case QueuedLease():
                 position = self.state.queue.position(lease)
-                return Queued(position, f"position {position} among the workers of this process")
+                return Queued(f"position {position} among the workers of this process")
         return Over("another client of this process was quicker")
 
     def _gpu(self, key: GpuKey) -> Gpu:

@@ -8,13 +8,13 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.identity import pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import GpuRef, LeaseView, RenewAnswer
@@ -30,17 +30,9 @@ HOPELESS = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
 
 def holder(worker_id: str, pid: int | None = None) -> Holder:
-    """The holder of a lease, with all by which a server on the same machine can watch its process: this one, or the
-    process with this number, which is to use the GPU.
-    """
+    """The holder of a lease, with what a server on its machine needs to watch its process: this one, or `pid`."""
     facts = _own_facts(os.getpid()) if pid is None else _facts_of(pid)
     return replace(facts, worker_id=worker_id)
-
-
-@lru_cache(maxsize=1)
-def _own_facts(pid: int) -> Holder:
-    """Facts that are read once a process: a forked child has another pid, so it does not use its parent's."""
-    return _facts_of(pid)
 
 
 def _facts_of(pid: int) -> Holder:
@@ -48,43 +40,38 @@ def _facts_of(pid: int) -> Holder:
         owner = getpass.getuser()
     except (KeyError, OSError, ImportError):
         owner = None
-    try:
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        namespace = None  # without /proc a server cannot watch the process either
+    namespace = pid_namespace()
     return Holder(
         owner=owner,
         host=socket.gethostname(),
         pid=pid,
         pid_started=ProcessTable().started(pid),
-        boot_id=boot_id() if namespace else None,
+        boot_id=boot_id() if namespace else None,  # without /proc a server cannot watch the process
         pid_namespace=namespace,
     )
 
 
+# Read once a process. A forked child has another pid, so it does not use its parent's.
+_own_facts = lru_cache(maxsize=1)(_facts_of)
+
+
 class ServerLeases:
-    """The lease calls of one endpoint."""
+    needs_heartbeat = True
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
-    def needs_heartbeat(self) -> bool:
-        return True
-
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
-        """PUT /leases/{id}, without waiting."""
         reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))
         return self._answer(reply)
 
     async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
-        """GET /leases/{id}, held back by the server."""
         reply = await self._endpoint.call("GET", f"/leases/{lease_id}?wait_s={wait_s:g}", extra_s=wait_s)
         if reply.status == 404:
             return Over("the server does not know it any more")
         return self._answer(reply)
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:
-        """POST /leases/renew for all of them."""
         body = asdict(RenewForm(ids=tuple(lease_ids)))
         reply = await self._endpoint.call("POST", "/leases/renew", body=body, is_vital=True)
         answer = read(RenewAnswer, reply.data) if reply.status == 200 else None
@@ -94,7 +81,6 @@ class ServerLeases:
         return Renewal(reply.sent_at, renewed, {item.id: item.reason for item in answer.lost})
 
     async def release(self, lease_id: str) -> None:
-        """DELETE /leases/{id}."""
         reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
@@ -115,31 +101,15 @@ class ServerLeases:
                     raise self._endpoint.error("its answer grants no GPU that it can name")
                 return Granted(gpus, lease.fence, dict(lease.env), _safe_since(reply, lease))
             case "queued":
-                return Queued(lease.position, lease.reason or "")
+                return Queued(lease.reason or "")
         return Over(lease.end_reason or lease.reason or "ended")
 
 
 def _body(request: Request) -> dict[str, Any]:
     """What is sent; what is not set is left out, so that the server's own default is used."""
-    wishes, holder = request.wishes, request.holder
-    form = LeaseForm(
-        gpus=wishes.gpus,
-        memory_mb=wishes.memory_mb,
-        model=wishes.model,
-        among=wishes.among,
-        priority=request.priority,
-        ttl_s=request.ttl_s,
-        memory_threshold_percent=wishes.memory_threshold_percent,
-        utilization_threshold_percent=wishes.utilization_threshold_percent,
-        worker_id=holder.worker_id,
-        owner=holder.owner,
-        host=holder.host,
-        pid=holder.pid,
-        pid_started=holder.pid_started,
-        boot_id=holder.boot_id,
-        pid_namespace=holder.pid_namespace,
-        labels=dict(request.labels),
-    )
+    facts = {**asdict(request.wishes), **asdict(request.holder)}
+    del facts["process"]  # for the server to find out
+    form = LeaseForm(**facts, priority=request.priority, ttl_s=request.ttl_s, labels=dict(request.labels))
     return {name: value for name, value in asdict(form).items() if value is not None and value != {}}
 
 
@@ -150,8 +120,8 @@ def _gpu(ref: GpuRef) -> Gpu | None:
 
 
 def _safe_since(reply: Reply, lease: LeaseView) -> float | None:
-    """When the call was sent, where that very call was granted. Otherwise computed from what is left of the TTL: the server
-    answered after the call was sent, so no more of the TTL had run by then.
+    """When the TTL began at the earliest: when the call was sent, if that call was granted; else by what is left of it,
+    because the server answered after the call was sent.
     """
     if reply.status == 201:
         return reply.sent_at

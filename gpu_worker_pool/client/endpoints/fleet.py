@@ -12,14 +12,14 @@ from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
 from gpu_worker_pool.client.backends.lease_book import LeaseBook
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.balancing import EndpointView, make_balancer
+from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.wire.transport import Transport
 
-from .endpoint import Endpoint, EndpointLimits
+from .endpoint import Endpoint
 from .seen_pool import Change, SeenGpu, SeenPool, parse_pool, parse_sizes, parse_summary
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ class Member:
         self.taken[uuid, worker_id] = boot_time()
 
     def note_released(self, uuid: str, worker_id: str) -> None:
-        """Note that this process released a GPU, or lost it."""
         self.taken.pop((uuid, worker_id), None)
         self.released[uuid, worker_id] = boot_time()
 
@@ -82,25 +81,23 @@ class Member:
 
 
 class Fleet:
-    """The endpoints of one client."""
-
     def __init__(self, config: ClientConfig, on_lost: Callable[[str, str], None]) -> None:
         self._config = config
-        self._transport = transport = Transport(ca_file=config.ca_file)
-        limits = EndpointLimits(
-            timeout_s=min(config.endpoint_timeout, config.request_timeout),
-            max_retries=config.endpoint_max_retries,
-            health_check_interval_s=config.endpoint_health_check_interval,
-        )
+        self._transport = Transport(ca_file=config.ca_file)
         self.members: dict[str, Member] = {}
         for endpoint_id, url in config.endpoints.items():
-            endpoint = Endpoint(endpoint_id, url, transport, limits=limits, token=config.tokens.get(endpoint_id))
+            endpoint = Endpoint(endpoint_id, url, self._transport, config)
             book = ServerLeases(endpoint)
             self.members[endpoint_id] = Member(endpoint, book, Heartbeat(book, on_lost))
-        self.balancer = make_balancer(config.strategy)
+        self.balancer = Balancer(config.strategy)
         self._tasks: list[asyncio.Task[None]] = []
         self._change: asyncio.Future[None] | None = None
         self.is_stopping = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether one endpoint at least can be used."""
+        return any(member.endpoint.is_healthy for member in self.members.values())
 
     async def start(self) -> None:
         """Poll all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
@@ -111,7 +108,7 @@ class Fleet:
         waiting = set(firsts)
         try:
             async with asyncio.timeout(FIRST_ANSWER_S):
-                while waiting and not any(member.endpoint.is_healthy for member in self.members.values()):
+                while waiting and not self.is_up:
                     _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 # A moment for those that answer almost as quickly as the first: a request can then choose among them.
                 if waiting:
@@ -124,16 +121,14 @@ class Fleet:
             await asyncio.gather(*firsts, return_exceptions=True)
             raise
         for first, member in zip(firsts, self.members.values(), strict=True):
-            task = asyncio.create_task(self._keep_polling(member, first), name=f"gpu-watch-{member.id}")
-            self._tasks.append(task)
-        if not any(member.endpoint.is_healthy for member in self.members.values()):
+            self._tasks.append(asyncio.create_task(self._keep_polling(member, first), name=f"gpu-watch-{member.id}"))
+        if not self.is_up:
             logger.warning("no endpoint answers yet: %s", self.reasons())
 
     def say_that_it_stops(self) -> None:
         """Wake the requests that wait for an endpoint, so that they end."""
         self.is_stopping = True
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
+        self._tell_of_change()
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -150,15 +145,9 @@ class Fleet:
         """The endpoints that are up, the one to try first at the front."""
         views = []
         for member in self.members.values():
-            gpus = member.gpus()
+            gpus, endpoint = member.gpus(), member.endpoint
             views.append(
-                EndpointView(
-                    member.id,
-                    member.endpoint.is_healthy,
-                    len(gpus.gpus),
-                    gpus.available,
-                    member.endpoint.recovered_at,
-                )
+                EndpointView(member.id, endpoint.is_healthy, len(gpus.gpus), gpus.available, endpoint.recovered_at)
             )
         return [self.members[endpoint_id] for endpoint_id in self.balancer.order(views, boot_time())]
 
@@ -176,6 +165,10 @@ class Fleet:
             self._change = asyncio.get_running_loop().create_future()
         return self._change
 
+    def _tell_of_change(self) -> None:
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
     def note_failure(self, member: Member, error: EndpointError) -> None:
         """Have the next poll come at once after a failed call: it tells whether the endpoint is down."""
         logger.info("endpoint %s: %s", member.id, error.reason, extra={"endpoint": member.id})
@@ -183,12 +176,10 @@ class Fleet:
 
     async def try_again(self, member: Member) -> bool:
         """Poll an endpoint now, even where its breaker is open; returns whether it is up."""
-        member.endpoint.allow_probe_now()
+        member.endpoint.breaker.allow_probe_now(boot_time())
         # Vital, because a poll that is under way, and may hang, has the only call that the breaker lets through.
         await self._poll(member, is_vital=True)
         return member.endpoint.is_healthy
-
-    # --- looking ---------------------------------------------------------------------------------------------------
 
     async def _keep_polling(self, member: Member, first: asyncio.Task[None]) -> None:
         try:
@@ -203,7 +194,8 @@ class Fleet:
         endpoint = member.endpoint
         interval_s = self._config.polling_interval
         if not endpoint.is_healthy:
-            interval_s = min(max(endpoint.retry_in_s(), 0.05), self._config.endpoint_health_check_interval)
+            retry_in_s = max(endpoint.breaker.retry_in_s(boot_time()), 0.05)
+            interval_s = min(retry_in_s, self._config.endpoint_health_check_interval)
         try:
             async with asyncio.timeout(interval_s):
                 await member.poll_now.wait()
@@ -226,8 +218,8 @@ class Fleet:
             endpoint.mark_healthy()
             if not was_healthy:
                 logger.info("endpoint %s is up (%s)", member.id, endpoint.kind, extra={"endpoint": member.id})
-        if was_healthy != endpoint.is_healthy and self._change is not None and not self._change.done():
-            self._change.set_result(None)
+        if was_healthy != endpoint.is_healthy:
+            self._tell_of_change()
 
     async def _poll_once(self, member: Member, *, is_vital: bool) -> None:
         endpoint = member.endpoint
@@ -253,9 +245,7 @@ class Fleet:
         endpoint.kind = "statistics"
 
     async def _sizes(self, endpoint: Endpoint) -> dict[int, float]:
-        """How large the GPUs are, for requests that share one; a server that does not tell can still hand out whole
-        GPUs.
-        """
+        """How large the GPUs are, for requests that share one. Without it, GPUs are handed out whole."""
         try:
             reply = await endpoint.call("GET", "/gpu/stats")
             return parse_sizes(reply.data) if reply.status == 200 else {}
@@ -276,13 +266,10 @@ class Fleet:
                 ),
                 member.endpoint.url.url,
             )
-            logger.log(
-                logging.DEBUG if member.endpoint.url.url in _WARNED else logging.WARNING,
-                "endpoint %s has statistics only, no leases: only the workers of this process are coordinated",
-                member.id,
-                extra={"endpoint": member.id},
-            )
-            _WARNED.add(member.endpoint.url.url)
+            url, fields = member.endpoint.url.url, {"endpoint": member.id}
+            text = "endpoint %s has statistics only, no leases: only the workers of this process are coordinated"
+            logger.log(logging.DEBUG if url in _WARNED else logging.WARNING, text, member.id, extra=fields)
+            _WARNED.add(url)
         member.own_leases.observe(readings)
         member.view = SeenPool(seen_at=boot_time())
 
@@ -290,10 +277,8 @@ class Fleet:
 def _own_view(own: OwnLeases, view: SeenPool) -> SeenPool:
     state = own.state
     gpus = []
-    for slot in sorted(state.slots.values(), key=lambda slot: slot.reading.gpu.index if slot.reading else -1):
-        reading = slot.reading
-        if reading is None:
-            continue
+    read = [(slot.reading, slot) for slot in state.slots.values() if slot.reading is not None]
+    for reading, slot in sorted(read, key=lambda item: item[0].gpu.index):
         holders = [state.leases[lease_id].request.holder for lease_id in slot.occupants]
         gpus.append(
             SeenGpu(

@@ -11,9 +11,7 @@ NO_SEQ = 0
 
 
 def condense(state: PoolState) -> list[ev.DurableEvent]:
-    """The events that turn an empty pool into this one. They leave out what a restart makes void (readings, times of
-    renewal) and the ended leases, which a journal keeps separately.
-    """
+    """The events that turn an empty pool into this one, without what a restart makes void, and without ended leases."""
     at = state.clock
     events: list[ev.DurableEvent] = []
     if state.boot_id is not None:

@@ -156,15 +156,13 @@ def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Readin
 
 
 def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
-    """The latest reading of each GPU, unless it is older than the known one. A reading from the future would never
-    become stale, so its time is set to now.
-    """
+    """The latest reading of each GPU, unless it is older than the known one."""
     newest: dict[GpuKey, Reading] = {}
     for reading in readings:
         known = newest.get(reading.gpu.key)
         if known is None and (slot := state.slots.get(reading.gpu.key)) is not None:
             known = slot.reading
-        at = min(reading.at, now)
+        at = min(reading.at, now)  # a reading from the future would never become stale
         if known is None or at >= known.at:
             newest[reading.gpu.key] = reading if at == reading.at else replace(reading, at=at)
     return tuple(newest.values())

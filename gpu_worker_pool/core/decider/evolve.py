@@ -206,7 +206,6 @@ def _forget_reclaimable(state: PoolState, lease: DrainingLease, key: GpuKey) -> 
 
 
 def _remember(state: PoolState, lease: EndedLease) -> None:
-    """Keep an ended lease for later queries; the oldest are dropped."""
     state.ended[lease.id] = lease
     while len(state.ended) > state.settings.remembered_ended_leases:
         del state.ended[next(iter(state.ended))]

@@ -97,7 +97,7 @@ class _Rotation:
 
 
 class Balancer:
-    """Orders endpoints by one strategy; `make_balancer` makes it.
+    """Orders endpoints by one of `STRATEGIES`; for any other name a ValueError lists them.
 
     An endpoint that recovered less than `ramp_s` ago gets a share of its weight that grows linearly from
     `FIRST_RAMP_SHARE` to all of it. Until then its rank counts as no better than the best of the others.
@@ -140,11 +140,3 @@ class Balancer:
 
     def __repr__(self) -> str:
         return f"<Balancer {self.name}: {self._rotation!r}>"
-
-
-def make_balancer(name: str, ramp_s: float = 30.0) -> Balancer:
-    """Return a balancer for one of `STRATEGIES`; for any other name a ValueError lists them.
-
-    `ramp_s` is how long a recovered endpoint takes to regain its full share; 0 means at once.
-    """
-    return Balancer(name, ramp_s)

@@ -13,9 +13,7 @@ DEFAULT_OPEN_FOR = Backoff(first_s=5.0, max_s=60.0)
 
 class BreakerState(StrEnum):
     CLOSED = "closed"
-    """Every call goes through."""
     OPEN = "open"
-    """No call goes through."""
     HALF_OPEN = "half_open"
     """One call at a time goes through, to see whether the endpoint is back."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 
 class Deadlines:
-    """One due time for each id, sorted by time."""
-
     def __init__(self) -> None:
         self._due_at: dict[str, float] = {}
         self._sorted: list[tuple[float, str]] = []

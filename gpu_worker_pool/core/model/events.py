@@ -22,20 +22,14 @@ class Event:
 
 
 class DurableEvent(Event):
-    """An event that must be journaled."""
-
     __slots__ = ()
 
 
 class VolatileEvent(Event):
-    """An event that a restart makes void."""
-
     __slots__ = ()
 
 
 class Refusal(Event):
-    """A refused command; the state does not change."""
-
     __slots__ = ()
 
 
@@ -65,8 +59,6 @@ class LeaseQueued(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted(DurableEvent):
-    """The holder has these GPUs from now on."""
-
     lease_id: str
     gpus: tuple[GpuKey, ...]
     fence: int

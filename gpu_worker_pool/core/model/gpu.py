@@ -29,8 +29,6 @@ class ProcessId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU with its index and name, for people."""
-
     key: GpuKey
     index: int
     name: str

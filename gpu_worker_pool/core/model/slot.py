@@ -11,9 +11,7 @@ from .gpu import GpuKey, GpuProcess, ProcessId, Reading
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A lease on a GPU. `asked_mb` is the memory it asked for; None means exclusive. `process` is the holder's process,
-    if known: memory of that process is the lease's.
-    """
+    """A lease on a GPU. `asked_mb` is None if it is exclusive. Memory of the holder's `process` is the lease's."""
 
     asked_mb: float | None
     process: ProcessId | None = None
@@ -22,10 +20,8 @@ class Occupant:
 
 @dataclass(slots=True)
 class GpuSlot:
-    """One GPU in the pool.
-
-    `occupants` are the leases on it, active or draining, in the order of their grants. `members` are the processes that
-    were seen to belong to each of them.
+    """One GPU in the pool. `occupants` are the leases on it, active or draining, in the order of their grants. `members`
+    are the processes that were seen to belong to each of them.
     """
 
     key: GpuKey
@@ -159,9 +155,7 @@ def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwnership:
-    """The leases that a process on a GPU belongs to. `is_outside` is True if it belongs to none, and None if that
-    cannot be told because the processes of some lease on the GPU are unknown.
-    """
+    """The leases of a process. `is_outside`: it has none; None if the processes of some lease there are unknown."""
 
     lease_ids: tuple[str, ...]
     is_outside: bool | None

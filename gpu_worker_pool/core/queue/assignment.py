@@ -150,9 +150,7 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
 
 
 def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[GpuKey]:
-    """The GPUs that a waiter could use now, on the node where it can use the most (of equals, the first by name). Only
-    nodes with enough suitable GPUs count.
-    """
+    """The GPUs a waiter could use now, on the suitable node where it can use the most (of equals, the first by name)."""
     if wishes.gpus == 1:
         return []  # a usable GPU would have been granted
     most: list[GpuKey] = []

@@ -114,9 +114,7 @@ class Capacity:
         excluded: Mapping[GpuKey, str],
         ignored_processes: AbstractSet[str],
     ) -> bool:
-        """Update the indexes for these GPUs; a GPU without a slot is dropped. Return whether a request could be
-        affected.
-        """
+        """Update the indexes for these GPUs; one without a slot is dropped. Return whether it may affect a request."""
         changed: dict[str, dict[GpuKey, SlotFacts | None]] = {}
         for key in touched:
             slot, index = slots.get(key), self._nodes.get(key.node)
@@ -157,10 +155,6 @@ class Capacity:
             self._names.change(old.indexed if old else (), new.indexed)
         # If a name now means another GPU, or none, a request by that name could use other GPUs than before.
         return old is None or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
-
-    @property
-    def nodes(self) -> AbstractSet[str]:
-        return self._nodes.keys()
 
     @property
     def has_shared_gpus(self) -> bool:

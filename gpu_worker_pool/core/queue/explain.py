@@ -26,8 +26,6 @@ class GpuVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A waiter's queue position, and a verdict on each GPU of the pool."""
-
     lease_id: str
     position: int
     queue_length: int

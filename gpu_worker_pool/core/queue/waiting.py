@@ -15,8 +15,6 @@ QueueKey = tuple[int, int, str]
 
 
 class LeaseQueue:
-    """The waiters in the order in which they are served."""
-
     def __init__(self) -> None:
         self._keys: list[QueueKey] = []
         self._by_wishes: dict[Wishes, list[QueueKey]] = {}

@@ -54,9 +54,7 @@ class Accounts:
         return account, complete_since
 
     def trace(self, begin: Callable[[], Timeline], *, but_for: Container[str] = ()) -> tuple[Timeline, float | None]:
-        """Add all ended leases except `but_for`, the last one first, to the timeline that `begin` makes; otherwise as
-        `count`.
-        """
+        """As `count`, for the timeline that `begin` makes; the last lease is added first."""
         with self._one_moment() as (connection, complete_since):
             timeline = begin()
             within = (timeline.since, timeline.now)

@@ -19,8 +19,6 @@ _FORM = struct.Struct("<Q?40sI")
 
 
 class HighWaterMark:
-    """The last written position, in a small file."""
-
     def __init__(self, path: Path, *, is_durable: bool) -> None:
         self._path = Path(f"{path}.mark")
         self._is_durable = is_durable

@@ -79,17 +79,12 @@ class SqliteJournal:
             self.close()
             raise
 
-    # --- the contract ------------------------------------------------------------------------------------------------
-
     def load(self, most_ended: int) -> History:
         """Return all events and at most this many ended leases; a damaged file is quarantined."""
         with journal_errors(self._path):
             connection = self._writable()
             with self._quarantine_if_damaged():
-                return History(
-                    tuple(self._read_events(connection)),
-                    tuple(self._read_ended(connection, most_ended)),
-                )
+                return History(tuple(self._read_events(connection)), tuple(self._read_ended(connection, most_ended)))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         rows, crc = _event_rows(events, self._crc)
@@ -107,7 +102,6 @@ class SqliteJournal:
         reach("after_append")
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
-        """Replace all events by these, all or none; the file stops growing."""
         rows, crc = _event_rows(events, 0)
         with self._transaction() as connection:
             self._rewrite(connection, rows)
@@ -141,8 +135,6 @@ class SqliteJournal:
     def __repr__(self) -> str:
         state = "closed" if self._lock is None else f"{self._since_compaction} events since the last compaction"
         return f"<SqliteJournal {self._path}: {self._durability}, {state}>"
-
-    # --- writing -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -206,8 +198,6 @@ class SqliteJournal:
         self._log = _identity(self._log_path)
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
-    # --- reading -----------------------------------------------------------------------------------------------------
-
     def _read_events(self, connection: sqlite3.Connection) -> Iterator[DurableEvent]:
         crc = 0
         for body, noted_crc in connection.execute(self._sql["read_events"]):
@@ -219,12 +209,8 @@ class SqliteJournal:
             _checked_crc(body, noted_crc, 0)
             yield decode_ended(body)
 
-    # --- opening -----------------------------------------------------------------------------------------------------
-
     def _create_unless_damaged(self) -> None:
-        """Create the journal; there is no file at the path. It is the first start, or the first after damage that no
-        operator has dealt with yet.
-        """
+        """Create the journal at the first start; refuse after damage that no operator has dealt with yet."""
         # A log without its database would be taken for the new database's log, and ruin it.
         if Path(f"{self._path}-wal").exists():
             quarantine.isolate(self._path)
@@ -297,9 +283,7 @@ class SqliteJournal:
 
     @contextmanager
     def _quarantine_if_damaged(self) -> Iterator[None]:
-        """While a file is opened or read: quarantine it if it is damaged, so that the next start does not miss the
-        damage.
-        """
+        """While a file is opened or read: quarantine it if it is damaged, so that the next start notices."""
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
@@ -387,6 +371,3 @@ def _ended_row(lease: EndedLease) -> Row:
 def _storable(text: str | None) -> str | None:
     """Escape lone surrogates, which are not UTF-8; the body has them unchanged."""
     return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-__all__ = ["Durability", "SqliteJournal"]

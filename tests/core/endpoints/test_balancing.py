@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView, make_balancer
+from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView
 
 NOW = 1000.0
 
@@ -36,23 +36,23 @@ def test_the_strategies_are_those_of_the_documents() -> None:
 
 @every_strategy
 def test_a_balancer_knows_its_name(name: str) -> None:
-    assert make_balancer(name).name == name
+    assert Balancer(name).name == name
 
 
 def test_an_unknown_strategy_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match="one of availability, round_robin, weighted, not 'random'"):
-        make_balancer("random")
+        Balancer("random")
 
 
 @pytest.mark.parametrize("ramp_s", [-1.0, math.nan, math.inf])
 def test_a_bad_ramp_is_refused_by_name_and_value(ramp_s: float) -> None:
     with pytest.raises(ValueError, match=f"ramp_s must be .* not {ramp_s}"):
-        make_balancer("weighted", ramp_s)
+        Balancer("weighted", ramp_s)
 
 
 @every_strategy
 def test_without_a_healthy_endpoint_there_is_nothing_to_try(name: str) -> None:
-    balancer = make_balancer(name)
+    balancer = Balancer(name)
 
     assert balancer.order([], NOW) == []
     assert balancer.order([endpoint("a", is_healthy=False)], NOW) == []
@@ -62,12 +62,12 @@ def test_without_a_healthy_endpoint_there_is_nothing_to_try(name: str) -> None:
 def test_unhealthy_endpoints_are_left_out(name: str) -> None:
     views = [endpoint("a"), endpoint("b", is_healthy=False), endpoint("c")]
 
-    assert sorted(make_balancer(name).order(views, NOW)) == ["a", "c"]
+    assert sorted(Balancer(name).order(views, NOW)) == ["a", "c"]
 
 
 @every_strategy
 def test_equal_endpoints_get_equal_shares(name: str) -> None:
-    shares = served(make_balancer(name), [endpoint(id_) for id_ in "abcdefg"])
+    shares = served(Balancer(name), [endpoint(id_) for id_ in "abcdefg"])
 
     assert sorted(shares) == list("abcdefg")
     assert max(shares.values()) - min(shares.values()) <= 1
@@ -75,7 +75,7 @@ def test_equal_endpoints_get_equal_shares(name: str) -> None:
 
 @every_strategy
 def test_a_repr_shows_the_strategy_and_who_is_owed_what(name: str) -> None:
-    balancer = make_balancer(name)
+    balancer = Balancer(name)
     balancer.order([endpoint("a"), endpoint("b")], NOW)
 
     assert repr(balancer) == f"<Balancer {name}: a -0.50, b +0.50>"
@@ -85,7 +85,7 @@ def test_a_repr_shows_the_strategy_and_who_is_owed_what(name: str) -> None:
 
 
 def test_round_robin_goes_round_and_lists_the_next_ones_in_turn() -> None:
-    balancer = make_balancer("round_robin")
+    balancer = Balancer("round_robin")
     views = [endpoint("c"), endpoint("a"), endpoint("b")]
 
     assert [balancer.order(views, NOW) for _ in range(4)] == [
@@ -97,7 +97,7 @@ def test_round_robin_goes_round_and_lists_the_next_ones_in_turn() -> None:
 
 
 def test_round_robin_keeps_its_order_over_many_rounds() -> None:
-    balancer = make_balancer("round_robin")
+    balancer = Balancer("round_robin")
     views = [endpoint(id_) for id_ in "abcdefg"]
 
     firsts = "".join(balancer.order(views, NOW)[0] for _ in range(14_000))
@@ -106,7 +106,7 @@ def test_round_robin_keeps_its_order_over_many_rounds() -> None:
 
 
 def test_round_robin_ignores_capacity_and_availability() -> None:
-    assert served(make_balancer("round_robin"), [endpoint("a", 100), endpoint("b", 1, 0)]) == {
+    assert served(Balancer("round_robin"), [endpoint("a", 100), endpoint("b", 1, 0)]) == {
         "a": 500,
         "b": 500,
     }
@@ -114,7 +114,7 @@ def test_round_robin_ignores_capacity_and_availability() -> None:
 
 @pytest.mark.parametrize("dead", ["a", "b", "c"])
 def test_round_robin_goes_on_in_turn_when_an_endpoint_dies(dead: str) -> None:
-    balancer = make_balancer("round_robin")
+    balancer = Balancer("round_robin")
     balancer.order([endpoint("a"), endpoint("b"), endpoint("c")], NOW)
     survivors = [endpoint(id_) for id_ in "abc" if id_ != dead]
 
@@ -129,7 +129,7 @@ fleets_coming_and_going = st.lists(st.sets(st.sampled_from("cdefg")), max_size=2
 
 @given(fleets_coming_and_going)
 def test_round_robin_treats_two_endpoints_alike_however_others_come_and_go(others: list[set[str]]) -> None:
-    balancer = make_balancer("round_robin")
+    balancer = Balancer("round_robin")
     shares: Counter[str] = Counter()
     for healthy in others:
         views = [endpoint(id_, is_healthy=id_ in "ab" or id_ in healthy) for id_ in "abcdefg"]
@@ -142,7 +142,7 @@ def test_round_robin_treats_two_endpoints_alike_however_others_come_and_go(other
 def test_round_robin_gives_everyone_a_fair_share_of_the_requests_it_was_there_for(
     fleets: list[set[str]],
 ) -> None:
-    balancer = make_balancer("round_robin")
+    balancer = Balancer("round_robin")
     served_first: Counter[str] = Counter()
     fair: dict[str, float] = dict.fromkeys("cdefg", 0.0)
     for healthy in filter(None, fleets):
@@ -154,7 +154,7 @@ def test_round_robin_gives_everyone_a_fair_share_of_the_requests_it_was_there_fo
 
 
 def test_round_robin_favours_nobody_while_another_endpoint_flaps() -> None:
-    balancer = make_balancer("round_robin")
+    balancer = Balancer("round_robin")
     firsts = [
         balancer.order([endpoint("a"), endpoint("b"), endpoint("c", is_healthy=call % 2 == 0)], NOW)[0]
         for call in range(1000)
@@ -171,14 +171,14 @@ def test_round_robin_favours_nobody_while_another_endpoint_flaps() -> None:
 def test_weighted_serves_in_proportion_to_capacity() -> None:
     views = [endpoint("a", 8), endpoint("b", 4), endpoint("c", 2), endpoint("d", 1)]
 
-    shares = served(make_balancer("weighted"), views)
+    shares = served(Balancer("weighted"), views)
 
     for id_, weight in {"a": 8, "b": 4, "c": 2, "d": 1}.items():
         assert abs(shares[id_] - 1000 * weight / 15) <= 1
 
 
 def test_weighted_is_smooth_as_in_nginx() -> None:
-    balancer = make_balancer("weighted")
+    balancer = Balancer("weighted")
     views = [endpoint("a", 5), endpoint("b", 1), endpoint("c", 1)]
 
     firsts = "".join(balancer.order(views, NOW)[0] for _ in range(14))
@@ -187,14 +187,14 @@ def test_weighted_is_smooth_as_in_nginx() -> None:
 
 
 def test_weighted_ignores_availability() -> None:
-    assert served(make_balancer("weighted"), [endpoint("a", 6, 0), endpoint("b", 2, 2)]) == {
+    assert served(Balancer("weighted"), [endpoint("a", 6, 0), endpoint("b", 2, 2)]) == {
         "a": 750,
         "b": 250,
     }
 
 
 def test_weighted_lists_an_endpoint_without_gpus_last() -> None:
-    balancer = make_balancer("weighted")
+    balancer = Balancer("weighted")
     views = [endpoint("a", 0), endpoint("b", 1), endpoint("c", 100)]
 
     orders = [balancer.order(views, NOW) for _ in range(1000)]
@@ -203,11 +203,11 @@ def test_weighted_lists_an_endpoint_without_gpus_last() -> None:
 
 
 def test_weighted_rotates_evenly_if_no_endpoint_has_gpus() -> None:
-    assert served(make_balancer("weighted"), [endpoint("a", 0), endpoint("b", 0)]) == {"a": 500, "b": 500}
+    assert served(Balancer("weighted"), [endpoint("a", 0), endpoint("b", 0)]) == {"a": 500, "b": 500}
 
 
 def test_weighted_keeps_its_proportions_while_another_endpoint_flaps() -> None:
-    balancer = make_balancer("weighted")
+    balancer = Balancer("weighted")
     shares: Counter[str] = Counter()
     for call in range(9000):
         views = [endpoint("a", 8), endpoint("b", 1), endpoint("c", 8, is_healthy=call % 2 == 0)]
@@ -221,7 +221,7 @@ def test_weighted_keeps_its_proportions_while_another_endpoint_flaps() -> None:
 def test_weighted_is_never_far_from_the_fair_share(capacities: list[int], calls: int) -> None:
     views = [endpoint(f"server{number}", capacity) for number, capacity in enumerate(capacities)]
 
-    shares = served(make_balancer("weighted"), views, calls)
+    shares = served(Balancer("weighted"), views, calls)
 
     for view in views:
         assert abs(shares[view.endpoint_id] - calls * view.total_gpus / sum(capacities)) <= 2
@@ -233,26 +233,26 @@ def test_weighted_is_never_far_from_the_fair_share(capacities: list[int], calls:
 def test_availability_puts_the_highest_percentage_first() -> None:
     views = [endpoint("a", 8, 4), endpoint("b", 2, 2), endpoint("c", 100, 99)]
 
-    assert make_balancer("availability").order(views, NOW) == ["b", "c", "a"]
+    assert Balancer("availability").order(views, NOW) == ["b", "c", "a"]
 
 
 def test_availability_puts_more_gpus_first_where_percentages_are_equal() -> None:
     views = [endpoint("a", 2, 1), endpoint("b", 8, 4), endpoint("c", 6, 3)]
 
-    assert make_balancer("availability").order(views, NOW) == ["b", "c", "a"]
+    assert Balancer("availability").order(views, NOW) == ["b", "c", "a"]
 
 
 def test_availability_lists_full_endpoints_and_those_without_gpus_last() -> None:
     views = [endpoint("a", 8, 0), endpoint("b", 0, 0), endpoint("c", 100, 1)]
 
-    order = make_balancer("availability").order(views, NOW)
+    order = Balancer("availability").order(views, NOW)
 
     assert order[0] == "c"
     assert sorted(order) == ["a", "b", "c"]
 
 
 def test_availability_always_follows_the_current_figures() -> None:
-    balancer = make_balancer("availability")
+    balancer = Balancer("availability")
     served(balancer, [endpoint("a", 8, 8), endpoint("b", 8, 2)], calls=100)
 
     assert served(balancer, [endpoint("a", 8, 1), endpoint("b", 8, 2)], calls=100) == {"b": 100}
@@ -261,11 +261,11 @@ def test_availability_always_follows_the_current_figures() -> None:
 def test_availability_rotates_among_the_best_only() -> None:
     views = [endpoint("a", 8, 4), endpoint("b", 8, 4), endpoint("c", 8, 3)]
 
-    assert served(make_balancer("availability"), views) == {"a": 500, "b": 500}
+    assert served(Balancer("availability"), views) == {"a": 500, "b": 500}
 
 
 def test_availability_rotates_evenly_even_if_others_take_the_lead_in_between() -> None:
-    balancer = make_balancer("availability")
+    balancer = Balancer("availability")
     shares: Counter[str] = Counter()
     for call in range(1200):
         lead = 8 if call % 2 else 4
@@ -285,7 +285,7 @@ def test_availability_rotates_evenly_even_if_others_take_the_lead_in_between() -
 def test_a_recovered_endpoint_comes_back_gradually(name: str, since_s: float, weight: float) -> None:
     views = [endpoint("a"), endpoint("b", recovered_at=NOW - since_s)]
 
-    shares = served(make_balancer(name, ramp_s=30.0), views)
+    shares = served(Balancer(name, ramp_s=30.0), views)
 
     assert shares["b"] == pytest.approx(1000 * weight / (1.0 + weight), abs=1)
 
@@ -293,12 +293,12 @@ def test_a_recovered_endpoint_comes_back_gradually(name: str, since_s: float, we
 def test_weighted_scales_the_capacity_of_a_recovered_endpoint() -> None:
     views = [endpoint("a", 2), endpoint("b", 8, recovered_at=NOW)]
 
-    assert served(make_balancer("weighted"), views)["b"] == pytest.approx(1000 * 0.8 / 2.8, abs=1)
+    assert served(Balancer("weighted"), views)["b"] == pytest.approx(1000 * 0.8 / 2.8, abs=1)
 
 
 def test_availability_does_not_give_every_request_to_a_recovered_endpoint_at_once() -> None:
     busy, recovered = endpoint("a", 8, 1), endpoint("b", 8, 8, recovered_at=NOW)
-    balancer = make_balancer("availability", ramp_s=30.0)
+    balancer = Balancer("availability", ramp_s=30.0)
 
     assert served(balancer, [busy, recovered], 1100) == {"a": 1000, "b": 100}
     assert served(balancer, [busy, recovered], 1100, now=NOW + 30.0) == {"b": 1100}
@@ -307,20 +307,20 @@ def test_availability_does_not_give_every_request_to_a_recovered_endpoint_at_onc
 def test_availability_does_not_favour_a_recovered_endpoint_that_is_busier_than_others() -> None:
     views = [endpoint("a", 8, 2), endpoint("b", 8, 1, recovered_at=NOW)]
 
-    assert served(make_balancer("availability"), views) == {"a": 1000}
+    assert served(Balancer("availability"), views) == {"a": 1000}
 
 
 def test_availability_uses_a_recovered_endpoint_fully_if_the_others_are_full() -> None:
     views = [endpoint("a", 8, 0), endpoint("b", 8, 8, recovered_at=NOW)]
 
-    assert served(make_balancer("availability"), views) == {"b": 1000}
+    assert served(Balancer("availability"), views) == {"b": 1000}
 
 
 @every_strategy
 def test_endpoints_that_recovered_together_share_evenly(name: str) -> None:
     views = [endpoint("a", recovered_at=NOW), endpoint("b", recovered_at=NOW)]
 
-    assert served(make_balancer(name), views) == {"a": 500, "b": 500}
+    assert served(Balancer(name), views) == {"a": 500, "b": 500}
 
 
 @every_strategy
@@ -328,12 +328,12 @@ def test_endpoints_that_recovered_together_share_evenly(name: str) -> None:
 def test_a_ramp_of_zero_restores_the_full_share_at_once(name: str, now: float) -> None:
     views = [endpoint("a"), endpoint("b", recovered_at=NOW)]
 
-    assert served(make_balancer(name, ramp_s=0.0), views, now=now) == {"a": 500, "b": 500}
+    assert served(Balancer(name, ramp_s=0.0), views, now=now) == {"a": 500, "b": 500}
 
 
 @every_strategy
 def test_a_returning_endpoint_gets_no_burst(name: str) -> None:
-    balancer = make_balancer(name)
+    balancer = Balancer(name)
     everyone = [endpoint(id_) for id_ in "abcd"]
     # d leaves at the moment it is owed the most, and is away for long.
     assert served(balancer, everyone, calls=3) == {"a": 1, "b": 1, "c": 1}
@@ -347,7 +347,7 @@ def test_a_returning_endpoint_gets_no_burst(name: str) -> None:
 
 @every_strategy
 def test_an_endpoint_that_is_no_longer_there_is_forgotten(name: str) -> None:
-    balancer = make_balancer(name)
+    balancer = Balancer(name)
     for number in range(1000):
         balancer.order([endpoint(f"gone{number}"), endpoint("a")], NOW)
 
@@ -357,7 +357,7 @@ def test_an_endpoint_that_is_no_longer_there_is_forgotten(name: str) -> None:
 
 @every_strategy
 def test_an_endpoint_that_is_added_later_gets_its_share_from_then_on(name: str) -> None:
-    balancer = make_balancer(name)
+    balancer = Balancer(name)
     served(balancer, [endpoint("a"), endpoint("b")])
 
     shares = served(balancer, [endpoint("a"), endpoint("b"), endpoint("c")], calls=999)
@@ -366,7 +366,7 @@ def test_an_endpoint_that_is_added_later_gets_its_share_from_then_on(name: str) 
 
 
 def test_weighted_keeps_its_proportions_while_another_endpoint_is_added_and_removed() -> None:
-    balancer = make_balancer("weighted")
+    balancer = Balancer("weighted")
     shares: Counter[str] = Counter()
     for call in range(9000):
         others = [endpoint("c", 8)] if call % 2 else []
@@ -397,7 +397,7 @@ names = st.sampled_from(STRATEGIES)
 def test_the_order_is_always_a_permutation_of_the_healthy_endpoints(
     name: str, history: list[tuple[list[EndpointView], float]]
 ) -> None:
-    balancer = make_balancer(name)
+    balancer = Balancer(name)
     for views, now in history:
         assert sorted(balancer.order(views, now)) == sorted(v.endpoint_id for v in views if v.is_healthy)
 
@@ -406,7 +406,7 @@ def test_the_order_is_always_a_permutation_of_the_healthy_endpoints(
 def test_the_order_of_the_views_does_not_matter(
     name: str, history: list[tuple[list[EndpointView], float]], random: Random
 ) -> None:
-    first, second = make_balancer(name), make_balancer(name)
+    first, second = Balancer(name), Balancer(name)
     for views, now in history:
         shuffled = list(views)
         random.shuffle(shuffled)
@@ -417,7 +417,7 @@ def test_the_order_of_the_views_does_not_matter(
 def test_availability_never_puts_a_full_endpoint_before_a_free_one(
     history: list[tuple[list[EndpointView], float]],
 ) -> None:
-    balancer = make_balancer("availability")
+    balancer = Balancer("availability")
     for views, now in history:
         is_free = {view.endpoint_id: view.available_gpus > 0 < view.total_gpus for view in views}
         flags = [is_free[id_] for id_ in balancer.order(views, now)]
