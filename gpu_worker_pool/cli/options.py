@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, as docs/CLI.md d
 Gpus = Annotated[
     int, typer.Option("--gpus", "-g", min=1, max=1024, help="How many GPUs, all in one machine, all or nothing.")
 ]
-Memory = Annotated[
+MemoryPerGpu = Annotated[
     float | None,
     typer.Option(
         parser=parse_memory_mb,

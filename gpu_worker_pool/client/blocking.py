@@ -16,7 +16,7 @@ from gpu_worker_pool.models import PoolStatus
 from .pool_client import Assignment, GPUWorkerPoolClient
 
 _BlockingT = TypeVar("_BlockingT")
-_Release = Callable[[Any], Coroutine[Any, Any, None]]
+_ReleaseLate = Callable[[Any], Coroutine[Any, Any, None]]
 # How long the end of the program waits for GPUs to be released.
 END_S = 10.0
 
@@ -136,7 +136,7 @@ class GPUWorkerPool:
 
         return self._wait(ask())
 
-    def _wait(self, work: Coroutine[Any, Any, _BlockingT], release: _Release | None = None) -> _BlockingT:
+    def _wait(self, work: Coroutine[Any, Any, _BlockingT], release: _ReleaseLate | None = None) -> _BlockingT:
         """Wait for work in the loop's thread. An interrupted caller cancels it, and releases what it still brings."""
         loop, problem = self._loop, None
         if loop is None:
@@ -195,7 +195,9 @@ class _LoopCall(Generic[_BlockingT]):
             self.future.set_result(task.result())
 
 
-def _release_unclaimed(call: _LoopCall[_BlockingT], release: _Release | None, loop: asyncio.AbstractEventLoop) -> None:
+def _release_unclaimed(
+    call: _LoopCall[_BlockingT], release: _ReleaseLate | None, loop: asyncio.AbstractEventLoop
+) -> None:
     loop.call_soon_threadsafe(call.cancel)
     try:
         got = call.future.result(END_S)

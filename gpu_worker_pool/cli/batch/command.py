@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpu_worker_pool.cli.failure import SIGNAL_BASE, USAGE, Failure
-from gpu_worker_pool.cli.options import Endpoints, Gpus, Grace, Json, Memory, Model, Priority, Remote, Timeout
+from gpu_worker_pool.cli.options import Endpoints, Gpus, Grace, Json, MemoryPerGpu, Model, Priority, Remote, Timeout
 from gpu_worker_pool.cli.output import complain, err, out, pass_on_warnings, print_json, stop_printing
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def batch(
         str, typer.Argument(metavar="FILE|-", help="One command a line, run by /bin/sh; # begins a comment.")
     ],
     gpus: Gpus = 1,
-    memory: Memory = None,
+    memory: MemoryPerGpu = None,
     model: Model = None,
     priority: Priority = 0,
     timeout: Timeout = None,

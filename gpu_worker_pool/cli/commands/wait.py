@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
-from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, Memory, Model, Timeout
+from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, MemoryPerGpu, Model, Timeout
 from gpu_worker_pool.cli.output import complain, err, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus
@@ -115,7 +115,7 @@ def wait(
     endpoint: Endpoints = None,
     *,
     gpus: Gpus = 1,
-    memory: Memory = None,
+    memory: MemoryPerGpu = None,
     model: Model = None,
     timeout: Timeout = None,
     json: Json = False,

@@ -14,7 +14,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The command with its arguments.")],
     gpus: options.Gpus = 1,
-    memory: options.Memory = None,
+    memory: options.MemoryPerGpu = None,
     model: options.Model = None,
     priority: options.Priority = 0,
     timeout: options.Timeout = None,
