@@ -46,12 +46,12 @@ class Writing:
     is_open_here: bool
 
     def __str__(self) -> str:
-        here = "everybody on this machine" if self.is_open_here else "nobody without a token, not even on this machine"
+        here = "every user of this machine" if self.is_open_here else "only callers with a token, also on this machine"
         if self.tokens_are == "set":
             return f"{here}; from everywhere with a token: {', '.join(self.tokens)}"
         if self.tokens_are == "broken":
-            return f"{here}; nobody from elsewhere, because the tokens cannot be used: see the log"
-        return f"{here}; nobody from elsewhere. To open it: --tokens-file FILE with lines of name:secret"
+            return f"{here}; no caller from elsewhere, because the tokens cannot be used: see the log"
+        return f"{here}; no caller from elsewhere. To open it: --tokens-file FILE with lines of name:secret"
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def test_control_c_ends_it_and_people_are_told_in_words(tmp_path: Path) -> None:
     assert "gpu-pool doctor" in said
     assert "--simulated-gpus 4" in said
     assert str(tmp_path / "leases.sqlite3") in said
-    assert "nobody from elsewhere" in said
+    assert "no caller from elsewhere" in said
     assert (process.returncode, log) == (130, "")
 
 
@@ -222,9 +222,9 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
 @pytest.mark.parametrize(
     ("writing", "words"),
     [
-        (Writing("none", (), is_open_here=True), "everybody on this machine; nobody from elsewhere. To open it"),
+        (Writing("none", (), is_open_here=True), "every user of this machine; no caller from elsewhere. To open it"),
         (Writing("set", ("ada", "bob"), is_open_here=True), "from everywhere with a token: ada, bob"),
-        (Writing("broken", (), is_open_here=True), "nobody from elsewhere, because the tokens cannot be used"),
+        (Writing("broken", (), is_open_here=True), "no caller from elsewhere, because the tokens cannot be used"),
         # Whoever calls 10.0.0.7 does not come from loopback, on the same machine either.
         (Writing("set", ("ada",), is_open_here=False), "not even on this machine"),
     ],
