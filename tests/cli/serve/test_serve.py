@@ -226,7 +226,7 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
         (Writing("set", ("ada", "bob"), is_open_here=True), "from everywhere with a token: ada, bob"),
         (Writing("broken", (), is_open_here=True), "no caller from elsewhere, because the tokens cannot be used"),
         # Whoever calls 10.0.0.7 does not come from loopback, on the same machine either.
-        (Writing("set", ("ada",), is_open_here=False), "not even on this machine"),
+        (Writing("set", ("ada",), is_open_here=False), "also on this machine"),
     ],
 )
 def test_who_may_ask_is_said(writing: Writing, words: str) -> None:
