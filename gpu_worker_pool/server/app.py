@@ -33,7 +33,7 @@ from .authority.sampler import Sampler
 from .authority.snapshot import Snapshot
 from .calls.admin import AdminCalls
 from .calls.leases import LeaseCalls
-from .calls.peers import PeerCalls
+from .calls.peers import PeerCalls, parse_peers
 from .calls.statistics import Statistics
 from .calls.timeline import TimelineCalls
 from .calls.usage import UsageCalls
@@ -80,7 +80,7 @@ class PoolApp:
         self.pool: Pool = self._authority.pool
         self.statistics = Statistics(self._sampler, settings, self.pool)
         self._streams = Streams(self.pool)
-        self._peers = PeerCalls(settings.gpu_pool_peers, own_id=self.pool.id)
+        self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, lambda: Accounts(journal_path(settings)))
         timeline = TimelineCalls(self.pool, lambda: Accounts(journal_path(settings)))
         self._page_data = PageData(
