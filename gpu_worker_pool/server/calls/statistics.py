@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from dataclasses import fields, replace
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import encode_readings
@@ -19,7 +19,7 @@ from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Response
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
-from gpu_worker_pool.server.metrics.gpus import make_registry, render
+from gpu_worker_pool.server.metrics.gpus import SamplerCollector
 from gpu_worker_pool.server.metrics.leases import LeaseMetrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.routes import TABLE
@@ -42,7 +42,9 @@ class Statistics:
         self.sampler = sampler
         self.settings = settings
         self._pool = pool
-        self._registry = make_registry(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
+        # A registry for this server alone, so that two servers in one process do not mix.
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(SamplerCollector(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics))
         LeaseMetrics(pool, self._registry)
         self._encoding = asyncio.Lock()
         self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
@@ -76,17 +78,6 @@ class Statistics:
                 self._history_of = made_of
             return self._history_body
 
-    def why_not_ready(self) -> str | None:
-        """Why there is nothing to show yet, or no more; None if there is."""
-        if not self.sampler.has_sampled:
-            return "The GPUs have not been read yet; ask again in a moment."
-        return self.why_stale()
-
-    def metrics(self) -> bytes:
-        return render(self._registry)
-
-    # --- the calls -------------------------------------------------------------------------------------------------
-
     def handlers(self) -> Handlers:
         return {
             "gpu_stats": Polled(lambda: self.snapshot().stats_body),
@@ -96,7 +87,7 @@ class Statistics:
             "home": self.home,
             "health": self.health,
             "config": self.config,
-            "metrics": self.show_metrics,
+            "metrics": self.metrics,
             "livez": self.livez,
             "readyz": self.readyz,
         }
@@ -143,9 +134,7 @@ class Statistics:
             server=ServerPart(**{item.name: shown[item.name] for item in fields(ServerPart)}),
             api=ApiPart(**{item.name: shown[item.name] for item in fields(ApiPart)}),
             monitoring=MonitoringPart(
-                refresh_interval=settings.refresh_interval,
-                max_history=settings.max_history,
-                source=snapshot.source,
+                refresh_interval=settings.refresh_interval, max_history=settings.max_history, source=snapshot.source
             ),
             gpu_filtering=FilteringPart(
                 cuda_visible_devices=settings.cuda_visible_devices,
@@ -160,14 +149,15 @@ class Statistics:
     async def show_history(self, _: Call) -> Response:
         return Response(200, await self.history())
 
-    async def show_metrics(self, _: Call) -> Response:
-        return Response(200, self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
+    async def metrics(self, _: Call) -> Response:
+        return Response(200, generate_latest(self._registry), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
     async def livez(self, _: Call) -> Response:
         return Response(200, encode(Alive(status="alive", source=self.sampler.snapshot.source)))
 
     async def readyz(self, _: Call) -> Response:
-        why_not = self.why_not_ready()
-        if why_not is not None:
-            raise Refused(503, why_not)
+        if not self.sampler.has_sampled:
+            raise Refused(503, "The GPUs have not been read yet; ask again in a moment.")
+        if (why_stale := self.why_stale()) is not None:
+            raise Refused(503, why_stale)
         return Response(200, encode(Alive(status="ready", source=self.sampler.snapshot.source)))
