@@ -45,7 +45,8 @@ class PageData:
         self._settings = settings
         self._pool = pool
         self._sampler = sampler
-        self._recent_events = RecentEvents(pool)
+        self._recent_events = RecentEvents(lambda: pool.state)
+        pool.follow(self._recent_events.follow)
         self._started_at = iso_time(time.time())
         self._has_peers = bool(peers.peers)
         self._has_tokens = has_tokens
