@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from starlette.types import Receive
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
@@ -41,8 +40,6 @@ class Pool:
         self._machine = machine
         self._presence = presence
 
-    # --- reading ---------------------------------------------------------------------------------------------------
-
     @property
     def state(self) -> PoolState:
         """The state of the pool: read only, and a little ahead of what is written."""
@@ -65,6 +62,10 @@ class Pool:
     @property
     def waiting(self) -> int:
         return self._presence.waiting
+
+    @property
+    def has_room_to_wait(self) -> bool:
+        return self._presence.has_room
 
     def now(self) -> float:
         return self._driver.now()
@@ -97,12 +98,8 @@ class Pool:
         """Call the listener with the duration of each commit."""
         self._driver.write_listeners.append(listener)
 
-    # --- leases ----------------------------------------------------------------------------------------------------
-
     async def request(self, lease_id: str, request: Request, *, is_known: bool, is_loopback: bool) -> list[ev.Event]:
-        """Request a lease, or repeat a request. NoSuchProcess if the request names a process of this machine that does
-        not exist.
-        """
+        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist."""
         if not is_known:
             process = self._machine.local_process(request.holder, is_loopback=is_loopback)
             if process is not None:
@@ -120,17 +117,12 @@ class Pool:
         self._presence.note_heartbeat(lease_id)
 
     async def release(self, lease_id: str) -> None:
-        """Release a lease, or take the request out of the queue."""
         await self._driver.do(cmd.Release(lease_id))
 
     async def revoke(self, lease_id: str) -> bool:
         """End a lease as the operator; return whether the lease is known."""
         events = await self._driver.do(cmd.Revoke(lease_id))
         return not any(isinstance(event, ev.LeaseUnknown) for event in events)
-
-    @property
-    def has_room_to_wait(self) -> bool:
-        return self._presence.has_room
 
     async def wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renews: bool) -> None:
         """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first."""
@@ -161,21 +153,5 @@ class Pool:
         """Answer all connections that wait, with the present state: the server is about to stop."""
         self._driver.release_waiters()
 
-    # --- operating -------------------------------------------------------------------------------------------------
-
-    async def exclude(self, gpu: GpuKey, reason: str) -> None:
-        """Take a GPU out of service; its leases continue."""
-        await self._driver.do(cmd.ExcludeGpu(gpu, reason))
-
-    async def include(self, gpu: GpuKey) -> None:
-        await self._driver.do(cmd.IncludeGpu(gpu))
-
-    async def ignore_process(self, name: str) -> Sequence[str]:
-        """Ignore processes of this name; return all ignored names."""
-        await self._driver.do(cmd.IgnoreProcess(name))
-        return sorted(self.state.ignored_processes)
-
-    async def count_process(self, name: str) -> Sequence[str]:
-        """Count processes of this name again; return the names that are still ignored."""
-        await self._driver.do(cmd.CountProcess(name))
-        return sorted(self.state.ignored_processes)
+    async def operate(self, command: cmd.ExcludeGpu | cmd.IncludeGpu | cmd.IgnoreProcess | cmd.CountProcess) -> None:
+        await self._driver.do(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
@@ -47,27 +48,31 @@ class AdminCalls:
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
-        """Take a GPU out of service; its leases continue."""
         form = parse_form(DrainForm, await _check(call))
         key = self._key(call.parameters["gpu"])
-        await self._pool.exclude(key, form.reason.strip() or "drained by the operator")
+        await self._pool.operate(cmd.ExcludeGpu(key, form.reason.strip() or "drained by the operator"))
         return self._gpu(key)
 
     async def undrain(self, call: Call) -> Response:
         await _check(call)
         key = self._key(call.parameters["gpu"])
-        await self._pool.include(key)
+        await self._pool.operate(cmd.IncludeGpu(key))
         return self._gpu(key)
 
     async def ignore(self, call: Call) -> Response:
         await _check(call)
-        names = await self._pool.ignore_process(_process_name(call))
-        return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
+        await self._pool.operate(cmd.IgnoreProcess(_process_name(call)))
+        return self._ignored()
 
     async def count(self, call: Call) -> Response:
         await _check(call)
-        names = await self._pool.count_process(_process_name(call))
-        return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
+        await self._pool.operate(cmd.CountProcess(_process_name(call)))
+        return self._ignored()
+
+    def _ignored(self) -> Response:
+        return Response(
+            200, encode(IgnoredProcesses(ignored_processes=tuple(sorted(self._pool.state.ignored_processes))))
+        )
 
     def _key(self, gpu: str) -> GpuKey:
         state = self._pool.state
