@@ -20,13 +20,15 @@ logger = logging.getLogger(__name__)
 GRACE_S: Final = 1
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """Bind the address without listening; OSError if it cannot be had (see `advice`)."""
+def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
+    """Bind the address, and listen only with a backlog; OSError if it cannot be had (see `advice`)."""
     family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
     taken = socket.socket(family, kind)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         taken.bind(address)
+        if backlog is not None:
+            taken.listen(backlog)
     except OSError:
         taken.close()
         raise
@@ -35,13 +37,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 def listen(settings: ServerSettings) -> socket.socket:
     """Listen before anything else starts, so that a failure is one clear line."""
-    listener = bind(settings)
-    try:
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return bind(settings, backlog=2048)
 
 
 def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:

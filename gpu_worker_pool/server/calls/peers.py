@@ -12,11 +12,11 @@ from typing import NamedTuple
 from pydantic_core import from_json
 
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint, split_endpoints, unique_endpoints
-from gpu_worker_pool.wire.pool import PeerView, PoolView
+from gpu_worker_pool.wire.pool import PeersView, PeerView, PoolView
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
@@ -126,7 +126,7 @@ class PeerCalls:
         """Encode the peers, without this server itself."""
         now = self._clock()
         others = [peer.encode(now) for peer in self.peers if peer.server_id != self._own_id]
-        return b'{"peers":[%b]}' % b",".join(others)
+        return encode_with(PeersView(peers=()), peers=others)
 
     async def close(self) -> None:
         if (polling := self._polling) is not None:

@@ -28,7 +28,7 @@ from gpu_worker_pool.core.queue.eligibility import (
 from gpu_worker_pool.core.queue.explain import Explainer
 from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
@@ -66,13 +66,13 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
     for slot in sorted(state.slots.values(), key=_slot_order):
         gpus.append(encode(gpu_view(pool, slot)))
         await loop_share.yield_if_due()
-    thresholds = state.settings.thresholds
-    frame = encode(
+    limits = state.settings.thresholds
+    return encode_with(
         PoolView(
             node=pool.node,
             gpus=(),
             thresholds=ThresholdsView(
-                memory_percent=thresholds.memory_percent, utilization_percent=thresholds.utilization_percent
+                memory_percent=limits.memory_percent, utilization_percent=limits.utilization_percent
             ),
             workers_per_gpu=state.settings.workers_per_gpu,
             queue_length=len(state.queue),
@@ -84,12 +84,11 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
             now=iso_time(pool.wall_now()) if pool.is_open else None,
             timestamp=pool.snapshot.timestamp,
             source=pool.snapshot.source,
-        )
+        ),
+        gpus=gpus,
+        leases=leases,
+        queue=queue,
     )
-    # The pieces replace the empty lists of the frame: the GPUs, and the two at its end.
-    before, after = frame.removesuffix(b',"leases":[],"queue":[]}').split(b'"gpus":[]', 1)
-    parts = (before, b",".join(gpus), after, b",".join(leases), b",".join(queue))
-    return b'%b"gpus":[%b]%b,"leases":[%b],"queue":[%b]}' % parts
 
 
 async def encode_leases(

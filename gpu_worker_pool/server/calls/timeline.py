@@ -10,7 +10,7 @@ from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import Pauses
 from gpu_worker_pool.server.http.response import Response
@@ -63,8 +63,8 @@ class TimelineCalls(PastLeases):
             for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=_start):
                 spans.append(encode(_view(span)))
                 pauses.yield_if_due()
-            shown.append(encode(gpu).removesuffix(b"]}") + b",".join(spans) + b"]}")
-        frame = encode(
+            shown.append(encode_with(gpu, spans=spans))
+        return encode_with(
             TimelineView(
                 node=self._pool.node,
                 since=iso_time(timeline.since),
@@ -75,10 +75,9 @@ class TimelineCalls(PastLeases):
                 unknown_leases=timeline.unknown_leases,
                 server_id=self._pool.id,
                 source=self._pool.snapshot.source,
-            )
+            ),
+            gpus=shown,
         )
-        before, after = frame.split(b'"gpus":[]', 1)
-        return b'%b"gpus":[%b]%b' % (before, b",".join(shown), after)
 
 
 def _gpus(slots: Iterable[GpuSlot]) -> list[TimelineGpu]:
