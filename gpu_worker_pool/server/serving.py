@@ -52,11 +52,9 @@ def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:
 
 
 def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | None = None) -> int:
-    """Serve until stopped, and return the exit code. SystemExit if the application cannot start: its `why_not_started`
-    says why.
+    """Serve until stopped, and return the exit code. SystemExit if the application cannot start (`why_not_started`).
 
-    `on_ready` is called once, in the event loop, when the first sample is taken, the leases are loaded and calls are
-    answered.
+    `on_ready` is called in the event loop, once the first sample is taken, the leases are loaded and calls are answered.
     """
     settings = app.settings
     config = uvicorn.Config(
@@ -81,8 +79,6 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that reports its start."""
-
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
         super().__init__(config)
         self._on_ready = on_ready

@@ -71,7 +71,6 @@ class Sampler:
         self._wake.set()
 
     def wait_for_first_sample(self, timeout_s: float) -> bool:
-        """Wait for the first sample; return whether there is one."""
         return self._first_sample.wait(timeout_s)
 
     @property

@@ -38,7 +38,6 @@ class AdminCalls:
         }
 
     async def revoke(self, call: Call) -> Response:
-        """Revoke a lease; its holder learns of it with the next heartbeat."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         await _check(call)
         is_known = await self._pool.revoke(lease_id)

@@ -103,7 +103,6 @@ class LeaseCalls:
         return Response(200, encode_with(LeaseList(node=self._pool.node, leases=()), leases=leases))
 
     async def show_pool(self, call: Call) -> Response:
-        """The node at a glance. `queue` bounds how many waiters are shown."""
         return Response(200, await encode_pool(self._pool, call.lenient_query(QUEUE)))
 
     def _outcome(self, events: list[ev.Event]) -> RenewAnswer:

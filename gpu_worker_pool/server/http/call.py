@@ -42,7 +42,6 @@ class Call:
         return identify(self.client_host, self.headers, self.tokens)
 
     def caller_or_none(self) -> Caller | None:
-        """The caller if it may write; None otherwise."""
         try:
             return self.caller()
         except Denied:
@@ -57,7 +56,6 @@ class Call:
         return await read_body(self.receive, self.headers)
 
     async def form(self, kind: type[FormT]) -> FormT:
-        """The body, checked strictly."""
         return parse_form(kind, await self.body())
 
     def query(self, *known: Parameter) -> dict[str, Any]:

@@ -100,9 +100,7 @@ class LeaseMetrics(Collector):
         return totals
 
     def _counted_s(self, granted_at: float, until_at: float) -> float:
-        """The seconds held since this server started. The server before counted the earlier ones: a sum of counters
-        over a restart would count them twice.
-        """
+        """The seconds held since this server started: a sum over a restart must not count the earlier ones twice."""
         began_at = self._began + self._pool.state.wall_offset_s
         return max(until_at - max(granted_at, began_at), 0.0)
 

@@ -70,7 +70,6 @@ class EventStream:
             self._wake()
 
     async def messages(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
-        """Yield the messages for a listener until it is gone."""
         cursor = self._cursor(last_event_id)
         self._listeners.add(listener)
         try:

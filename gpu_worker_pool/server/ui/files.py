@@ -27,9 +27,7 @@ class PageFile:
 
 
 class PageFiles:
-    """The files of the page by name, each read on first use. A caller's text is only compared with the names, and never
-    becomes part of a path.
-    """
+    """The files of the page by name, each read on first use. A caller's text never becomes part of a path."""
 
     def __init__(self) -> None:
         folder = files(__package__) / FOLDER
