@@ -83,14 +83,9 @@ class PoolApp:
         self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, lambda: Accounts(journal_path(settings)))
         timeline = TimelineCalls(self.pool, lambda: Accounts(journal_path(settings)))
+        has_tokens = not self.tokens.is_unset
         self._page_data = PageData(
-            settings,
-            self.pool,
-            self._sampler,
-            usage=usage,
-            timeline=timeline,
-            peers=self._peers,
-            has_tokens=not self.tokens.is_unset,
+            settings, self.pool, self._sampler, usage=usage, timeline=timeline, peers=self._peers, has_tokens=has_tokens
         )
         self._docs = Docs(TABLE, settings, assets_folder())
         handlers = (

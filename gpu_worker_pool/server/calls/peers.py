@@ -67,14 +67,8 @@ class Peer:
         age_s = None if self.answered_at is None else max(now - self.answered_at, 0.0)
         if age_s is None or age_s > KEPT_S:
             self.pool = None
-        view = PeerView(
-            url=self.url,
-            node=self.node,
-            is_up=self.is_up,
-            error=self.error,
-            age_s=None if age_s is None else round(age_s, 3),
-            pool=None,
-        )
+        shown_s = None if age_s is None else round(age_s, 3)
+        view = PeerView(url=self.url, node=self.node, is_up=self.is_up, error=self.error, age_s=shown_s, pool=None)
         return encode(view).removesuffix(b"null}") + (self.pool or b"null") + b"}"
 
 
@@ -164,8 +158,6 @@ class PeerCalls:
 
 
 class PeerPool(NamedTuple):
-    """The pool of a peer as it is passed on, and the ids of the peer."""
-
     body: bytes
     node: str | None
     server_id: str | None
