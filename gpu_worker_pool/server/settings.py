@@ -49,9 +49,7 @@ LogLevel = Annotated[
     BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
 ]
 # The text None means unset.
-Devices = Annotated[
-    str | None, AfterValidator(lambda text: None if text is not None and text.strip() == "None" else text)
-]
+Devices = Annotated[str | None, AfterValidator(lambda text: None if (text or "").strip() == "None" else text)]
 Models = Annotated[str | None, AfterValidator(_known_models)]
 
 

@@ -86,7 +86,6 @@ PACE_S = Parameter(
 )
 
 ASKED = ((200, "The lease exists already"), (201, "Granted"), (202, "Queued, after up to wait_s"))
-ANY_LEASE = leases.LeaseView | leases.WaitingLeaseView | leases.DrainingLeaseView
 ANY_GPU = pool.PoolGpu | pool.MissingGpu
 
 
@@ -157,15 +156,15 @@ TABLE: tuple[Resource, ...] = (
             "PUT",
             "request_lease",
             "Request GPUs, or repeat the request",
-            ANY_LEASE,
+            leases.AnyLease,
             409,
             429,
             form=forms.LeaseForm,
             query=(DEVICES,),
             statuses=ASKED,
         ),
-        _get("show_lease", "Show the lease", ANY_LEASE, (404, 422, 503), query=(WAIT_S, DEVICES)),
-        _write("DELETE", "release_lease", "Release the lease, or leave the queue", ANY_LEASE, 404),
+        _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 503), query=(WAIT_S, DEVICES)),
+        _write("DELETE", "release_lease", "Release the lease, or leave the queue", leases.AnyLease, 404),
     ),
     _leases(
         "/leases/renew",
@@ -207,7 +206,7 @@ TABLE: tuple[Resource, ...] = (
     _operator(
         "/admin/leases/{lease_id}/revoke",
         "POST: revoke a lease (admin)",
-        _admin("POST", "revoke_lease", "Revoke a lease", ANY_LEASE, 404),
+        _admin("POST", "revoke_lease", "Revoke a lease", leases.AnyLease, 404),
     ),
     _operator(
         "/admin/gpus/{gpu}/drain",

@@ -58,12 +58,7 @@ class Docs:
         ]
 
     def handlers(self) -> Handlers:
-        known: Handlers = {
-            "openapi": self.openapi,
-            "swagger": self.swagger,
-            "redoc": self.redoc,
-            "docs_asset": self.asset,
-        }
+        known = {"openapi": self.openapi, "swagger": self.swagger, "redoc": self.redoc, "docs_asset": self.asset}
         return {route.name: known[route.name] for resource in self.resources() for route in resource.routes}
 
     @cached_property

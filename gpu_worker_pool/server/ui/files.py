@@ -46,9 +46,6 @@ class PageFiles:
         etag = f'"{sha256(body).hexdigest()[:32]}"'
         return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
 
-    def names(self) -> frozenset[str]:
-        return frozenset(self._paths)
-
 
 def _type_of(name: str) -> str | None:
     return next((kind for suffix, kind in TYPES.items() if name.endswith(suffix)), None)
