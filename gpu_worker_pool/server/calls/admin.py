@@ -59,19 +59,16 @@ class AdminCalls:
         return self._gpu(key)
 
     async def ignore(self, call: Call) -> Response:
-        await _check(call)
-        await self._pool.operate(cmd.IgnoreProcess(_process_name(call)))
-        return self._ignored()
+        return await self._change_ignored(cmd.IgnoreProcess, call)
 
     async def count(self, call: Call) -> Response:
-        await _check(call)
-        await self._pool.operate(cmd.CountProcess(_process_name(call)))
-        return self._ignored()
+        return await self._change_ignored(cmd.CountProcess, call)
 
-    def _ignored(self) -> Response:
-        return Response(
-            200, encode(IgnoredProcesses(ignored_processes=tuple(sorted(self._pool.state.ignored_processes))))
-        )
+    async def _change_ignored(self, command: type[cmd.IgnoreProcess | cmd.CountProcess], call: Call) -> Response:
+        await _check(call)
+        await self._pool.operate(command(_process_name(call)))
+        names = tuple(sorted(self._pool.state.ignored_processes))
+        return Response(200, encode(IgnoredProcesses(ignored_processes=names)))
 
     def _key(self, gpu: str) -> GpuKey:
         state = self._pool.state

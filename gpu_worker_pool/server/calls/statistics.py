@@ -69,6 +69,9 @@ class Statistics:
                 self._history_of = made_of
             return self._history_body
 
+    def metrics(self) -> bytes:
+        return generate_latest(self._registry)
+
     def handlers(self) -> Handlers:
         return {
             "gpu_stats": Polled(lambda: self.snapshot().stats_body),
@@ -78,7 +81,7 @@ class Statistics:
             "home": self.home,
             "health": self.health,
             "config": self.config,
-            "metrics": self.metrics,
+            "metrics": self.show_metrics,
             "livez": self.livez,
             "readyz": self.readyz,
         }
@@ -139,8 +142,8 @@ class Statistics:
     async def show_history(self, _: Call) -> Response:
         return Response(200, await self.history())
 
-    async def metrics(self, _: Call) -> Response:
-        return Response(200, generate_latest(self._registry), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
+    async def show_metrics(self, _: Call) -> Response:
+        return Response(200, self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
     async def livez(self, _: Call) -> Response:
         return Response(200, encode(service.Alive(status="alive", source=self.sampler.snapshot.source)))
