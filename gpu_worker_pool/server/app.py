@@ -33,7 +33,7 @@ from .authority.sampler import Sampler
 from .authority.snapshot import Snapshot
 from .calls.admin import AdminCalls
 from .calls.leases import LeaseCalls
-from .calls.peers import PeerCalls
+from .calls.peers import PeerCalls, parse_peers
 from .calls.statistics import Statistics
 from .calls.timeline import TimelineCalls
 from .calls.usage import UsageCalls
@@ -80,17 +80,12 @@ class PoolApp:
         self.pool: Pool = self._authority.pool
         self.statistics = Statistics(self._sampler, settings, self.pool)
         self._streams = Streams(self.pool)
-        self._peers = PeerCalls(settings.gpu_pool_peers, own_id=self.pool.id)
+        self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, lambda: Accounts(journal_path(settings)))
         timeline = TimelineCalls(self.pool, lambda: Accounts(journal_path(settings)))
+        has_tokens = not self.tokens.is_unset
         self._page_data = PageData(
-            settings,
-            self.pool,
-            self._sampler,
-            usage=usage,
-            timeline=timeline,
-            peers=self._peers,
-            has_tokens=not self.tokens.is_unset,
+            settings, self.pool, self._sampler, usage=usage, timeline=timeline, peers=self._peers, has_tokens=has_tokens
         )
         self._docs = Docs(TABLE, settings, assets_folder())
         handlers = (

@@ -20,13 +20,15 @@ logger = logging.getLogger(__name__)
 GRACE_S: Final = 1
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """Bind the address without listening; OSError if it cannot be had (see `advice`)."""
+def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
+    """Bind the address, and listen only with a backlog; OSError if it cannot be had (see `advice`)."""
     family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
     taken = socket.socket(family, kind)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         taken.bind(address)
+        if backlog is not None:
+            taken.listen(backlog)
     except OSError:
         taken.close()
         raise
@@ -35,13 +37,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 def listen(settings: ServerSettings) -> socket.socket:
     """Listen before anything else starts, so that a failure is one clear line."""
-    listener = bind(settings)
-    try:
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return bind(settings, backlog=2048)
 
 
 def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:
@@ -56,11 +52,9 @@ def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:
 
 
 def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | None = None) -> int:
-    """Serve until stopped, and return the exit code. SystemExit if the application cannot start: its `why_not_started`
-    says why.
+    """Serve until stopped, and return the exit code. SystemExit if the application cannot start (`why_not_started`).
 
-    `on_ready` is called once, in the event loop, when the first sample is taken, the leases are loaded and calls are
-    answered.
+    `on_ready` is called in the event loop, once the first sample is taken, the leases are loaded and calls are answered.
     """
     settings = app.settings
     config = uvicorn.Config(
@@ -85,8 +79,6 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that reports its start."""
-
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
         super().__init__(config)
         self._on_ready = on_ready

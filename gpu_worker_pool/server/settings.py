@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
+    BeforeValidator,
     Field,
     PrivateAttr,
     SecretStr,
@@ -31,7 +33,24 @@ NumberT = TypeVar("NumberT", int, float)
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
+
+def _known_models(spec: str | None) -> str | None:
+    if spec:
+        parse_spec(spec)
+    return spec or None
+
+
 Path_ = Annotated[str, Field(pattern=r"^(/[\w./-]*)?$")]
+Prefix = Annotated[Path_, AfterValidator(lambda path: path.rstrip("/"))]
+# Without the brackets of an IPv6 address in a URL.
+Host = Annotated[str, Field(min_length=1), AfterValidator(lambda host: host.strip("[]"))]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error", "critical"],
+    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+]
+# The text None means unset.
+Devices = Annotated[str | None, AfterValidator(lambda text: None if (text or "").strip() == "None" else text)]
+Models = Annotated[str | None, AfterValidator(_known_models)]
 
 
 class ServerSettings(BaseSettings):
@@ -39,11 +58,11 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
 
-    host: str = Field("0.0.0.0", min_length=1)  # noqa: S104 - the documented default: other machines ask for statistics
+    host: Host = "0.0.0.0"  # noqa: S104 - the documented default: other machines ask for statistics
     port: int = Field(8000, ge=0, le=65535)
     # The only documented default that is not kept: a server with leases must not restart because a file changed.
     reload: bool = False
-    log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    log_level: LogLevel = "info"
     access_log: bool = True
     workers: int = Field(1, ge=1, le=1024)
 
@@ -53,14 +72,14 @@ class ServerSettings(BaseSettings):
     docs_url: Path_ = "/docs"
     redoc_url: Path_ = "/redoc"
     enable_cors: bool = True
-    api_prefix: Path_ = ""
+    api_prefix: Prefix = ""
 
-    cuda_visible_devices: str | None = None
+    cuda_visible_devices: Devices = None
     refresh_interval: float = Field(1.0, ge=0.05, le=3600.0, allow_inf_nan=False)
     max_history: int = Field(100, ge=1, le=100_000)
     log_format: str = Field(DEFAULT_LOG_FORMAT, min_length=1)
 
-    simulated_gpus: str | None = None
+    simulated_gpus: Models = None
     gpu_pool_node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
     gpu_pool_dcgm_metrics: bool = False
     gpu_pool_peers: str | None = None
@@ -82,41 +101,9 @@ class ServerSettings(BaseSettings):
     # A file that cannot be read may contain tokens.
     _is_env_file_unreadable: bool = PrivateAttr(default=False)
 
-    @field_validator("log_level", mode="before")
-    @classmethod
-    def _lower_case(cls, value: Any) -> Any:
-        return value.lower() if isinstance(value, str) else value
-
-    @field_validator("host", mode="after")
-    @classmethod
-    def _without_brackets(cls, value: str) -> str:
-        return value.strip("[]")  # as IPv6 addresses are written in URLs
-
-    @field_validator("cuda_visible_devices", mode="after")
-    @classmethod
-    def _none_means_unset(cls, value: str | None) -> str | None:
-        return None if value is not None and value.strip() == "None" else value
-
-    @field_validator("simulated_gpus", mode="after")
-    @classmethod
-    def _known_models(cls, value: str | None) -> str | None:
-        if value:
-            parse_spec(value)
-        return value or None
-
-    @field_validator("api_prefix", mode="after")
-    @classmethod
-    def _without_trailing_slash(cls, value: str) -> str:
-        return value.rstrip("/")
-
     @field_validator("*", mode="wrap")
     @classmethod
-    def _default_if_invalid(
-        cls,
-        value: Any,
-        handler: ValidatorFunctionWrapHandler,
-        info: ValidationInfo,
-    ) -> Any:
+    def _default_if_invalid(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         try:
             return handler(value.strip() if isinstance(value, str) else value)
         except ValidationError as error:
@@ -166,7 +153,6 @@ class ServerSettings(BaseSettings):
 
     @property
     def stale_after_s(self) -> float:
-        """The age at which the last reading is stale."""
         return max(5.0, 3 * self.refresh_interval)
 
 
@@ -183,12 +169,10 @@ def get_bool_env(key: str, default: bool) -> bool:  # noqa: FBT001 - the documen
 
 
 def get_float_env(key: str, default: float) -> float:
-    """Read a number from the environment; the default if it is missing or invalid."""
     return _number_env(key, default, float)
 
 
 def get_int_env(key: str, default: int) -> int:
-    """Read a whole number from the environment; the default if it is missing or invalid."""
     return _number_env(key, default, int)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .leases import DrainingLeaseView, LeaseView, WaitingLeaseView
+from .leases import AnyLease
 from .statistics import GpuSummary
 
 
@@ -54,7 +54,6 @@ class Nothing:
     """An event without data."""
 
 
-AnyLease = LeaseView | WaitingLeaseView | DrainingLeaseView
 EVENTS: dict[str, object] = {
     "lease_queued": AnyLease,
     "lease_granted": AnyLease,

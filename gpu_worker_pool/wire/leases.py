@@ -129,6 +129,9 @@ class DrainingLeaseView(LeaseView):
     draining_gpus: tuple[GpuRef, ...] = ()
 
 
+AnyLease = LeaseView | WaitingLeaseView | DrainingLeaseView
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseList:
     """All live leases."""

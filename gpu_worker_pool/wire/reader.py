@@ -136,28 +136,24 @@ def _body(kind: Any) -> _Read:
     hints = get_type_hints(kind)
     plan = []
     for item in fields(kind):
-        default = (
-            item.default_factory if item.default_factory is not MISSING else _constant(item.default, hints[item.name])
-        )
-        plan.append((item.name, _reader(hints[item.name]), default))
+        hint = hints[item.name]
+        has_default = item.default is not MISSING or item.default_factory is not MISSING
+        plan.append((item.name, _reader(hint), has_default, NoneType in get_args(hint)))
 
     def read_body(value: Any, clean: Clean) -> Any:
         if not isinstance(value, dict):
             return _UNREADABLE
         found = {}
-        for name, read_field, default in plan:
+        for name, read_field, has_default, is_nullable in plan:
             item = read_field(value.get(name), clean)
-            if item is _UNREADABLE:
-                item = default()
-                if item is _UNREADABLE:
-                    return _UNREADABLE
-            found[name] = item
+            if item is not _UNREADABLE:
+                found[name] = item
+            elif has_default:
+                continue  # the class adds it
+            elif is_nullable:
+                found[name] = None
+            else:
+                return _UNREADABLE
         return kind(**found)
 
     return read_body
-
-
-def _constant(default: Any, hint: Any) -> Callable[[], Any]:
-    if default is MISSING:
-        default = None if NoneType in get_args(hint) else _UNREADABLE
-    return lambda: default

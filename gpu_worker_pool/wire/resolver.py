@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
+from concurrent.futures import Future
 from threading import Thread
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -20,16 +20,17 @@ class PatientResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[list[ResolveResult]] = loop.create_future()
+        found: Future[list[ResolveResult]] = Future()
+        found.set_running_or_notify_cancel()  # a caller that leaves does not keep the thread from its outcome
 
         def look_up() -> None:
             try:
                 answers = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
             except (OSError, UnicodeError) as error:
-                outcome: list[ResolveResult] | OSError = error if isinstance(error, OSError) else OSError(str(error))
-            else:
-                outcome = [
+                found.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
+                return
+            found.set_result(
+                [
                     ResolveResult(
                         hostname=host,
                         host=str(address[0]),
@@ -40,19 +41,10 @@ class PatientResolver(AbstractResolver):
                     )
                     for kind, _, protocol, _, address in answers
                 ]
-            with suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(tell, outcome)
-
-        def tell(outcome: list[ResolveResult] | OSError) -> None:
-            if found.done():
-                return
-            if isinstance(outcome, OSError):
-                found.set_exception(outcome)
-            else:
-                found.set_result(outcome)
+            )
 
         Thread(target=look_up, name="server-names", daemon=True).start()
-        return await found
+        return await asyncio.wrap_future(found)
 
     async def close(self) -> None:
         pass

@@ -34,7 +34,6 @@ class Route:
     """One method of a resource. `answer` is the type of its JSON body, or None.
 
     `caller` says who may make the call: `anyone`, a `writer` (on the server's machine, or with a token) or an `admin`.
-    A `polled` route is answered from bytes that are encoded already, before anything else is checked.
     """
 
     method: Method
@@ -48,7 +47,6 @@ class Route:
     statuses: tuple[tuple[int, str], ...] = ((200, "Successful Response"),)
     media_type: str = JSON
     is_form_optional: bool = False
-    is_polled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,6 @@ PACE_S = Parameter(
 )
 
 ASKED = ((200, "The lease exists already"), (201, "Granted"), (202, "Queued, after up to wait_s"))
-ANY_LEASE = leases.LeaseView | leases.WaitingLeaseView | leases.DrainingLeaseView
 ANY_GPU = pool.PoolGpu | pool.MissingGpu
 
 
@@ -108,6 +105,14 @@ def _statistics(path: str, help_text: str, *routes: Route) -> Resource:
     return Resource(path, help_text, routes, cors="asks")
 
 
+def _leases(path: str, help_text: str, *routes: Route) -> Resource:
+    return Resource(path, help_text, routes, tag="leases")
+
+
+def _operator(path: str, help_text: str, *routes: Route) -> Resource:
+    return Resource(path, help_text, routes, tag="admin")
+
+
 def _for_page(path: str, help_text: str | None, *routes: Route) -> Resource:
     return Resource(path, help_text, routes, tag="page", cors="never")
 
@@ -124,23 +129,14 @@ TABLE: tuple[Resource, ...] = (
         ),
     ),
     _for_page("/ui", "The page: see the pool in a browser", _get("page", "The page", None, media_type="text/html")),
-    Resource(
-        "/gpu/stats",
-        "Get detailed GPU statistics",
-        (_get("gpu_stats", "All GPUs in detail", statistics.GpuStatistics, is_polled=True),),
-        cors="asks",
+    _statistics(
+        "/gpu/stats", "Get detailed GPU statistics", _get("gpu_stats", "All GPUs in detail", statistics.GpuStatistics)
     ),
-    Resource(
-        "/gpu/count",
-        "Get number of installed GPUs",
-        (_get("gpu_count", "The number of GPUs", statistics.GpuCount, is_polled=True),),
-        cors="asks",
+    _statistics(
+        "/gpu/count", "Get number of installed GPUs", _get("gpu_count", "The number of GPUs", statistics.GpuCount)
     ),
-    Resource(
-        "/gpu/summary",
-        "Get summary of GPU usage",
-        (_get("gpu_summary", "All GPUs in brief", statistics.GpuSummary, is_polled=True),),
-        cors="asks",
+    _statistics(
+        "/gpu/summary", "Get summary of GPU usage", _get("gpu_summary", "All GPUs in brief", statistics.GpuSummary)
     ),
     _statistics("/health", "Health check endpoint", _get("health", "The health of the server", service.Health)),
     _statistics("/config", "Get server configuration", _get("config", "The settings in force", service.Configuration)),
@@ -152,110 +148,83 @@ TABLE: tuple[Resource, ...] = (
     _statistics(
         "/metrics", "Metrics for Prometheus", _get("metrics", "Metrics for Prometheus", None, media_type="text/plain")
     ),
-    Resource(
-        "/leases", "Get all live leases", (_get("list_leases", "All live leases", leases.LeaseList),), tag="leases"
-    ),
-    Resource(
+    _leases("/leases", "Get all live leases", _get("list_leases", "All live leases", leases.LeaseList)),
+    _leases(
         "/leases/{lease_id}",
         "PUT: request a GPU; GET: show the lease; DELETE: release it",
-        (
-            _write(
-                "PUT",
-                "request_lease",
-                "Request GPUs, or repeat the request",
-                ANY_LEASE,
-                409,
-                429,
-                form=forms.LeaseForm,
-                query=(DEVICES,),
-                statuses=ASKED,
-            ),
-            _get("show_lease", "Show the lease", ANY_LEASE, (404, 422, 503), query=(WAIT_S, DEVICES)),
-            _write("DELETE", "release_lease", "Release the lease, or leave the queue", ANY_LEASE, 404),
+        _write(
+            "PUT",
+            "request_lease",
+            "Request GPUs, or repeat the request",
+            leases.AnyLease,
+            409,
+            429,
+            form=forms.LeaseForm,
+            query=(DEVICES,),
+            statuses=ASKED,
         ),
-        tag="leases",
+        _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 503), query=(WAIT_S, DEVICES)),
+        _write("DELETE", "release_lease", "Release the lease, or leave the queue", leases.AnyLease, 404),
     ),
-    Resource(
+    _leases(
         "/leases/renew",
         "POST: a heartbeat for leases",
-        (_write("POST", "renew_leases", "A heartbeat for leases", leases.RenewAnswer, form=forms.RenewForm),),
-        tag="leases",
+        _write("POST", "renew_leases", "A heartbeat for leases", leases.RenewAnswer, form=forms.RenewForm),
     ),
-    Resource(
+    _leases(
         "/pool",
         "Get the node at a glance: GPUs, leases, queue",
-        (_get("show_pool", "The node at a glance", pool.PoolView, (422,), query=(QUEUE,)),),
-        tag="leases",
+        _get("show_pool", "The node at a glance", pool.PoolView, (422,), query=(QUEUE,)),
     ),
-    Resource(
+    _leases(
         "/usage",
         "Get GPU-hours by owner; ?since=...&until=...",
-        (_get("usage", "GPU-hours by owner", accounting.UsageView, (422, 503), query=(SINCE, UNTIL)),),
-        tag="leases",
+        _get("usage", "GPU-hours by owner", accounting.UsageView, (422, 503), query=(SINCE, UNTIL)),
     ),
-    Resource(
+    _leases(
         "/timeline",
         "Get who held which GPU over the last hours; ?hours=6",
-        (_get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),),
-        tag="leases",
+        _get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),
     ),
-    Resource(
+    _leases(
         "/peers",
         "Get the pools of the other servers in GPU_POOL_PEERS",
-        (_get("peers", "The pools of other servers", pool.PeersView, (422,)),),
-        tag="leases",
+        _get("peers", "The pools of other servers", pool.PeersView, (422,)),
     ),
-    Resource(
+    _leases(
         "/events",
         "Follow the events of the pool, as Server-Sent Events",
-        (
-            _get(
-                "events",
-                "The events of the pool, as Server-Sent Events",
-                None,
-                (422, 503),
-                query=(PACE_S,),
-                media_type="text/event-stream",
-            ),
+        _get(
+            "events",
+            "The events of the pool, as Server-Sent Events",
+            None,
+            (422, 503),
+            query=(PACE_S,),
+            media_type="text/event-stream",
         ),
-        tag="leases",
     ),
-    Resource(
+    _operator(
         "/admin/leases/{lease_id}/revoke",
         "POST: revoke a lease (admin)",
-        (_admin("POST", "revoke_lease", "Revoke a lease", ANY_LEASE, 404),),
-        tag="admin",
+        _admin("POST", "revoke_lease", "Revoke a lease", leases.AnyLease, 404),
     ),
-    Resource(
+    _operator(
         "/admin/gpus/{gpu}/drain",
         "POST: take a GPU out of service (admin)",
-        (
-            _admin(
-                "POST",
-                "drain_gpu",
-                "Take a GPU out of service",
-                ANY_GPU,
-                404,
-                form=forms.DrainForm,
-                is_form_optional=True,
-            ),
+        _admin(
+            "POST", "drain_gpu", "Take a GPU out of service", ANY_GPU, 404, form=forms.DrainForm, is_form_optional=True
         ),
-        tag="admin",
     ),
-    Resource(
+    _operator(
         "/admin/gpus/{gpu}/undrain",
         "POST: put a GPU back into service (admin)",
-        (_admin("POST", "undrain_gpu", "Put a GPU back into service", ANY_GPU, 404),),
-        tag="admin",
+        _admin("POST", "undrain_gpu", "Put a GPU back into service", ANY_GPU, 404),
     ),
-    Resource(
+    _operator(
         "/admin/ignored-processes/{name}",
         "PUT: ignore processes of a name; DELETE: count them again (admin)",
-        (
-            _admin("PUT", "ignore_process", "Ignore processes of this name", pool.IgnoredProcesses),
-            _admin("DELETE", "count_process", "Count processes of this name again", pool.IgnoredProcesses),
-        ),
-        tag="admin",
+        _admin("PUT", "ignore_process", "Ignore processes of this name", pool.IgnoredProcesses),
+        _admin("DELETE", "count_process", "Count processes of this name again", pool.IgnoredProcesses),
     ),
     _statistics("/livez", "Whether the server is alive", _get("livez", "Whether the server is alive", service.Alive)),
     _statistics(

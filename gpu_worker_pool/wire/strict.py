@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from math import isfinite
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 
@@ -33,13 +33,16 @@ def parse_form(kind: type[FormT], body: bytes) -> FormT:
     data = _read_object(body) if body else {}
     hashable: Any = kind
     known = _fields(hashable)
-    faults = [
-        _unknown_fault(known, name) for name in islice((name for name in data if name not in known), MAX_FAULTS + 1)
-    ]
+    unknown = (name for name in data if name not in known)
+    faults = [_unknown_fault(known, name) for name in islice(unknown, MAX_FAULTS + 1)]
     values: dict[str, Any] = {}
     for name, field in known.items():
         if name in data:
-            values[name] = field.read(name, data[name], faults)
+            value = data[name]
+            try:
+                values[name] = None if value is None and field.is_nullable else field.check(name, value)
+            except _Faults as found:
+                faults += found.args[0]
         elif field.is_required:
             faults.append(f"{name} is missing; send it")
     if faults:
@@ -50,27 +53,18 @@ def parse_form(kind: type[FormT], body: bytes) -> FormT:
 def check_lease_id(text: str) -> str:
     """Return the id; FormError if it is invalid."""
     if not is_lease_id(text):
-        raise FormError(f"{_show(text)} is not a lease id; it must be 1 to 128 letters, digits or signs (. _ ~ -).")
+        raise FormError(_not_an_id(text))
     return text
 
 
-# --- fields --------------------------------------------------------------------------------------------------------
+def _not_an_id(text: str) -> str:
+    return f"{_show(text)} is not a lease id; it must be 1 to 128 letters, digits or signs (. _ ~ -)."
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
     check: Callable[[str, Any], Any]
     is_nullable: bool
     is_required: bool
-
-    def read(self, name: str, value: Any, faults: list[str]) -> Any:
-        if value is None and self.is_nullable:
-            return None
-        try:
-            return self.check(name, value)
-        except _Faults as found:
-            faults += found.args[0]
-            return None
 
 
 class _Faults(Exception):  # noqa: N818 - several of them
@@ -84,7 +78,7 @@ def _fields(kind: type) -> dict[str, _Field]:
     for item in fields(kind):
         hint = hints[item.name]
         bounds = getattr(hint, "__metadata__", ())
-        bare = getattr(hint, "__origin__", hint) if bounds else hint
+        bare = hint.__origin__ if bounds else hint
         is_nullable = type(None) in get_args(bare)
         is_required = item.default is MISSING and item.default_factory is MISSING
         found[item.name] = _Field(_CHECKS.get(item.name) or _check_of(bare, bounds), is_nullable, is_required)
@@ -92,12 +86,12 @@ def _fields(kind: type) -> dict[str, _Field]:
 
 
 def _check_of(bare: Any, bounds: tuple[Any, ...]) -> Callable[[str, Any], Any]:
-    words = (bare, *get_args(bare))
-    printable = next((bound for bound in bounds if isinstance(bound, Printable)), None)
-    if printable is not None:
-        return lambda name, value: _text(name, value, printable.longest)
-    limits = next(bound for bound in bounds if isinstance(bound, Range))
-    return lambda name, value: _number(name, value, limits, is_whole=int in words)
+    for bound in bounds:
+        if isinstance(bound, Printable):
+            return partial(_text, longest=bound.longest)
+        if isinstance(bound, Range):
+            return partial(_number, limits=bound, is_whole=int in (bare, *get_args(bare)))
+    raise TypeError(f"{bare} has neither bounds nor a check of its own")
 
 
 def _number(name: str, value: Any, limits: Range, *, is_whole: bool) -> float:
@@ -159,19 +153,13 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
         if not isinstance(item, str):
             faults.append(f"{name}.{number}: {_show(item)} is not a text")
         elif not is_lease_id(item):
-            try:
-                check_lease_id(item)
-            except FormError as error:
-                faults.append(f"{name}.{number}: {error}")
+            faults.append(f"{name}.{number}: {_not_an_id(item)}")
     if faults:
         raise _Faults(faults[: MAX_FAULTS + 1])
     return tuple(value)
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {"model": _model, "among": _among, "labels": _labels, "ids": _ids}
-
-
-# --- JSON ----------------------------------------------------------------------------------------------------------
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -206,9 +194,6 @@ def _read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise FormError(f"The body is {_show(data)}; send an object of fields.")
     return data
-
-
-# --- faults in words -----------------------------------------------------------------------------------------------
 
 
 def _fault(name: str, text: str) -> _Faults:

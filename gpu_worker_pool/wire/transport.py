@@ -1,6 +1,4 @@
-"""The one way to call a server: bounded in time and size, no redirects, JSON only. Client, commands, doctor and peers
-use it.
-"""
+"""The one way to call a server: bounded in time and size, no redirects, JSON only."""
 
 from __future__ import annotations
 
@@ -30,25 +28,17 @@ class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
 
 
 @dataclass(frozen=True, slots=True)
-class RawReply:
-    """An answer as it came. `date` is the time of the server's clock."""
-
-    status: int
-    body: bytes
-    date: str | None
-    sent_at: float
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with its JSON. `sent_at` is when the call was sent, on the clock of the leases."""
+    """An answer with its JSON. `sent_at` is when the call was sent, on the clock of the leases; `date` is the time of the
+    server's clock.
+    """
 
     status: int
     data: Any
     sent_at: float
     took_s: float
     date: str | None = None
+    body: bytes = b""
 
     @property
     def detail(self) -> str:
@@ -108,32 +98,20 @@ class Transport:
         body: Mapping[str, Any] | None = None,
         token: str | None = None,
         timeout_s: float,
+        is_parsed: bool = True,
     ) -> Reply:
-        """Make one call; CallFailed if there is no readable answer."""
-        raw = await self.fetch(method, url, body=body, token=token, timeout_s=timeout_s)
-        return Reply(raw.status, _parse(raw.body, raw.status), raw.sent_at, raw.took_s, raw.date)
-
-    async def fetch(
-        self,
-        method: str,
-        url: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        token: str | None = None,
-        timeout_s: float,
-    ) -> RawReply:
-        """Make one call and return the answer as it came; CallFailed if there is none."""
+        """Make one call; CallFailed if there is no readable answer. Without `is_parsed`, the answer has its body only."""
         import aiohttp  # noqa: PLC0415 - loaded by now
 
         if self._session is None:
             raise CallFailed("the client is stopped")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        data = None if body is None else json.dumps(body).encode()
+        sent = None if body is None else json.dumps(body).encode()
         sent_at = boot_time()
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._session.request(
-                    method, url, data=data, headers=headers, allow_redirects=False
+                    method, url, data=sent, headers=headers, allow_redirects=False
                 ) as response:
                     text = await self._read(response)
         except TimeoutError:
@@ -148,7 +126,9 @@ class Transport:
         status = response.status
         if 300 <= status < 400:
             raise CallFailed(f"it redirects (status {status}), which is not followed; give the address it leads to")
-        return RawReply(status, text, response.headers.get("Date"), sent_at, boot_time() - sent_at)
+        took_s = boot_time() - sent_at
+        data = _parse(text, status) if is_parsed else None
+        return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         chunks: list[bytes] = []

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot
-from gpu_worker_pool.gpus.simulated import SimulatedHolder
+from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time, wall_offset
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
@@ -40,14 +40,6 @@ GRACE_S = 2.0
 LATE_SAMPLE_S = 0.1
 
 
-class SimulatedGpus(Protocol):
-    """GPUs that must be told which processes run on them, because no hardware shows it."""
-
-    def occupy(self, uuid: str, holders: Sequence[SimulatedHolder]) -> None:
-        """Set the processes on this GPU."""
-        ...
-
-
 class Authority:
     def __init__(
         self,
@@ -58,7 +50,7 @@ class Authority:
         *,
         node: str,
         max_waiting: int,
-        simulated: SimulatedGpus | None = None,
+        simulated: SimulatedProbe | None = None,
     ) -> None:
         self._node = node
         self._sampler = sampler
@@ -121,8 +113,8 @@ class Authority:
             raise
         logger.info("leases: %r", self._driver.state)
         for lease in list(self._driver.state.leases.values()):
-            if not isinstance(lease, DrainingLease) and lease.request.holder.process is not None:
-                self._watch(lease.request.holder.process, lease.id)
+            if not isinstance(lease, DrainingLease):
+                self._watch(lease.request.holder, lease.id)
         self._observe(self._sampler.snapshot, is_regular=True)
         self._update_simulated({key for key, slot in self._driver.state.slots.items() if slot.occupants})
 
@@ -148,9 +140,9 @@ class Authority:
         logger.info("the holder of lease %s is dead", lease_id)
         self._driver.note(cmd.ReportDeath(lease_id))
 
-    def _watch(self, process: ProcessId, lease_id: str) -> None:
-        if self._deaths is not None:
-            self._deaths.watch(process, lease_id)
+    def _watch(self, holder: Holder, lease_id: str) -> None:
+        if self._deaths is not None and holder.process is not None:
+            self._deaths.watch(holder.process, lease_id)
 
     def _is_alive(self, process: ProcessId) -> bool:
         return self._deaths is None or self._deaths.is_alive(process)
@@ -159,9 +151,7 @@ class Authority:
         left: set[GpuKey] = set()
         for event in events:
             if isinstance(event, ev.LeaseQueued):
-                process = event.request.holder.process
-                if process is not None:
-                    self._watch(process, event.lease_id)
+                self._watch(event.request.holder, event.lease_id)
             elif isinstance(event, ev.LeaseEnded):
                 left.update(event.draining)
         if left:
@@ -187,18 +177,15 @@ class Authority:
     def _follow(self, events: Sequence[ev.Event]) -> None:
         changed: set[GpuKey] = set()
         for event in events:
-            match event:
-                case ev.LeaseGranted():
-                    changed.update(event.gpus)
-                    if self._presence.is_away(event.lease_id):
-                        asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
-                case ev.LeaseEnded():
-                    changed.update(event.draining)
-                    self._presence.note_heartbeat(event.lease_id)
-                    if self._deaths is not None:
-                        self._deaths.forget(event.lease_id)
-                case _:
-                    pass
+            if isinstance(event, ev.LeaseGranted):
+                changed.update(event.gpus)
+                if self._presence.is_away(event.lease_id):
+                    asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
+            elif isinstance(event, ev.LeaseEnded):
+                changed.update(event.draining)
+                self._presence.note_heartbeat(event.lease_id)
+                if self._deaths is not None:
+                    self._deaths.forget(event.lease_id)
         self._update_simulated(changed)
 
     def _end_if_away(self, lease_id: str) -> None:
@@ -217,7 +204,7 @@ class Authority:
                 lease = self._driver.state.leases.get(lease_id)
                 if isinstance(lease, ActiveLease):
                     # A holder without a local process gets a pid that no process can have.
-                    pid, started = occupant.process or ProcessId(_simulated_pid(lease), None)
+                    pid, started = occupant.process or ProcessId(10_000_000 + lease.fence, None)
                     holders.append(SimulatedHolder(pid, started, occupant.asked_mb))
             try:
                 self._simulated.occupy(key.uuid, holders)
@@ -227,7 +214,3 @@ class Authority:
 
 def _is_draining(slot: GpuSlot | None) -> bool:
     return slot is None or any(occupant.is_draining for occupant in slot.occupants.values())
-
-
-def _simulated_pid(lease: ActiveLease | EndedLease) -> int:
-    return 10_000_000 + (lease.fence or 0)

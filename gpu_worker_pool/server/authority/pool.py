@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from starlette.types import Receive
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.identity import Machine
-from gpu_worker_pool.ledger.driver import Driver, EventListener
+from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import until_gone
 
@@ -29,8 +27,9 @@ RENEWALS_PER_TTL = 3
 
 
 class Pool:
-    """The pool of this box. A call that changes something returns when the change is written; NotWritten if it cannot
-    be. `id` identifies this server, whatever names it has, until it restarts.
+    """The pool of this box. A change returns once it is written; NotWritten if it cannot be.
+
+    `id` identifies this server, whatever names it has, until it restarts.
     """
 
     def __init__(self, driver: Driver, sampler: Sampler, machine: Machine, presence: Presence, *, node: str) -> None:
@@ -40,8 +39,17 @@ class Pool:
         self._sampler = sampler
         self._machine = machine
         self._presence = presence
-
-    # --- reading ---------------------------------------------------------------------------------------------------
+        # The driver's own calls, which need nothing more here.
+        self.now = driver.now
+        self.find = driver.find
+        self.is_written = driver.is_written
+        self.caught_up = driver.caught_up
+        self.release_waiters = driver.release_waiters
+        # `follow` calls a listener with events once they are written, `follow_writes` with the duration of each commit.
+        self.follow = driver.listeners.append
+        self.follow_writes = driver.write_listeners.append
+        # Notes that the clients of leases are there, without renewing the leases.
+        self.note_heartbeat = presence.note_heartbeat
 
     @property
     def state(self) -> PoolState:
@@ -66,43 +74,21 @@ class Pool:
     def waiting(self) -> int:
         return self._presence.waiting
 
-    def now(self) -> float:
-        return self._driver.now()
+    @property
+    def has_room_to_wait(self) -> bool:
+        return self._presence.has_room
 
     def wall_now(self) -> float:
         """The wall-clock time for leases, by a clock that is not adjusted while the server runs."""
         return self._driver.now() + self._driver.state.wall_offset_s
-
-    def is_written(self, lease_id: str) -> bool:
-        """Whether all events of this lease are in the journal; others must not be shown."""
-        return self._driver.is_written(lease_id)
-
-    async def caught_up(self) -> None:
-        """Wait until all events so far are written; return at once in trouble."""
-        await self._driver.caught_up()
-
-    async def find(self, lease_id: str) -> Lease | None:
-        return await self._driver.find(lease_id)
 
     def check_is_open(self) -> None:
         """Raise NotWritten if the pool's history is not loaded yet."""
         if not self._driver.is_open:
             raise self._driver.not_written()
 
-    def follow(self, listener: EventListener) -> None:
-        """Call the listener with events, once they are written."""
-        self._driver.listeners.append(listener)
-
-    def follow_writes(self, listener: Callable[[float], None]) -> None:
-        """Call the listener with the duration of each commit."""
-        self._driver.write_listeners.append(listener)
-
-    # --- leases ----------------------------------------------------------------------------------------------------
-
     async def request(self, lease_id: str, request: Request, *, is_known: bool, is_loopback: bool) -> list[ev.Event]:
-        """Request a lease, or repeat a request. NoSuchProcess if the request names a process of this machine that does
-        not exist.
-        """
+        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist."""
         if not is_known:
             process = self._machine.local_process(request.holder, is_loopback=is_loopback)
             if process is not None:
@@ -115,22 +101,13 @@ class Pool:
         self._presence.note_heartbeat(*lease_ids)
         return await self._driver.do(cmd.Renew(lease_ids))
 
-    def note_heartbeat(self, lease_id: str) -> None:
-        """Note that the client of a lease is there, without renewing the lease."""
-        self._presence.note_heartbeat(lease_id)
-
     async def release(self, lease_id: str) -> None:
-        """Release a lease, or take the request out of the queue."""
         await self._driver.do(cmd.Release(lease_id))
 
     async def revoke(self, lease_id: str) -> bool:
         """End a lease as the operator; return whether the lease is known."""
         events = await self._driver.do(cmd.Revoke(lease_id))
         return not any(isinstance(event, ev.LeaseUnknown) for event in events)
-
-    @property
-    def has_room_to_wait(self) -> bool:
-        return self._presence.has_room
 
     async def wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renews: bool) -> None:
         """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first."""
@@ -157,25 +134,5 @@ class Pool:
             if renews:
                 await driver.do(cmd.Renew((lease.id,)))
 
-    def release_waiters(self) -> None:
-        """Answer all connections that wait, with the present state: the server is about to stop."""
-        self._driver.release_waiters()
-
-    # --- operating -------------------------------------------------------------------------------------------------
-
-    async def exclude(self, gpu: GpuKey, reason: str) -> None:
-        """Take a GPU out of service; its leases continue."""
-        await self._driver.do(cmd.ExcludeGpu(gpu, reason))
-
-    async def include(self, gpu: GpuKey) -> None:
-        await self._driver.do(cmd.IncludeGpu(gpu))
-
-    async def ignore_process(self, name: str) -> Sequence[str]:
-        """Ignore processes of this name; return all ignored names."""
-        await self._driver.do(cmd.IgnoreProcess(name))
-        return sorted(self.state.ignored_processes)
-
-    async def count_process(self, name: str) -> Sequence[str]:
-        """Count processes of this name again; return the names that are still ignored."""
-        await self._driver.do(cmd.CountProcess(name))
-        return sorted(self.state.ignored_processes)
+    async def operate(self, command: cmd.ExcludeGpu | cmd.IncludeGpu | cmd.IgnoreProcess | cmd.CountProcess) -> None:
+        await self._driver.do(command)

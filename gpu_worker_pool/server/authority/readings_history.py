@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from gpu_worker_pool.core.model.gpu import Gpu
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.loop_share import Pauses
 from gpu_worker_pool.wire.page import Lines
-from gpu_worker_pool.wire.statistics import GpuPast, HistoryPoint
+from gpu_worker_pool.wire.statistics import GpuHistory, GpuPast, HistoryPoint
 
 from .snapshot import Snapshot
 
@@ -42,8 +42,8 @@ def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history
         uuid = gpu.key.uuid
         gpus.append(encode(GpuPast(gpu_id=gpu.index, uuid=uuid, name=gpu.name, readings=tuple(points[uuid]))))
         pauses.yield_if_due()
-    rest = encode({"timestamp": latest.timestamp, "source": latest.source})
-    return b'{"max_history":%d,"gpus":[%b],%b' % (max_history, b",".join(gpus), rest[1:])
+    frame = GpuHistory(max_history=max_history, gpus=(), timestamp=latest.timestamp, source=latest.source)
+    return encode_with(frame, gpus=gpus)
 
 
 class _Point:
@@ -60,10 +60,7 @@ class _Point:
         for reading in snapshot.readings:
             uuid = reading.gpu.key.uuid
             memory, load = self.percents.get(uuid, (None, None))
-            self.percents[uuid] = (
-                _higher(memory, reading.memory_percent),
-                _higher(load, reading.utilization_percent),
-            )
+            self.percents[uuid] = _higher(memory, reading.memory_percent), _higher(load, reading.utilization_percent)
 
 
 class ReadingLines:

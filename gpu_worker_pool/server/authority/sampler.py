@@ -24,10 +24,7 @@ TRY_AGAIN = Backoff(first_s=2.0, max_s=30.0)
 
 
 class Sampler:
-    """Keeps the latest snapshot and those before it.
-
-    `snapshot` is replaced as a whole, so any thread can read it without a lock.
-    """
+    """Keeps the latest snapshot, which is replaced as a whole, so any thread can read it, and those before it."""
 
     def __init__(
         self,
@@ -74,7 +71,6 @@ class Sampler:
         self._wake.set()
 
     def wait_for_first_sample(self, timeout_s: float) -> bool:
-        """Wait for the first sample; return whether there is one."""
         return self._first_sample.wait(timeout_s)
 
     @property
@@ -127,14 +123,11 @@ class Sampler:
                 due_at = began + self._interval_s
             # However many leases are released, the driver gets a pause as long as its answer took.
             ended = self._clock()
-            self._pause(min(ended - began, max(due_at - ended, 0.0)))
+            if not self._is_stopping:
+                time.sleep(min(ended - began, max(due_at - ended, 0.0)))
             self._wake.wait(max(due_at - self._clock(), 0.0))
         if self._probe is not None:
             self._probe.close()
-
-    def _pause(self, seconds: float) -> None:
-        if seconds > 0 and not self._is_stopping:
-            time.sleep(seconds)
 
     def _try_to_get_a_probe(self, now: float) -> Probe | None:
         if now < self._next_attempt_at:
@@ -161,12 +154,8 @@ class Sampler:
                 logger.warning("%s", warning)
             if visibility.is_filtering:
                 shown = ", ".join(map(str, visibility.indices)) or "none"
-                logger.info(
-                    "CUDA_VISIBLE_DEVICES=%r: of %d GPUs these are shown: %s",
-                    self._visible_devices,
-                    len(readings),
-                    shown,
-                )
+                text = "CUDA_VISIBLE_DEVICES=%r: of %d GPUs these are shown: %s"
+                logger.info(text, self._visible_devices, len(readings), shown)
             self.visibility = visibility
         return tuple(reading for reading in readings if reading.gpu.index in visibility.indices)
 

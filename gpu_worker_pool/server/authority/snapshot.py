@@ -11,16 +11,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.wire.statistics import (
-    GpuCount,
-    GpuDetail,
-    GpuInShort,
-    GpuStatistics,
-    GpuSummary,
-    Memory,
-    Power,
-    ProcessOnGpu,
-)
+from gpu_worker_pool.wire import statistics as wire
 
 
 @dataclass(frozen=True)
@@ -40,24 +31,24 @@ class Snapshot:
         return self.taken.isoformat(timespec="microseconds")
 
     @cached_property
-    def stats(self) -> GpuStatistics:
+    def stats(self) -> wire.GpuStatistics:
         gpus = tuple(_gpu(reading) for reading in self.readings)
-        return GpuStatistics(gpus=gpus, **self._common)
+        return wire.GpuStatistics(gpus=gpus, **self._common)
 
     @cached_property
-    def summary(self) -> GpuSummary:
+    def summary(self) -> wire.GpuSummary:
         """The body of /gpu/summary. Totals are of the known values; null if none is known."""
         total_mb = _known(reading.memory_total_mb for reading in self.readings)
         used_mb = _known(reading.memory_used_mb for reading in self.readings)
         utilization = _known(reading.utilization_percent for reading in self.readings)
         unknown = None if self.readings else 0.0
-        return GpuSummary(
+        return wire.GpuSummary(
             total_memory_mb=round(sum(total_mb)) if total_mb or not self.readings else None,
             total_used_memory_mb=round(sum(used_mb)) if used_mb or not self.readings else None,
             total_memory_usage_percent=_percent(self.readings),
             average_utilization_percent=round(fmean(utilization), 2) if utilization else unknown,
             gpus_summary=tuple(
-                GpuInShort(
+                wire.GpuInShort(
                     gpu_id=reading.gpu.index,
                     name=reading.gpu.name,
                     memory_usage_percent=_rounded(reading.memory_percent, 2),
@@ -76,7 +67,7 @@ class Snapshot:
 
     @cached_property
     def count_body(self) -> bytes:
-        return encode(GpuCount(**self._common))
+        return encode(wire.GpuCount(**self._common))
 
     @cached_property
     def summary_body(self) -> bytes:
@@ -92,12 +83,12 @@ class Snapshot:
         }
 
 
-def _gpu(reading: Reading) -> GpuDetail:
+def _gpu(reading: Reading) -> wire.GpuDetail:
     total_mb, used_mb = _whole(reading.memory_total_mb), _whole(reading.memory_used_mb)
-    return GpuDetail(
+    return wire.GpuDetail(
         gpu_id=reading.gpu.index,
         name=reading.gpu.name,
-        memory=Memory(
+        memory=wire.Memory(
             total_mb=total_mb,
             used_mb=used_mb,
             free_mb=None if total_mb is None or used_mb is None else max(total_mb - used_mb, 0),
@@ -105,14 +96,14 @@ def _gpu(reading: Reading) -> GpuDetail:
         ),
         utilization_percent=_whole(reading.utilization_percent),
         temperature_c=_whole(reading.temperature_c),
-        power=Power(draw_w=_rounded(reading.power_draw_w, 2), limit_w=_rounded(reading.power_limit_w, 2)),
+        power=wire.Power(draw_w=_rounded(reading.power_draw_w, 2), limit_w=_rounded(reading.power_limit_w, 2)),
         uuid=reading.gpu.key.uuid,
         healthy=reading.fault is None,
         error=reading.fault,
         processes=None
         if reading.processes is None
         else tuple(
-            ProcessOnGpu(pid=process.id.pid, name=process.name, used_mb=_whole(process.memory_mb))
+            wire.ProcessOnGpu(pid=process.id.pid, name=process.name, used_mb=_whole(process.memory_mb))
             for process in reading.processes
         ),
     )

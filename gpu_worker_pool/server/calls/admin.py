@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
@@ -37,7 +38,6 @@ class AdminCalls:
         }
 
     async def revoke(self, call: Call) -> Response:
-        """Revoke a lease; its holder learns of it with the next heartbeat."""
         lease_id = check_lease_id(call.parameters["lease_id"])
         await _check(call)
         is_known = await self._pool.revoke(lease_id)
@@ -47,27 +47,28 @@ class AdminCalls:
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
-        """Take a GPU out of service; its leases continue."""
         form = parse_form(DrainForm, await _check(call))
         key = self._key(call.parameters["gpu"])
-        await self._pool.exclude(key, form.reason.strip() or "drained by the operator")
+        await self._pool.operate(cmd.ExcludeGpu(key, form.reason.strip() or "drained by the operator"))
         return self._gpu(key)
 
     async def undrain(self, call: Call) -> Response:
         await _check(call)
         key = self._key(call.parameters["gpu"])
-        await self._pool.include(key)
+        await self._pool.operate(cmd.IncludeGpu(key))
         return self._gpu(key)
 
     async def ignore(self, call: Call) -> Response:
-        await _check(call)
-        names = await self._pool.ignore_process(_process_name(call))
-        return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
+        return await self._change_ignored(cmd.IgnoreProcess, call)
 
     async def count(self, call: Call) -> Response:
+        return await self._change_ignored(cmd.CountProcess, call)
+
+    async def _change_ignored(self, command: type[cmd.IgnoreProcess | cmd.CountProcess], call: Call) -> Response:
         await _check(call)
-        names = await self._pool.count_process(_process_name(call))
-        return Response(200, encode(IgnoredProcesses(ignored_processes=tuple(names))))
+        await self._pool.operate(command(_process_name(call)))
+        names = tuple(sorted(self._pool.state.ignored_processes))
+        return Response(200, encode(IgnoredProcesses(ignored_processes=names)))
 
     def _key(self, gpu: str) -> GpuKey:
         state = self._pool.state

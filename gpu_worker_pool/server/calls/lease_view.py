@@ -82,7 +82,6 @@ def outcome_view(pool: Pool, lease: Lease) -> LeaseView:
 
 
 def iso_time(wall_s: float | None) -> str | None:
-    """Format wall-clock seconds as ISO 8601 in UTC."""
     if wall_s is None:
         return None
     try:

@@ -8,14 +8,14 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.leases import NotRenewed, RenewAnswer, Renewed
+from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Renewed
 from gpu_worker_pool.wire.routes import DEVICES, QUEUE, WAIT_S
 from gpu_worker_pool.wire.strict import check_lease_id
 
@@ -82,11 +82,8 @@ class LeaseCalls:
         call.query()
         ids = (await call.form(RenewForm)).ids
         state = self._pool.state
-        others = [
-            lease_id
-            for lease_id in ids
-            if (lease := state.find(lease_id)) and not may_manage(caller, lease.request.holder.owner, self._tokens)
-        ]
+        leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
+        others = [lease.id for lease in leases if not may_manage(caller, lease.request.holder.owner, self._tokens)]
         if others:
             raise Denied(403, f"Only their owner or admin may renew these leases: {', '.join(others[:5])}.")
         return Response(200, encode(self._outcome(await self._pool.renew(*ids))))
@@ -103,14 +100,10 @@ class LeaseCalls:
         self._pool.check_is_open()
         await self._pool.caught_up()
         leases = [view async for _, view in encode_leases(self._pool, self._pool.state.leases, LoopShare())]
-        return Response(200, b'{"node":%b,"leases":[%b]}' % (encode(self._pool.node), b",".join(leases)))
+        return Response(200, encode_with(LeaseList(node=self._pool.node, leases=()), leases=leases))
 
     async def show_pool(self, call: Call) -> Response:
-        """The node at a glance. `queue` bounds how many waiters are shown."""
-        most_queued = call.lenient_query(QUEUE)
-        return Response(200, await encode_pool(self._pool, most_queued))
-
-    # --- parts of them ---------------------------------------------------------------------------------------------
+        return Response(200, await encode_pool(self._pool, call.lenient_query(QUEUE)))
 
     def _outcome(self, events: list[ev.Event]) -> RenewAnswer:
         state, now = self._pool.state, self._pool.now()
@@ -190,8 +183,6 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
                 )
             case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
                 raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
-            case _:
-                pass
 
 
 def _end_reason(lease: Lease | None) -> str:

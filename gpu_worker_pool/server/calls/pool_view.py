@@ -10,43 +10,29 @@ from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.eligibility import (
-    Draining,
-    Eligible,
-    Excluded,
-    HeldForAnother,
-    Leased,
-    NoRoom,
-    OverMemory,
-    OverUtilization,
-    ReadingStale,
-    ReadingUnknown,
-    Unhealthy,
-    Verdict,
-    judge,
-)
+from gpu_worker_pool.core.queue.eligibility import Eligible, HeldForAnother, Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer
 from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
 from .lease_view import brief_view, iso_time, verdict_view
 
-# The state for each kind of verdict on an ordinary request: one GPU, exclusive.
-_STATES: dict[type[Verdict], GpuState] = {
-    Eligible: "free",
-    Leased: "leased",
-    NoRoom: "leased",
-    Draining: "draining",
-    Excluded: "out_of_service",
-    Unhealthy: "unhealthy",
-    ReadingUnknown: "unknown",
-    ReadingStale: "unknown",
-    OverMemory: "busy",
-    OverUtilization: "busy",
-    HeldForAnother: "held",
+# The state for each verdict on an ordinary request: one GPU, exclusive.
+_STATES: dict[str, GpuState] = {
+    "eligible": "free",
+    "leased": "leased",
+    "no_room": "leased",
+    "draining": "draining",
+    "excluded": "out_of_service",
+    "unhealthy": "unhealthy",
+    "reading_unknown": "unknown",
+    "reading_stale": "unknown",
+    "over_memory": "busy",
+    "over_utilization": "busy",
+    "held": "held",
 }
 STATES: tuple[GpuState, ...] = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
@@ -66,13 +52,13 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
     for slot in sorted(state.slots.values(), key=_slot_order):
         gpus.append(encode(gpu_view(pool, slot)))
         await loop_share.yield_if_due()
-    thresholds = state.settings.thresholds
-    frame = encode(
+    limits = state.settings.thresholds
+    return encode_with(
         PoolView(
             node=pool.node,
             gpus=(),
             thresholds=ThresholdsView(
-                memory_percent=thresholds.memory_percent, utilization_percent=thresholds.utilization_percent
+                memory_percent=limits.memory_percent, utilization_percent=limits.utilization_percent
             ),
             workers_per_gpu=state.settings.workers_per_gpu,
             queue_length=len(state.queue),
@@ -84,12 +70,11 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
             now=iso_time(pool.wall_now()) if pool.is_open else None,
             timestamp=pool.snapshot.timestamp,
             source=pool.snapshot.source,
-        )
+        ),
+        gpus=gpus,
+        leases=leases,
+        queue=queue,
     )
-    # The pieces replace the empty lists of the frame: the GPUs, and the two at its end.
-    before, after = frame.removesuffix(b',"leases":[],"queue":[]}').split(b'"gpus":[]', 1)
-    parts = (before, b",".join(gpus), after, b",".join(leases), b",".join(queue))
-    return b'%b"gpus":[%b]%b,"leases":[%b],"queue":[%b]}' % parts
 
 
 async def encode_leases(
@@ -105,7 +90,6 @@ async def encode_leases(
 
 
 def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:
-    """All GPUs with their state only."""
     now = pool.now()
     for slot in list(pool.state.slots.values()):
         is_known = _why_unknown(pool, slot) is None
@@ -131,7 +115,6 @@ def _why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
 
 
 def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
-    """The verdict on an ordinary request."""
     verdict = judge(state, slot, ORDINARY, now)
     held_for = state.holds.get(slot.key)
     if isinstance(verdict, Eligible) and held_for is not None:
@@ -140,7 +123,7 @@ def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
 
 
 def _word(slot: GpuSlot, verdict: Verdict) -> GpuState:
-    word = _STATES.get(type(verdict), "unknown")
+    word = _STATES.get(verdict.code, "unknown")
     return "shared" if word == "leased" and slot.without_draining().is_shared else word
 
 

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from dataclasses import fields, replace
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import encode_readings
@@ -19,20 +19,11 @@ from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Response
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
-from gpu_worker_pool.server.metrics.gpus import make_registry, render
+from gpu_worker_pool.server.metrics.gpus import SamplerCollector
 from gpu_worker_pool.server.metrics.leases import LeaseMetrics
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire.routes import TABLE
-from gpu_worker_pool.wire.service import (
-    Alive,
-    ApiPart,
-    Configuration,
-    FilteringPart,
-    Health,
-    Home,
-    MonitoringPart,
-    ServerPart,
-)
 
 
 class Statistics:
@@ -42,7 +33,9 @@ class Statistics:
         self.sampler = sampler
         self.settings = settings
         self._pool = pool
-        self._registry = make_registry(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
+        # A registry for this server alone, so that two servers in one process do not mix.
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(SamplerCollector(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics))
         LeaseMetrics(pool, self._registry)
         self._encoding = asyncio.Lock()
         self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
@@ -76,16 +69,8 @@ class Statistics:
                 self._history_of = made_of
             return self._history_body
 
-    def why_not_ready(self) -> str | None:
-        """Why there is nothing to show yet, or no more; None if there is."""
-        if not self.sampler.has_sampled:
-            return "The GPUs have not been read yet; ask again in a moment."
-        return self.why_stale()
-
     def metrics(self) -> bytes:
-        return render(self._registry)
-
-    # --- the calls -------------------------------------------------------------------------------------------------
+        return generate_latest(self._registry)
 
     def handlers(self) -> Handlers:
         return {
@@ -109,7 +94,7 @@ class Statistics:
         settings = self.settings
         listed = {resource.path.replace("{lease_id}", "{id}"): resource.help for resource in TABLE if resource.help}
         listed |= {settings.docs_url: "Swagger API documentation", settings.redoc_url: "ReDoc API documentation"}
-        body = Home(
+        body = service.Home(
             message=settings.title,
             version=settings.version,
             endpoints={f"{settings.api_prefix}{path}": text for path, text in listed.items() if path},
@@ -123,7 +108,7 @@ class Statistics:
         trouble = self._pool.trouble
         reasons = [snapshot.error, *faulty, f"no GPU can be granted: {trouble}" if trouble else None]
         reason = "; ".join(filter(None, reasons)) or None
-        body = Health(
+        body = service.Health(
             status="healthy" if reason is None else "degraded",
             nvidia_smi_available=shutil.which("nvidia-smi") is not None,
             timestamp=snapshot.timestamp,
@@ -136,18 +121,15 @@ class Statistics:
         return Response(200, encode(body))
 
     async def config(self, _: Call) -> Response:
-        """The settings in force; none of them is secret."""
         settings, visibility, snapshot = self.settings, self.sampler.visibility, self.sampler.snapshot
         shown = settings.model_dump()
-        body = Configuration(
-            server=ServerPart(**{item.name: shown[item.name] for item in fields(ServerPart)}),
-            api=ApiPart(**{item.name: shown[item.name] for item in fields(ApiPart)}),
-            monitoring=MonitoringPart(
-                refresh_interval=settings.refresh_interval,
-                max_history=settings.max_history,
-                source=snapshot.source,
+        body = service.Configuration(
+            server=service.ServerPart(**{item.name: shown[item.name] for item in fields(service.ServerPart)}),
+            api=service.ApiPart(**{item.name: shown[item.name] for item in fields(service.ApiPart)}),
+            monitoring=service.MonitoringPart(
+                refresh_interval=settings.refresh_interval, max_history=settings.max_history, source=snapshot.source
             ),
-            gpu_filtering=FilteringPart(
+            gpu_filtering=service.FilteringPart(
                 cuda_visible_devices=settings.cuda_visible_devices,
                 visible_gpu_ids=tuple(visibility.indices),
                 filtering_active=visibility.is_filtering,
@@ -164,10 +146,11 @@ class Statistics:
         return Response(200, self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
     async def livez(self, _: Call) -> Response:
-        return Response(200, encode(Alive(status="alive", source=self.sampler.snapshot.source)))
+        return Response(200, encode(service.Alive(status="alive", source=self.sampler.snapshot.source)))
 
     async def readyz(self, _: Call) -> Response:
-        why_not = self.why_not_ready()
-        if why_not is not None:
-            raise Refused(503, why_not)
-        return Response(200, encode(Alive(status="ready", source=self.sampler.snapshot.source)))
+        if not self.sampler.has_sampled:
+            raise Refused(503, "The GPUs have not been read yet; ask again in a moment.")
+        if (why_stale := self.why_stale()) is not None:
+            raise Refused(503, why_stale)
+        return Response(200, encode(service.Alive(status="ready", source=self.sampler.snapshot.source)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from gpu_worker_pool.core.accounting.timeline import LeaseSpan, Timeline
+from gpu_worker_pool.core.accounting.timeline import Timeline
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import Pauses
 from gpu_worker_pool.server.http.response import Response
@@ -60,11 +60,12 @@ class TimelineCalls(PastLeases):
         shown = []
         for gpu in (*gpus, *gone):
             spans = []
-            for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=_start):
-                spans.append(encode(_view(span)))
+            for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=lambda span: (span.since, span.lease_id)):
+                times = {"since": iso_time(span.since), "until": iso_time(span.until)}
+                spans.append(encode(TimelineSpan(**{**span._asdict(), **times})))
                 pauses.yield_if_due()
-            shown.append(encode(gpu).removesuffix(b"]}") + b",".join(spans) + b"]}")
-        frame = encode(
+            shown.append(encode_with(gpu, spans=spans))
+        return encode_with(
             TimelineView(
                 node=self._pool.node,
                 since=iso_time(timeline.since),
@@ -75,10 +76,9 @@ class TimelineCalls(PastLeases):
                 unknown_leases=timeline.unknown_leases,
                 server_id=self._pool.id,
                 source=self._pool.snapshot.source,
-            )
+            ),
+            gpus=shown,
         )
-        before, after = frame.split(b'"gpus":[]', 1)
-        return b'%b"gpus":[%b]%b' % (before, b",".join(shown), after)
 
 
 def _gpus(slots: Iterable[GpuSlot]) -> list[TimelineGpu]:
@@ -92,20 +92,3 @@ def _gpus(slots: Iterable[GpuSlot]) -> list[TimelineGpu]:
 
 def _gpu(uuid: str, gpu: Gpu | None) -> TimelineGpu:
     return TimelineGpu(uuid=uuid, gpu_id=gpu.index if gpu else None, name=gpu.name if gpu else None, spans=())
-
-
-def _start(span: LeaseSpan) -> tuple[float, str]:
-    return (span.since, span.lease_id)
-
-
-def _view(span: LeaseSpan) -> TimelineSpan:
-    return TimelineSpan(
-        lease_id=span.lease_id,
-        owner=span.owner,
-        worker_id=span.worker_id,
-        label=span.label,
-        since=iso_time(span.since),
-        until=iso_time(span.until),
-        end_reason=span.end_reason,
-        is_shared=span.is_shared,
-    )

@@ -94,15 +94,8 @@ def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
     for lease in leases:
         if not isinstance(lease, DrainingLease):
             granted_at, gpus = (lease.granted_at, len(lease.gpus)) if isinstance(lease, ActiveLease) else (None, 0)
-            found[lease.id] = LeaseTimes(
-                lease.request.holder.owner,
-                gpus,
-                lease.request.wishes.is_shared,
-                lease.requested_at,
-                granted_at,
-                ended_at=None,
-                is_live=True,
-            )
+            owner, is_shared = lease.request.holder.owner, lease.request.wishes.is_shared
+            found[lease.id] = LeaseTimes(owner, gpus, is_shared, lease.requested_at, granted_at, None, is_live=True)
     return found
 
 

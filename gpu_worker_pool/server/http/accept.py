@@ -19,7 +19,6 @@ def wants_page(accept: str | None) -> bool:
 
 
 def takes_gzip(accept_encoding: str | None) -> bool:
-    """Whether a caller with this Accept-Encoding header can read gzip."""
     for part in (accept_encoding or "").split(","):
         coding, _, parameters = part.partition(";")
         if coding.strip().lower() == "gzip":

@@ -70,7 +70,6 @@ class Tokens:
 
     @classmethod
     def broken(cls) -> Tokens:
-        """Tokens that were configured and cannot be read."""
         return cls(is_broken=True)
 
     @property
@@ -160,9 +159,7 @@ def proxy_header(headers: Mapping[str, str]) -> str | None:
 
 
 def merge_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """ASGI headers by lower-case name. Repeated headers are joined, so that a second Host or Origin does not hide the
-    first.
-    """
+    """ASGI headers by lower-case name. Repeated headers are joined, so that a second Host does not hide the first."""
     merged: dict[str, str] = {}
     for raw_name, raw_value in raw:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
-from math import isfinite
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -42,7 +42,6 @@ class Call:
         return identify(self.client_host, self.headers, self.tokens)
 
     def caller_or_none(self) -> Caller | None:
-        """The caller if it may write; None otherwise."""
         try:
             return self.caller()
         except Denied:
@@ -57,12 +56,23 @@ class Call:
         return await read_body(self.receive, self.headers)
 
     async def form(self, kind: type[FormT]) -> FormT:
-        """The body, checked strictly."""
         return parse_form(kind, await self.body())
 
     def query(self, *known: Parameter) -> dict[str, Any]:
-        """The values of these parameters by name; Refused if one is invalid or unknown."""
-        return {parameter.name: _value(parameter, text) for parameter, text in self._pairs(known).items()}
+        """The values of these parameters by name; Refused if one is invalid, unknown or given twice."""
+        found: dict[str, str | None] = {parameter.name: None for parameter in known}
+        try:
+            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+        except ValueError:
+            raise Refused(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
+        for name, text in pairs:
+            if name not in found:
+                allowed = f"it must be {_one_of(tuple(found))}" if found else "this call takes none"
+                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {allowed}.")
+            if found[name] is not None:
+                raise Refused(422, f"The query's parameter {name} is given twice; send it once.")
+            found[name] = text
+        return {parameter.name: _value(parameter, found[parameter.name]) for parameter in known}
 
     def lenient_query(self, parameter: Parameter) -> Any:
         """The value of one parameter; all others are ignored."""
@@ -76,52 +86,27 @@ class Call:
         query: bytes = self.scope.get("query_string", b"")
         return query.decode("latin-1")
 
-    def _pairs(self, known: tuple[Parameter, ...]) -> dict[Parameter, str | None]:
-        names = {parameter.name: parameter for parameter in known}
-        found: dict[Parameter, str | None] = dict.fromkeys(known)
-        try:
-            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
-        except ValueError:
-            raise Refused(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
-        for name, text in pairs:
-            if name not in names:
-                allowed = f"it must be {_one_of(tuple(names))}" if names else "this call takes none"
-                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {allowed}.")
-            if found[names[name]] is not None:
-                raise Refused(422, f"The query's parameter {name} is given twice; send it once.")
-            found[names[name]] = text
-        return found
-
 
 def _value(parameter: Parameter, text: str | None) -> Any:
     if text is None:
         return parameter.default
     if parameter.choices:
-        if text not in parameter.choices:
-            raise Refused(
-                422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {_one_of(parameter.choices)}."
-            )
+        if text in parameter.choices:
+            return text
+        wanted = _one_of(parameter.choices)
+    elif parameter.is_whole:
+        if text.isascii() and text.isdigit() and len(text) < 10:
+            return int(text)
+        wanted = "a whole number from 0 to 999999999"
+    elif parameter.range is not None:
+        low, high = parameter.range.low, parameter.range.high
+        with suppress(ValueError):
+            if low <= (number := float(text)) <= high:
+                return number
+        wanted = f"a number of {parameter.unit} from {low:g} to {high:g}"
+    else:
         return text
-    if parameter.is_whole:
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise Refused(
-                422, f"{parameter.name}: {text[:40]!r} is not valid; it must be a whole number from 0 to 999999999."
-            )
-        return int(text)
-    if parameter.range is None:
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    low, high = parameter.range.low, parameter.range.high
-    if not isfinite(number) or not low <= number <= high:
-        raise Refused(
-            422,
-            f"{parameter.name}: {text[:40]!r} is not valid; "
-            f"it must be a number of {parameter.unit} from {low:g} to {high:g}.",
-        )
-    return number
+    raise Refused(422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {wanted}.")
 
 
 def _one_of(choices: tuple[str, ...]) -> str:

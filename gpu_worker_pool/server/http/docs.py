@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, HTMLResponse
 
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.settings import ServerSettings
@@ -45,8 +48,6 @@ class Docs:
         self._documented = tuple(table)
         self._settings = settings
         self._assets = assets
-        self._openapi_url = f"{settings.api_prefix}/openapi.json"
-        self._assets_url = f"{settings.api_prefix}/docs-assets"
 
     def resources(self) -> list[Resource]:
         pages = {"openapi": "/openapi.json", "swagger": self._settings.docs_url, "redoc": self._settings.redoc_url}
@@ -57,12 +58,7 @@ class Docs:
         ]
 
     def handlers(self) -> Handlers:
-        known: Handlers = {
-            "openapi": self.openapi,
-            "swagger": self.swagger,
-            "redoc": self.redoc,
-            "docs_asset": self.asset,
-        }
+        known = {"openapi": self.openapi, "swagger": self.swagger, "redoc": self.redoc, "docs_asset": self.asset}
         return {route.name: known[route.name] for resource in self.resources() for route in resource.routes}
 
     @cached_property
@@ -84,43 +80,33 @@ class Docs:
     async def swagger(self, _: Call) -> Response:
         from fastapi.openapi.docs import get_swagger_ui_html  # noqa: PLC0415 - as above
 
-        if self._assets is None:
-            return Response(200, MISSING.format(openapi=self._openapi_url).encode(), HTML)
-        page = get_swagger_ui_html(
-            openapi_url=self._openapi_url,
-            title=escape(self._settings.title),
-            swagger_js_url=f"{self._assets_url}/swagger-ui-bundle.js",
-            swagger_css_url=f"{self._assets_url}/swagger-ui.css",
-            swagger_favicon_url=f"{self._assets_url}/favicon.png",
-        )
-        return Response(200, bytes(page.body), HTML)
+        scripts = {"swagger_js_url": "swagger-ui-bundle.js", "swagger_css_url": "swagger-ui.css"}
+        return self._page(get_swagger_ui_html, swagger_favicon_url="favicon.png", **scripts)
 
     async def redoc(self, _: Call) -> Response:
         from fastapi.openapi.docs import get_redoc_html  # noqa: PLC0415 - as above
 
+        make = partial(get_redoc_html, with_google_fonts=False)
+        return self._page(make, redoc_favicon_url="favicon.png", redoc_js_url="redoc.standalone.js")
+
+    def _page(self, make: Callable[..., HTMLResponse], **files: str) -> Response:
+        prefix = self._settings.api_prefix
+        openapi = f"{prefix}/openapi.json"
         if self._assets is None:
-            return Response(200, MISSING.format(openapi=self._openapi_url).encode(), HTML)
-        page = get_redoc_html(
-            openapi_url=self._openapi_url,
-            title=escape(self._settings.title),
-            redoc_js_url=f"{self._assets_url}/redoc.standalone.js",
-            redoc_favicon_url=f"{self._assets_url}/favicon.png",
-            with_google_fonts=False,
-        )
+            return Response(200, MISSING.format(openapi=openapi).encode(), HTML)
+        urls = {name: f"{prefix}/docs-assets/{file}" for name, file in files.items()}
+        page = make(openapi_url=openapi, title=escape(self._settings.title), **urls)
         return Response(200, bytes(page.body), HTML)
 
     async def asset(self, call: Call) -> Response:
-        from starlette.exceptions import HTTPException  # noqa: PLC0415 - few servers are asked for these
-        from starlette.responses import FileResponse  # noqa: PLC0415
-        from starlette.staticfiles import StaticFiles  # noqa: PLC0415
+        from starlette.staticfiles import StaticFiles  # noqa: PLC0415 - few servers are asked for these
 
-        path = call.scope["path"]
         try:
             static = StaticFiles(directory=self._assets)
             found = await static.get_response(call.parameters["file"], {**call.scope, "method": "GET"})
         except HTTPException:
-            prefix = self._settings.api_prefix
-            raise Refused(404, f"There is nothing at {path[:200]}; {prefix}/ lists all calls.") from None
+            path, prefix = call.scope["path"][:200], self._settings.api_prefix
+            raise Refused(404, f"There is nothing at {path}; {prefix}/ lists all calls.") from None
         body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
         headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
         return Response(found.status_code, body, headers)

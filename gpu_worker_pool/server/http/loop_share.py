@@ -18,9 +18,7 @@ Clock = Callable[[], float]
 
 
 class LoopShare:
-    """For work in the event loop: yields to other work when a piece has taken long enough. CPU time counts: time that
-    the machine gave to other programs does not.
-    """
+    """For work in the event loop. Only CPU time counts: time that the machine gave to other programs does not."""
 
     def __init__(self, clock: Clock = time.thread_time) -> None:
         self._clock = clock

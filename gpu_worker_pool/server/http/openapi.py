@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from fastapi import Body, Path, Query, Response
@@ -104,22 +104,16 @@ def _endpoint(path: str, route: Route) -> Any:
 
     async def endpoint(**_: Any) -> None: ...
 
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str, _path(name)])
-        for name in re.findall(r"\{(\w+)\}", path)
-    ]
-    parameters += [
-        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=_query_type(item))
-        for item in route.query
-    ]
+    keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    names = re.findall(r"\{(\w+)\}", path)
+    parameters = [keyword(name, annotation=Annotated[str, _path(name)]) for name in names]
+    parameters += [keyword(item.name, default=item.default, annotation=_query_type(item)) for item in route.query]
     if route.form is not None:
         model: Any = _model(route.form)
         default = None if route.is_form_optional else inspect.Parameter.empty
         wanted = model | None if route.is_form_optional else model
         annotation: Any = Annotated.__class_getitem__((wanted, Body()))  # type: ignore[attr-defined]
-        parameters.append(
-            inspect.Parameter("form", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
+        parameters.append(keyword("form", default=default, annotation=annotation))
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return endpoint
 

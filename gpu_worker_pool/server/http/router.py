@@ -26,10 +26,7 @@ READING = frozenset({"GET", "HEAD"})
 
 
 class Router:
-    """Finds the handler of a call and writes its response. Every answer of the page has the `page_headers`.
-
-    A ValueError unless the handlers are exactly those of the table.
-    """
+    """Finds the handler of a call and writes its response. Every answer of the page has the `page_headers`."""
 
     def __init__(
         self,

@@ -20,8 +20,6 @@ STOPPING = "The server is stopping; ask again when it is back."
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An answer, plain and compressed."""
-
     plain: bytes
     gzipped: bytes
 

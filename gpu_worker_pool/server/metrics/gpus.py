@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -16,8 +15,7 @@ MB = 1024 * 1024
 LABELS = ("node", "gpu", "uuid", "name", "source")
 
 
-@dataclass(frozen=True)
-class Gauge:
+class Gauge(NamedTuple):
     """One metric of a reading; a value of None is left out."""
 
     name: str
@@ -75,14 +73,3 @@ class SamplerCollector(Collector):
         yield GaugeMetricFamily("gpupool_look_seconds", "Duration of the last sample.", self._sampler.last_sample_s)
         yield CounterMetricFamily("gpupool_looks", "Samples of the GPUs.", self._sampler.samples)
         yield CounterMetricFamily("gpupool_looks_failed", "Samples that failed.", self._sampler.failed_samples)
-
-
-def make_registry(sampler: Sampler, *, with_dcgm_names: bool) -> CollectorRegistry:
-    """A registry for this server alone, so that two servers in one process do not mix."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(SamplerCollector(sampler, with_dcgm_names=with_dcgm_names))
-    return registry
-
-
-def render(registry: CollectorRegistry) -> bytes:
-    return generate_latest(registry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as CounterMetric
@@ -17,7 +18,6 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
 
 MB = 1024 * 1024
-NO_OWNER = ""
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.
 WAIT_BUCKETS_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
 HOLD_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 7 * 24 * 3600)
@@ -37,36 +37,27 @@ class LeaseMetrics(Collector):
         self._ended = CounterMetric("gpupool_leases_ended", "Leases ended, by reason.", ["reason"], registry=registry)
         for reason in EndReason:
             self._ended.labels(reason)
-        self._wait = Histogram(
-            "gpupool_lease_wait_seconds", "From the request to the grant.", buckets=WAIT_BUCKETS_S, registry=registry
-        )
-        self._hold = Histogram(
-            "gpupool_lease_hold_seconds", "From the grant to the end.", buckets=HOLD_BUCKETS_S, registry=registry
-        )
-        self._write = Histogram(
-            "gpupool_journal_write_seconds", "Duration of a commit.", buckets=WRITE_BUCKETS_S, registry=registry
-        )
+        histogram = partial(Histogram, registry=registry)
+        self._wait = histogram("gpupool_lease_wait_seconds", "From the request to the grant.", buckets=WAIT_BUCKETS_S)
+        self._hold = histogram("gpupool_lease_hold_seconds", "From the grant to the end.", buckets=HOLD_BUCKETS_S)
+        write = histogram("gpupool_journal_write_seconds", "Duration of a commit.", buckets=WRITE_BUCKETS_S)
         pool.follow(self._follow)
-        pool.follow_writes(self._write.observe)
+        pool.follow_writes(write.observe)
         registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._pool.state
         kinds = Counter(type(lease) for lease in state.leases.values())
-        yield GaugeMetricFamily("gpupool_leases_active", "Leases that hold GPUs.", kinds[ActiveLease])
-        yield GaugeMetricFamily("gpupool_leases_queued", "Requests that wait.", kinds[QueuedLease])
-        yield GaugeMetricFamily(
-            "gpupool_leases_draining", "Ended leases whose GPUs are not free yet.", kinds[DrainingLease]
-        )
-        yield GaugeMetricFamily("gpupool_waiting_connections", "Connections that wait for a lease.", self._pool.waiting)
-        yield GaugeMetricFamily(
-            "gpupool_can_grant", "1 if the journal can be written.", float(self._pool.trouble is None)
-        )
-        yield GaugeMetricFamily(
-            "gpupool_reading_stale_after_seconds",
-            "Age from which a reading is too old for a grant.",
-            state.settings.stale_after_s,
-        )
+        can_grant, stale_after_s = float(self._pool.trouble is None), state.settings.stale_after_s
+        for name, text, value in (
+            ("leases_active", "Leases that hold GPUs.", kinds[ActiveLease]),
+            ("leases_queued", "Requests that wait.", kinds[QueuedLease]),
+            ("leases_draining", "Ended leases whose GPUs are not free yet.", kinds[DrainingLease]),
+            ("waiting_connections", "Connections that wait for a lease.", self._pool.waiting),
+            ("can_grant", "1 if the journal can be written.", can_grant),
+            ("reading_stale_after_seconds", "Age from which a reading is too old for a grant.", stale_after_s),
+        ):
+            yield GaugeMetricFamily(f"gpupool_{name}", text, value)
         yield self._gpu_states()
         outside = GaugeMetricFamily(
             "gpupool_gpu_memory_outside_bytes",
@@ -85,9 +76,7 @@ class LeaseMetrics(Collector):
         yield seconds
 
     def _gpu_states(self) -> GaugeMetricFamily:
-        """Nine samples for each GPU, so that a sum counts GPUs; a state that a GPU has left goes to 0 and does not
-        vanish.
-        """
+        """Nine samples for each GPU, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""
         family = GaugeMetricFamily(
             "gpupool_gpu_state",
             "1 for the state the GPU is in, as in /pool; 0 for the others.",
@@ -111,28 +100,21 @@ class LeaseMetrics(Collector):
         return totals
 
     def _counted_s(self, granted_at: float, until_at: float) -> float:
-        """The seconds held since this server started. The server before counted the earlier ones: a sum of counters
-        over a restart would count them twice.
-        """
+        """The seconds held since this server started: a sum over a restart must not count the earlier ones twice."""
         began_at = self._began + self._pool.state.wall_offset_s
         return max(until_at - max(granted_at, began_at), 0.0)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:
             if isinstance(event, ev.LeaseGranted):
-                self._note_grant(event)
+                self._granted.inc()
+                if (lease := self._now(event.lease_id)) is not None:
+                    self._wait.observe(max(event.granted_at - lease.requested_at, 0.0))
             elif isinstance(event, ev.LeaseEnded):
-                self._note_end(event)
+                self._ended.labels(event.reason).inc()
+                self._note_end(self._now(event.lease_id))
 
-    def _note_grant(self, event: ev.LeaseGranted) -> None:
-        self._granted.inc()
-        lease = self._now(event.lease_id)
-        if lease is not None:
-            self._wait.observe(max(event.granted_at - lease.requested_at, 0.0))
-
-    def _note_end(self, event: ev.LeaseEnded) -> None:
-        self._ended.labels(event.reason).inc()
-        lease = self._now(event.lease_id)
+    def _note_end(self, lease: QueuedLease | ActiveLease | EndedLease | None) -> None:
         if isinstance(lease, EndedLease) and lease.granted_at is not None:
             self._hold.observe(max(lease.ended_at - lease.granted_at, 0.0))
             owner = self._label(lease.request.holder.owner)
@@ -144,7 +126,7 @@ class LeaseMetrics(Collector):
         return lease.ended if isinstance(lease, DrainingLease) else lease
 
     def _label(self, owner: str | None) -> str:
-        name = owner or NO_OWNER
+        name = owner or ""
         if name not in self._owners and len(self._owners) >= MAX_OWNERS:
             return OTHERS
         self._owners.add(name)

@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 
-from .listener import HEARTBEAT_S, Listener
+from .listener import HEARTBEAT_S, Listener, event_number
 
 STILL_HERE = b"event: still_here\ndata: {}\n\n"
 
@@ -52,7 +52,8 @@ class ChangeStream:
         """Yield the messages for a listener until it is gone. A client that comes back learns at once whether it missed
         a change. The first message has the count too, so that this also works for a client that saw no change.
         """
-        seen = self._count if last_event_id is None else self._seen(last_event_id)
+        # None if it is unknown how many changes the client knows of; then it must read the pool again.
+        seen = self._count if last_event_id is None else event_number(last_event_id, self._epoch)
         yield b"retry: 1000\n%b: connected\n\n" % (self._id() if seen == self._count else b"")
         while not listener.is_over:
             if seen != self._count:
@@ -72,17 +73,9 @@ class ChangeStream:
 
     def _change(self) -> None:
         self._count += 1
-        if self._waiting:
-            for listener in self._waiting:
-                listener.wake()
-            self._waiting.clear()
+        for listener in self._waiting:
+            listener.wake()
+        self._waiting.clear()
 
     def _id(self) -> bytes:
         return b"id: %b-%d\n" % (self._epoch.encode(), self._count)
-
-    def _seen(self, last_event_id: str) -> int | None:
-        """How many changes the client knows of; None if that is unknown, so that it must read the pool again."""
-        epoch, _, number = last_event_id.partition("-")
-        if epoch != self._epoch or not (number.isascii() and number.isdigit() and len(number) < 18):
-            return None
-        return int(number)

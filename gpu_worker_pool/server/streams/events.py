@@ -17,7 +17,7 @@ from gpu_worker_pool.server.calls.lease_view import lease_view
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, QueueChange
 
-from .listener import HEARTBEAT_S, Listener
+from .listener import HEARTBEAT_S, Listener, event_number
 
 # So many events are kept for clients that come back after their connection broke.
 KEPT = 1000
@@ -41,7 +41,6 @@ class EventStream:
         pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
-        """Record the events of the pool."""
         if not self._is_wanted():
             self._stop_recording()
             return
@@ -60,21 +59,17 @@ class EventStream:
                 case ev.ProcessIgnored() | ev.ProcessCounted():
                     names = tuple(sorted(self._pool.state.ignored_processes))
                     self._record("ignored_processes", IgnoredNames(names=names))
-                case _:
-                    pass
         if was_queue_changed:
             queue = self._pool.state.queue
             self._record("queue", QueueChange(length=len(queue), first=tuple(islice(queue, MOST_QUEUED))))
         self._wake()
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
-        """Record new readings."""
         if self._is_wanted():
             self._record("readings", snapshot.summary)
             self._wake()
 
     async def messages(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
-        """Yield the messages for a listener until it is gone."""
         cursor = self._cursor(last_event_id)
         self._listeners.add(listener)
         try:
@@ -108,8 +103,8 @@ class EventStream:
         lease = state.find(event.lease_id)
         if lease is not None:
             # More may have happened since; the event shows the lease as it was.
-            view = replace(lease_view(state, lease, self._pool.now()), **_AS_IT_WAS[type(event)])
-            self._record(_LEASE_EVENTS[type(event)], view)
+            name, as_it_was = _AS_IT_WAS[type(event)]
+            self._record(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was))
 
     def _record(self, name: str, data: object) -> None:
         self._count += 1
@@ -130,24 +125,19 @@ class EventStream:
         """The position of a listener: the end, or after the last event that it saw; None if that is unknown."""
         if last_event_id is None:
             return self._count
-        epoch, _, number = last_event_id.partition("-")
-        if epoch != self._epoch or not (number.isascii() and number.isdigit() and len(number) < 18):
-            return None
-        return int(number) if self._count - len(self._kept) <= int(number) <= self._count else None
-
-
-_LEASE_EVENTS: dict[type[ev.Event], str] = {
-    ev.LeaseQueued: "lease_queued",
-    ev.LeaseGranted: "lease_granted",
-    ev.LeaseEnded: "lease_ended",
-}
+        number = event_number(last_event_id, self._epoch)
+        return number if number is not None and self._count - len(self._kept) <= number <= self._count else None
 
 
 _OVER: dict[str, Any] = {"ended_at": None, "end_reason": None}
-_AS_IT_WAS: dict[type[ev.Event], dict[str, Any]] = {
-    ev.LeaseQueued: {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
-    ev.LeaseGranted: {"state": "active", "reason": None, "position": None, **_OVER},
-    ev.LeaseEnded: {},
+# The name of each event, and what of the lease was otherwise then.
+_AS_IT_WAS: dict[type[ev.Event], tuple[str, dict[str, Any]]] = {
+    ev.LeaseQueued: (
+        "lease_queued",
+        {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
+    ),
+    ev.LeaseGranted: ("lease_granted", {"state": "active", "reason": None, "position": None, **_OVER}),
+    ev.LeaseEnded: ("lease_ended", {}),
 }
 
 

@@ -32,3 +32,10 @@ class Listener:
         finally:
             self._woken.clear()
         return True
+
+
+def event_number(event_id: str, epoch: str) -> int | None:
+    """The number in an event's id, `epoch-number`; None if the id is not of this epoch."""
+    theirs, _, number = event_id.partition("-")
+    is_known = theirs == epoch and number.isascii() and number.isdigit() and len(number) < 18
+    return int(number) if is_known else None

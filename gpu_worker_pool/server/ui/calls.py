@@ -69,7 +69,6 @@ class PageCalls:
         return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin)), _DATA)
 
     async def timeline(self, call: Call) -> Response:
-        """The timeline, for one of the spans that the page shows."""
         return await _get(self._data.timelines[call.query(HOURS_OF_PAGE)["hours"]], call)
 
     def _file(self, name: str, call: Call) -> Response:

@@ -45,9 +45,10 @@ class PageData:
         self._settings = settings
         self._pool = pool
         self._sampler = sampler
-        self._recent_events = RecentEvents(pool)
+        self._recent_events = RecentEvents(lambda: pool.state)
+        pool.follow(self._recent_events.follow)
         self._started_at = iso_time(time.time())
-        self._has_peers = peers.has_peers
+        self._has_peers = bool(peers.peers)
         self._has_tokens = has_tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
@@ -56,7 +57,7 @@ class PageData:
         self.pool = SharedAnswer(self._make_pool, 0.5)
         self.history = SharedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = SharedAnswer(usage.usage_today, 10.0, may_be_old=True)
-        self.peers = SharedAnswer(peers.peers, 1.0, may_be_old=True)
+        self.peers = SharedAnswer(peers.encoded, 1.0, may_be_old=True)
         self._all = (self.pool, self.history, self.usage, self.peers, *self.timelines.values())
 
     def stop(self) -> None:

@@ -27,9 +27,7 @@ class PageFile:
 
 
 class PageFiles:
-    """The files of the page by name, each read on first use. A caller's text is only compared with the names, and never
-    becomes part of a path.
-    """
+    """The files of the page by name, each read on first use. A caller's text never becomes part of a path."""
 
     def __init__(self) -> None:
         folder = files(__package__) / FOLDER
@@ -47,9 +45,6 @@ class PageFiles:
         body = path.read_bytes()
         etag = f'"{sha256(body).hexdigest()[:32]}"'
         return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._paths)
 
 
 def _type_of(name: str) -> str | None:

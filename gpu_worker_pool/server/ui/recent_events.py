@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
-from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.driver import EventListener
 from gpu_worker_pool.server.calls.lease_view import gpu_ref, iso_time
 from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
@@ -28,31 +25,13 @@ _KINDS: dict[type[ev.Event], RecentKind] = {
 }
 
 
-class FollowedPool(Protocol):
-    """The part of the pool that is needed here."""
-
-    @property
-    def state(self) -> PoolState:
-        """The state of the pool."""
-
-    def follow(self, listener: EventListener) -> None:
-        """Call the listener with events."""
-
-
-class _Noted(NamedTuple):
-    """An event, and its lease at that time; None if it has no lease, or the lease is no longer known."""
-
-    event: ev.Event
-    lease: Lease | None
-
-
 class RecentEvents:
     """Keeps the last `KEPT` events. An event is kept as it is, which is cheap; its view is made when it is asked for."""
 
-    def __init__(self, pool: FollowedPool) -> None:
-        self._pool = pool
-        self._kept: deque[_Noted] = deque(maxlen=KEPT)
-        pool.follow(self.follow)
+    def __init__(self, state: Callable[[], PoolState]) -> None:
+        self._state = state
+        # Each with its lease at that time; None if it has no lease, or the lease is no longer known.
+        self._kept: deque[tuple[ev.Event, Lease | None]] = deque(maxlen=KEPT)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Note events, without waits that ended in a grant at once."""
@@ -60,42 +39,38 @@ class RecentEvents:
         if not told:
             return
         granted = {event.lease_id for event in told if isinstance(event, ev.LeaseGranted)}
-        find = self._pool.state.find
+        find = self._state().find
         for event in told:
             lease_id = getattr(event, "lease_id", None)
             if lease_id not in granted or not isinstance(event, ev.LeaseQueued):
-                self._kept.append(_Noted(event, None if lease_id is None else find(lease_id)))
+                self._kept.append((event, None if lease_id is None else find(lease_id)))
 
     def views(self) -> tuple[RecentEvent, ...]:
         """The views, latest first."""
-        return tuple(self._view(noted) for noted in reversed(self._kept))
+        return tuple(self._view(event, lease) for event, lease in reversed(self._kept))
 
-    def _view(self, noted: _Noted) -> RecentEvent:
-        event, state = noted.event, self._pool.state
-        request = event.request if isinstance(event, ev.LeaseQueued) else noted.lease.request if noted.lease else None
+    def _view(self, event: ev.Event, lease: Lease | None) -> RecentEvent:
+        state = self._state()
+        request = event.request if isinstance(event, ev.LeaseQueued) else lease.request if lease else None
         return RecentEvent(
             at=iso_time(event.at + state.wall_offset_s),
             kind=_KINDS[type(event)],
             lease_id=getattr(event, "lease_id", None),
             owner=request.holder.owner if request else None,
             worker_id=request.holder.worker_id if request else None,
-            label=_label(request),
-            gpus=tuple(gpu_ref(state, key) for key in _gpus(noted)),
+            label=dict(request.labels).get(LABEL) if request else None,
+            gpus=tuple(gpu_ref(state, key) for key in _gpus(event, lease)),
             reason=str(event.reason) if isinstance(event, ev.LeaseEnded | ev.GpuExcluded) else None,
         )
 
 
-def _label(request: Request | None) -> str | None:
-    return dict(request.labels).get(LABEL) if request else None
-
-
-def _gpus(noted: _Noted) -> tuple[GpuKey, ...]:
-    match noted.event:
+def _gpus(event: ev.Event, lease: Lease | None) -> tuple[GpuKey, ...]:
+    match event:
         case ev.LeaseGranted(gpus=gpus):
             return gpus
         case ev.LeaseEnded():
-            lease = noted.lease.ended if isinstance(noted.lease, DrainingLease) else noted.lease
-            return () if lease is None or isinstance(lease, QueuedLease) else lease.gpus
+            ended = lease.ended if isinstance(lease, DrainingLease) else lease
+            return () if ended is None or isinstance(ended, QueuedLease) else ended.gpus
         case ev.GpuDrained(gpu=gpu) | ev.GpuExcluded(gpu=gpu) | ev.GpuIncluded(gpu=gpu):
             return (gpu,)
     return ()

@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.calls.peers import MOST_PEERS, parse_peers
-from gpu_worker_pool.server.peers import KEPT_S, MOST_BYTES, WANTED_S, Peers, read_pool
+from gpu_worker_pool.server.calls.peers import (
+    KEPT_S,
+    MOST_BYTES,
+    MOST_PEERS,
+    WANTED_S,
+    PeerCalls,
+    parse_peers,
+    read_pool,
+)
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.pool import PeersView
-from gpu_worker_pool.wire.transport import CallFailed, RawReply
+from gpu_worker_pool.wire.transport import CallFailed, Reply
 from tests.server.described import assert_described
 from tests.server.leasing import assert_problem, eventually, take
 from tests.server.running import free_port
@@ -36,8 +43,8 @@ ANSWERS = {
 # The parts
 
 
-def replied(body: bytes) -> RawReply:
-    return RawReply(200, body, None, 0.0, 0.0)
+def replied(body: bytes) -> Reply:
+    return Reply(200, None, 0.0, 0.0, body=body)
 
 
 def test_of_a_queue_the_first_are_shown_and_what_is_no_pool_is_refused() -> None:
@@ -63,7 +70,7 @@ def test_a_url_that_is_no_good_is_left_out_and_logged_without_its_secret(caplog:
 async def test_they_are_asked_while_somebody_looks_and_what_they_said_is_kept_for_a_while() -> None:
     now = 1000.0
     with told_server(ANSWERS) as odd:
-        peers = Peers(parse_peers(odd.url), own_id="own", clock=lambda: now, every_s=0.01)
+        peers = PeerCalls(parse_peers(odd.url), own_id="own", clock=lambda: now, every_s=0.01)
 
         def seen() -> dict[str, Any]:
             (peer,) = json.loads(peers.encode())["peers"]
@@ -101,7 +108,7 @@ async def test_they_are_asked_while_somebody_looks_and_what_they_said_is_kept_fo
 async def test_a_name_is_looked_up() -> None:
     with told_server(ANSWERS) as odd:
         port = odd.server_port
-        peers = Peers(parse_peers(f"http://localhost:{port},http://no-such-host.invalid"), own_id="own")
+        peers = PeerCalls(parse_peers(f"http://localhost:{port},http://no-such-host.invalid"), own_id="own")
         await peers.ensure_polling()
         good, bad = json.loads(peers.encode())["peers"]
         await peers.close()

@@ -14,18 +14,8 @@ WHEN = "1970-01-12T13:48:20.000Z"
 assert START + WALL_OFFSET_S == 1_000_100.0  # which is that
 
 
-class PoolOf:
-    """As much of a pool as is followed."""
-
-    def __init__(self, box: Box) -> None:
-        self.state = box.state
-
-    def follow(self, _: object) -> None:
-        pass
-
-
 def of(box: Box) -> RecentEvents:
-    return RecentEvents(PoolOf(box))
+    return RecentEvents(lambda: box.state)
 
 
 def gpu(index: int) -> dict[str, object]:
