@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -401,14 +402,16 @@ async def test_nothing_is_held_twice_while_servers_are_killed_stopped_and_restar
                 assert assignment.lost is not None
                 with witness.holding(assignment.uuids[0]):
                     await asyncio.wait([asyncio.ensure_future(assignment.lost.wait())], timeout=chance.uniform(0, 0.2))
-                    # Whoever loses it lets go of it at once; a tenure ends with the lock, before it is given back.
+                    # A worker that loses it lets go at once; a tenure ends with the lock, before the release.
             except BlockingIOError:
                 failures.append(f"seed {seed}: {assignment} is held twice")
             with suppress(StaleAssignmentError):
                 await client.release_gpu(assignment)
 
     async def harm() -> None:
-        for _ in range(4):
+        for number in count(1):
+            if number > 4 and witness.tenures > 50:
+                return
             victim = chance.choice(servers)
             if chance.random() < 0.6:
                 await asyncio.to_thread(victim.restart)
@@ -419,7 +422,8 @@ async def test_nothing_is_held_twice_while_servers_are_killed_stopped_and_restar
 
     async with client_of(*servers) as one, client_of(*servers) as two:
         workers = [asyncio.create_task(work(client)) for client in (one, two) for _ in range(5)]
-        await harm()
+        async with asyncio.timeout(60):
+            await harm()
         is_over.set()
         await asyncio.wait(workers, timeout=30)
         for worker in workers:
@@ -429,5 +433,4 @@ async def test_nothing_is_held_twice_while_servers_are_killed_stopped_and_restar
         task.cancel()
     await asyncio.gather(*stray, return_exceptions=True)
     assert failures == []
-    assert witness.tenures > 50, f"seed {seed}"
     await nothing_left(*servers)
