@@ -9,7 +9,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
-from gpu_worker_pool.cli.units import iso_time
+from gpu_worker_pool.host.clock import iso_time
 
 
 @dataclass(frozen=True, slots=True)

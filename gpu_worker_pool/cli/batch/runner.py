@@ -17,7 +17,7 @@ from gpu_worker_pool.cli.run.labels import label_text
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wait_for_end
 from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
-from gpu_worker_pool.cli.run.tasks import cancel_and_wait
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 
 from .jobs import Batch, Job, Outcome

@@ -19,6 +19,7 @@ from gpu_worker_pool.cli.output import complain, err, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
@@ -167,9 +168,7 @@ async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple
             await watch.news(left_s)
     finally:
         line.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
 
 
 class _ServerWatch:

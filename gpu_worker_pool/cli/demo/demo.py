@@ -15,6 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.history_check import Line, RunHistory
 from gpu_worker_pool.host.clock import boot_time
@@ -114,10 +115,8 @@ class Demo:
         """Start the server while the workers start; return its first `/pool`."""
         pool = await self._choose_gpus()
         number, is_simulated = len(pool["gpus"]), pool["source"] == "simulated"
-        kind = (
-            f"{'simulated ' if is_simulated else ''}GPU{'s'[: number - 1]}{'' if is_simulated else ' of this machine'}"
-        )
-        self._scene.title = f"{number} {kind}, {self._plan.workers} worker processes"
+        gpus = count(number, "simulated GPU") if is_simulated else f"{count(number, 'GPU')} of this machine"
+        self._scene.title = f"{gpus}, {self._plan.workers} worker processes"
         self._scene.spans = {gpu["gpu_id"]: [] for gpu in pool["gpus"]}
         self._scene.is_up = True
         self._usable = max(sum(gpu["state"] == "free" for gpu in pool["gpus"]), 1)
@@ -164,8 +163,7 @@ class Demo:
         # A slow machine takes longer to start, and competes for a shorter time.
         ends_at = min(now + self._plan.seconds, self._began_at + self._plan.longest_s - _ENDING_S)
         self._workers.start(self._pace)
-        number = len(self._scene.spans)
-        self._announce(f"{self._plan.workers} workers ask for {number} GPU{'s'[: number - 1]}", "bold")
+        self._announce(f"{self._plan.workers} workers ask for {count(len(self._scene.spans), 'GPU')}", "bold")
         await asyncio.sleep((ends_at - now) * _WORKER_DIES)
         await self._kill_worker(ends_at)
         await asyncio.sleep(max(now + (ends_at - now) * _SERVER_DIES - boot_time(), 0.0))

@@ -9,6 +9,7 @@ from gpu_worker_pool.core.accounting.timeline import Timeline
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.call import Call, Handlers
@@ -17,7 +18,6 @@ from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.wire.accounting import TimelineGpu, TimelineSpan, TimelineView
 from gpu_worker_pool.wire.routes import HOURS
 
-from .lease_view import iso_time
 from .past_leases import PastLeases
 
 # More than any chart shows, and still an answer of one or two megabytes.

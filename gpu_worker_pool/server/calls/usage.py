@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, UsageAccount, UsageTotals
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call, Handlers
@@ -19,7 +20,6 @@ from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.wire.accounting import OtherUsage, OwnerUsage, UsageTotal, UsageView
 from gpu_worker_pool.wire.routes import SINCE, UNTIL
 
-from .lease_view import iso_time
 from .past_leases import PastLeases
 
 DEFAULT_SPAN_S = 24 * 3600.0

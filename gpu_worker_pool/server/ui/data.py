@@ -7,10 +7,10 @@ import time
 from functools import partial
 from importlib import import_module
 
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.calls.lease_view import iso_time
 from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
 from gpu_worker_pool.server.calls.timeline import TimelineCalls
