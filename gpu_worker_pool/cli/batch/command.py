@@ -65,7 +65,7 @@ def batch(
     failed; 128+N signal N interrupted it.
     """
     from gpu_worker_pool.cli.run.gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
-    from gpu_worker_pool.cli.run.labels import label_text  # noqa: PLC0415
+    from gpu_worker_pool.cli.run.lease_facts import label_text  # noqa: PLC0415
 
     from .jobs import Batch, read_jobs  # noqa: PLC0415 - the same
     from .runner import BatchPlan  # noqa: PLC0415

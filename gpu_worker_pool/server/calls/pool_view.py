@@ -14,8 +14,8 @@ from gpu_worker_pool.core.queue.eligibility import Eligible, HeldForAnother, Ver
 from gpu_worker_pool.core.queue.explain import Explainer
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.http.response import encode, encode_with
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
 from .lease_view import brief_view, verdict_view

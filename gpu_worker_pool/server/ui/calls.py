@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.accept import takes_gzip
 from gpu_worker_pool.server.http.access import CHALLENGE, Denied
 from gpu_worker_pool.server.http.call import Call, Handler, Handlers
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.response import JSON, Headers, Response
+from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.wire.page import MeView
