@@ -1,7 +1,4 @@
-"""Metrics for Prometheus: the readings, in base units and with DCGM's names if those are enabled; and the leases.
-
-Gauges are read from the sampler and the pool at each scrape. The counters of leases follow the pool's events.
-"""
+"""Metrics for Prometheus: gauges are read at each scrape, the counters of leases follow the pool's events."""
 
 from __future__ import annotations
 

@@ -130,5 +130,4 @@ class Batch:
 
     @property
     def done(self) -> int:
-        """How many jobs are done, in this run or before."""
         return self.count(State.DONE, State.DONE_BEFORE)

@@ -162,7 +162,8 @@ async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple
                 _check_can_come(wanted, watch)
             left_s = began + (timeout_s if watch.has_seen_all else max(timeout_s, FIRST_POLL_S)) - clock()
             if left_s <= 0:
-                return watch.so_far()
+                silent = [endpoint for endpoint in servers.ids if endpoint not in watch.reports]
+                return TimeOver(list(watch.reports.values()), silent)
             if watch.reports:
                 line.show(watch)
             await watch.news(left_s)
@@ -183,10 +184,6 @@ class _ServerWatch:
     @property
     def has_seen_all(self) -> bool:
         return len(self.reports) == len(self._servers.ids)
-
-    def so_far(self) -> TimeOver:
-        silent = [endpoint for endpoint in self._servers.ids if endpoint not in self.reports]
-        return TimeOver(list(self.reports.values()), silent)
 
     async def poll(self, endpoint: str) -> None:
         while True:

@@ -100,7 +100,6 @@ class Demo:
         return Record(self._lines, pool["source"], len(pool["gpus"]), self._plan.workers, self._plan.seed, took_s)
 
     async def _show(self) -> None:
-        """Read the queue and draw, again and again."""
         while True:
             if self._scene.is_up and (pool := await self._pool()):
                 self._scene.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
@@ -108,8 +107,6 @@ class Demo:
             self._changed.set()
             self._view.refresh()
             await asyncio.sleep(_FRAME_S)
-
-    # --- before ----------------------------------------------------------------------------------------------------
 
     async def _start(self) -> dict[str, Any]:
         """Start the server while the workers start; return its first `/pool`."""
@@ -154,8 +151,6 @@ class Demo:
         if pool is None:
             raise Failure("the server of the demo has started and does not answer; is this machine very busy?", 1)
         return pool
-
-    # --- competing --------------------------------------------------------------------------------------------------
 
     async def _compete(self) -> None:
         now = boot_time()
@@ -221,8 +216,6 @@ class Demo:
         uuids, status = [gpu["uuid"] for gpu in found.get("gpus", ())], 200 if found else 404
         line = {"what": "answered", "who": worker, "at": boot_time(), "lease": key, "call": "GET", "sent": sent}
         self._lines.append({**line, "status": status, "uuids": uuids, **facts})
-
-    # --- after -----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         """Stop new requests, and serve the workers that wait."""

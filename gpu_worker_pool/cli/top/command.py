@@ -129,7 +129,6 @@ class _Screen:
         self._keyboard = keys.Keyboard(sys.stdin.fileno()) if sys.stdin.isatty() else None
 
     async def run(self, count: int | None) -> int:
-        """Show it until the user quits; returns the exit code."""
         loop = asyncio.get_running_loop()
         with ExitStack() as stack:
             self._enter()

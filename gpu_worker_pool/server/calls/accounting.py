@@ -70,7 +70,6 @@ class PastLeases:
             self._asking -= 1
 
     def check_journal(self) -> None:
-        """Raise Refused while the journal is in trouble."""
         if self._pool.trouble is not None:
             raise _not_readable(self._pool.trouble)
 

@@ -85,7 +85,6 @@ class Statistics:
         }
 
     async def home(self, call: Call) -> Response:
-        """The list of calls; for a browser, a redirect to the page."""
         vary = (b"vary", b"Accept")
         if wants_page(call.headers.get("accept")):
             return redirect("ui", vary)
