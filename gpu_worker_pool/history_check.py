@@ -342,9 +342,6 @@ def check_deaths(history: RunHistory) -> Iterator[Violation]:
             yield Violation("left_over", f"GPUs {line['gpus']}")
 
 
-# --- parts ---------------------------------------------------------------------------------------------------------
-
-
 def _fence(lease: LeaseRecord) -> int:
     return lease.fence or 0
 

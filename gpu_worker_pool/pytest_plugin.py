@@ -74,9 +74,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
 
 
-# --- the fixtures ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, _gpu_leases: _Leases) -> Iterator[Assignment]:
     """Lease a GPU for this test alone, and set CUDA_VISIBLE_DEVICES until the test ends. Returns the client's
@@ -139,9 +136,6 @@ def _loss(assignment: Assignment) -> str:
     return (
         f"the lease on GPU {_names(assignment)} was lost during the test: {reason}; another holder may have the GPU now"
     )
-
-
-# --- leasing ---------------------------------------------------------------------------------------------------------
 
 
 class _Leases:
@@ -232,9 +226,7 @@ class _Leases:
         _fail(f"no GPU for this test: {reason} (--gpu-missing=skip skips such tests)")
 
     def _check_that_all_are_coordinated(self, assignment: Assignment) -> None:
-        """Fail if tests in several processes use a server without leases. A lease that cannot expire is one that this
-        process gave itself.
-        """
+        """Fail if tests in several processes use a server without leases: a lease that cannot expire is the process's own."""
         processes = getattr(self._config, "workerinput", {}).get("workercount", 1)
         if processes > 1 and getattr(assignment.lost, "ends_at", None) is None:
             _fail(
@@ -256,8 +248,6 @@ class _Leases:
         except StaleAssignmentError:
             if not item.stash.get(_IS_REPORTED, False):
                 _fail(_loss(assignment))
-
-    # --- CUDA in this process ----------------------------------------------------------------------------------------
 
     def _take_kept(self, wishes: dict[str, Any]) -> Assignment | None:
         if self._kept is None:
@@ -292,9 +282,6 @@ def _has_initialized_cuda() -> bool:
         except OSError:
             continue  # closed meanwhile
     return False
-
-
-# --- what was asked for ----------------------------------------------------------------------------------------------
 
 
 def _wishes(item: pytest.Item) -> dict[str, Any]:

@@ -27,7 +27,6 @@ def out() -> Console:
 
 
 def err() -> Console:
-    """The console for everything that is not a result."""
     return _Console(stderr=True, highlight=False, soft_wrap=True)
 
 

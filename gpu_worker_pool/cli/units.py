@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from math import isfinite
 
 import typer
@@ -56,10 +55,3 @@ def show_memory(memory_mb: float) -> str:
 def count(number: int, noun: str) -> str:
     """`1 GPU`, `4 GPUs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def iso_time(wall_s: float | None) -> str | None:
-    """A wall-clock time in ISO 8601 and UTC; None stays None."""
-    if wall_s is None:
-        return None
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -283,8 +283,8 @@ class _SmiCommand:
             exit_code = process.wait(max(0.0, deadline - monotonic()))
         except subprocess.TimeoutExpired:
             problem = f"nvidia-smi did not answer within {self._timeout_s:g} s and was stopped"
-        except _TooMuchError:
-            problem = f"nvidia-smi printed more than {MAX_OUTPUT_BYTES // 1024} KiB and was stopped"
+        except _NoAnswerError as too_much:
+            problem = str(too_much)
         else:
             return subprocess.CompletedProcess(process.args, exit_code, output, errors)
         finally:
@@ -296,12 +296,8 @@ class _SmiCommand:
         raise _NoAnswerError(problem)
 
 
-class _TooMuchError(Exception):
-    """The output is too long."""
-
-
 def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str]:
-    """Read both pipes until they are closed; raises TimeoutExpired or _TooMuchError."""
+    """Read both pipes until they are closed; raises TimeoutExpired, or _NoAnswerError where there is too much."""
     chunks = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr) if pipe is not None}
     with selectors.DefaultSelector() as selector:
         for descriptor in chunks:
@@ -317,7 +313,7 @@ def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, s
                 if not chunk:
                     selector.unregister(key.fd)
             if sum(map(len, chunks.values())) > MAX_OUTPUT_BYTES:
-                raise _TooMuchError
+                raise _NoAnswerError(f"nvidia-smi printed more than {MAX_OUTPUT_BYTES // 1024} KiB and was stopped")
     output, errors = (bytes(chunk).decode(errors="replace") for chunk in chunks.values())
     return output, errors
 

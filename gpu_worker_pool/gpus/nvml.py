@@ -61,7 +61,10 @@ class NvmlProbe(Probe):
         if self._is_closed:
             raise RuntimeError("this probe was closed; make a new one to read again")
         try:
-            self._restart_if_due(at)
+            if self._retry_at is not None and at >= self._retry_at:
+                self._retry_at = None
+                self._stop()
+                self._start()
             if not self._is_initialised:
                 return ProbeResult((), self._error)
             readings = self._read_all(at)
@@ -94,12 +97,6 @@ class NvmlProbe(Probe):
             with suppress(_NvmlError):  # it may be gone already
                 self._nvml.demand("nvmlShutdown")
 
-    def _restart_if_due(self, at: float) -> None:
-        if self._retry_at is not None and at >= self._retry_at:
-            self._retry_at = None
-            self._stop()
-            self._start()
-
     def _retry_later(self, at: float) -> None:
         self._retry_at = at + RETRY.delay_s(self._failures, _JITTER)
         self._failures += 1
@@ -131,10 +128,7 @@ class NvmlProbe(Probe):
         return _Slot(index, gpu, listed, handle)
 
     def _mig_devices(self, slot: _Slot) -> list[tuple[Gpu, _Handle]] | None:
-        """The MIG devices of a GPU; None if MIG is off.
-
-        They are listed at every read: they come and go while the driver runs, and a handle does not outlive its device.
-        """
+        """The MIG devices of a GPU; None if MIG is off. Listed at every read: a handle does not outlive its device."""
         mode = self._nvml.ask("nvmlDeviceGetMigMode", slot.handle)
         if not mode or not mode[0]:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -27,6 +28,15 @@ def boot_time() -> float:
 def wall_offset() -> float:
     """The difference from `boot_time` to the time of day, as of now: the wall clock may be set at any moment."""
     return time.time() - boot_time()
+
+
+def iso_time(wall_s: float | None) -> str | None:
+    """A time of day in ISO 8601 and UTC; None for None, and where the wall clock was wrong when it was written."""
+    try:
+        shown = None if wall_s is None else datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return None
+    return shown and shown.replace("+00:00", "Z")
 
 
 @cache

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.request import Holder
 
 from .clock import boot_id
-from .processes import PROC
+from .processes import PROC, read_process
 
 HOSTS = Path("/etc/hosts")
-
-# Positions in /proc/PID/stat, counted from the first field after the name (proc(5) counts them from 1: 3, 20 and 22).
-_STATE = 0
-_THREADS = 17
-_STARTED = 19
-_STAT_BYTES = 4096
-_ENDED = frozenset({b"Z", b"X", b"x"})
 
 
 class NoSuchProcess(Exception):  # noqa: N818 - a fact about the client, not a fault
@@ -30,11 +24,6 @@ class NoSuchProcess(Exception):  # noqa: N818 - a fact about the client, not a f
     def __init__(self, pid: int) -> None:
         super().__init__(f"pid {pid} is not running on this machine; send the pid of a running process, or none")
         self.pid = pid
-
-
-class _Stat(NamedTuple):
-    started: float
-    has_ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +61,10 @@ class Machine:
 
     def _find_running(self, process: ProcessId) -> ProcessId | None:
         """This very process with its start time, if that can be read; None if it does not run."""
-        seen = self._read_stat(process.pid)
+        seen = read_process(self.proc, process.pid) if self.proc else None
         if seen is None:
             return process if _exists(process.pid) else None
-        found = ProcessId(process.pid, seen.started)
-        return None if seen.has_ended or not process.is_same(found) else found
+        return None if seen.has_ended or not process.is_same(seen.id) else seen.id
 
     def _is_home_of(self, holder: Holder, *, is_loopback: bool) -> bool:
         # Containers share the boot, and copied images share the host name, so any one difference decides.
@@ -87,24 +75,6 @@ class Machine:
         if holder.boot_id is not None and holder.pid_namespace is not None:
             return True
         return is_loopback and holder.host is not None and _plain(holder.host) in self.host_names
-
-    def _read_stat(self, pid: int) -> _Stat | None:
-        """Read what is needed at once, for every lease. A ProcessTable takes four times as long and lacks the state."""
-        if self.proc is None or pid <= 0:
-            return None
-        try:
-            file = os.open(f"{self.proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                stat = os.read(file, _STAT_BYTES)
-            finally:
-                os.close(file)
-            # The name is in parentheses, and may itself hold spaces and parentheses.
-            fields = stat[stat.rindex(b")") + 1 :].split(None, _STARTED + 1)
-            # A process whose first thread has returned appears as a zombie while other threads still use the GPU.
-            has_ended = fields[_STATE] in _ENDED and int(fields[_THREADS]) <= 1
-            return _Stat(float(fields[_STARTED]), has_ended)
-        except (OSError, ValueError, IndexError):
-            return None
 
 
 def _exists(pid: int) -> bool:
@@ -125,6 +95,14 @@ def _proc() -> Path | None:
     try:
         return PROC if (PROC / "self").readlink() == Path(str(os.getpid())) else None
     except OSError:
+        return None
+
+
+def user_name() -> str | None:
+    """The name of the user who runs this process; None where it has none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
         return None
 
 

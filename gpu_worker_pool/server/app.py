@@ -31,12 +31,11 @@ from .authority.authority import Authority
 from .authority.pool import Pool
 from .authority.sampler import Sampler
 from .authority.snapshot import Snapshot
+from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
 from .calls.statistics import Statistics
-from .calls.timeline import TimelineCalls
-from .calls.usage import UsageCalls
 from .http.docs import Docs, assets_folder
 from .http.router import Router
 from .logs import configure_logging_if_unset

@@ -6,10 +6,7 @@ from collections.abc import Iterable
 
 
 def same_as(servers: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Map each endpoint that repeats a server to the first endpoint of that server, from pairs of endpoint and server id.
-
-    A server without an id counts as a server of its own.
-    """
+    """Map each endpoint that repeats a server to the server's first endpoint; one without a server id repeats none."""
     first: dict[str, str] = {}
     found = {}
     for endpoint, server_id in servers:

@@ -29,9 +29,7 @@ class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with its JSON. `sent_at` is when the call was sent, on the clock of the leases; `date` is the time of the
-    server's clock.
-    """
+    """An answer with its JSON. `sent_at` is on the clock of the leases; `date` is the server's wall clock."""
 
     status: int
     data: Any

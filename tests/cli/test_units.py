@@ -7,7 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.run.labels import command_label, label_text
+from gpu_worker_pool.cli.run.lease_facts import command_label, label_text
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
 from gpu_worker_pool.cli.run.waiting_line import waiting_text
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory

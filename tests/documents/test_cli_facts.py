@@ -16,7 +16,7 @@ import typer.main
 from gpu_worker_pool.cli import failure
 from gpu_worker_pool.cli.app import app
 from gpu_worker_pool.cli.demo.summary import Record, summarize
-from gpu_worker_pool.cli.run.environment import command_env
+from gpu_worker_pool.cli.run.lease_facts import command_env
 from gpu_worker_pool.cli.serve.command import FLAGS
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES

@@ -13,10 +13,9 @@ import typer
 
 from gpu_worker_pool.cli.failure import SIGNAL_BASE, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Gpus, Grace, Json, MemoryPerGpu, Model, Priority, Remote, Timeout
-from gpu_worker_pool.cli.output import complain, err, out, pass_on_warnings, print_json, stop_printing
+from gpu_worker_pool.cli.output import complain, err, pass_on_warnings, stop_printing
 
 if TYPE_CHECKING:
-    from .jobs import Batch
     from .runner import BatchPlan
     from .state import StateFile
 
@@ -65,11 +64,12 @@ def batch(
     failed; 128+N signal N interrupted it.
     """
     from gpu_worker_pool.cli.run.gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
-    from gpu_worker_pool.cli.run.labels import label_text  # noqa: PLC0415
+    from gpu_worker_pool.cli.run.lease_facts import label_text  # noqa: PLC0415
 
     from .jobs import Batch, read_jobs  # noqa: PLC0415 - the same
     from .runner import BatchPlan  # noqa: PLC0415
     from .state import StateFile  # noqa: PLC0415
+    from .view import print_summary  # noqa: PLC0415
 
     jobs = read_jobs(_read(file))
     if not jobs:
@@ -93,7 +93,7 @@ def batch(
             work.skip(kept.load())
         code = asyncio.run(_run(plan, kept, endpoint))
     try:
-        _report(work, folder, state_path, code, is_json=json)
+        print_summary(work, folder, state_path, code, is_json=json)
     except BrokenPipeError:
         stop_printing()  # the batch itself is over, and its exit code stands
     return code
@@ -132,19 +132,3 @@ async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | N
     if runner.interrupted_by is not None:
         return SIGNAL_BASE + runner.interrupted_by
     return SOME_FAILED if work.done < len(work.jobs) else 0
-
-
-def _report(work: Batch, folder: Path, state: Path | None, code: int, *, is_json: bool) -> None:
-    from .jobs import State  # noqa: PLC0415
-    from .view import summary_json, summary_table  # noqa: PLC0415 - loads the client
-
-    if is_json:
-        print_json("batch", summary_json(work, folder, state, code))
-        return
-    console = out()
-    console.print(summary_table(work, folder))
-    not_run = work.count(State.WAITING)
-    rest = f", {not_run} not run" if not_run else ""
-    console.print(f"{work.done} of {len(work.jobs)} done, {work.count(State.FAILED)} failed{rest}")
-    if not_run or work.count(State.FAILED):
-        console.print("Run the same command again for the jobs that are not done." if state else "")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
-from gpu_worker_pool.cli.units import iso_time
+from gpu_worker_pool.host.clock import iso_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +130,4 @@ class Batch:
 
     @property
     def done(self) -> int:
-        """How many jobs are done, in this run or before."""
         return self.count(State.DONE, State.DONE_BEFORE)

@@ -10,11 +10,11 @@ import fcntl
 import json
 import os
 import stat
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.wire.reader import read_time
 
 from .jobs import Job, Outcome
 
@@ -62,7 +62,7 @@ class StateFile:
         done: dict[str, Outcome] = {}
         for record in records[1:]:
             if record.get("exit_code") == 0:
-                started_at, ended_at = (_seconds(record.get(name)) for name in ("started_at", "ended_at"))
+                started_at, ended_at = (read_time(str(record.get(name))) for name in ("started_at", "ended_at"))
                 gpus = tuple(record.get("gpus") or ())
                 done[record["job"]] = Outcome(0, record.get("why"), gpus, started_at, ended_at, record.get("log"))
         return done
@@ -102,10 +102,3 @@ class StateFile:
                 f"the state file {self._path} cannot be written: {error.strerror}; "
                 "fix that, then run the same command again"
             ) from None
-
-
-def _seconds(text: object) -> float | None:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return None

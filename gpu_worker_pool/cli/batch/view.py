@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.units import show_duration
 
 from .jobs import Batch, Job, Outcome, State
@@ -50,7 +51,6 @@ class BatchDisplay:
         self._task = self._bar.add_task("jobs", total=len(batch.jobs), completed=batch.done)
 
     def shown(self) -> AbstractContextManager[object]:
-        """Show the live bar for the length of the block."""
         if not self._console.is_terminal:
             return contextlib.nullcontext()
         return Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
@@ -79,6 +79,19 @@ class BatchDisplay:
         if len(self.running) > _MAX_SHOWN:
             table.add_row(f"and {len(self.running) - _MAX_SHOWN} more")
         return Group(self._bar, table)
+
+
+def print_summary(batch: Batch, logs: Path, state: Path | None, exit_code: int, *, is_json: bool) -> None:
+    if is_json:
+        print_json("batch", summary_json(batch, logs, state, exit_code))
+        return
+    console = out()
+    console.print(summary_table(batch, logs))
+    not_run = batch.count(State.WAITING)
+    rest = f", {not_run} not run" if not_run else ""
+    console.print(f"{batch.done} of {len(batch.jobs)} done, {batch.count(State.FAILED)} failed{rest}")
+    if not_run or batch.count(State.FAILED):
+        console.print("Run the same command again for the jobs that are not done." if state else "")
 
 
 def summary_table(batch: Batch, logs: Path) -> Table:

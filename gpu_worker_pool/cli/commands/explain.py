@@ -16,7 +16,8 @@ from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools
 from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_since
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
-from gpu_worker_pool.cli.units import iso_time, show_duration
+from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.leases import ObstacleView
 
 _ENDS: Final = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.host.identity import user_name
 
 
 class LiveState(StrEnum):
@@ -45,7 +45,7 @@ def leases(
     """
     reports = Servers(endpoint).run(ask_pools_or_fail)
     live = distinct_leases(reports)
-    owner = _user() if mine else None
+    owner = user_name()  # as the client sends it
     found = [
         lease for lease in live if (not state or lease.view.state in state) and (not mine or lease.view.owner == owner)
     ]
@@ -65,14 +65,6 @@ def leases(
     ids = [lease.id for lease in live]
     shown = short_ids(ids) if console.is_terminal else dict(zip(ids, ids, strict=True))
     print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1))
-
-
-def _user() -> str | None:
-    # The client sends the same name as the owner.
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return None
 
 
 def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str], *, with_endpoint: bool) -> Table:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from http import HTTPStatus
 
-from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
+from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import EMPTY_ID, LeaseIds, ask_pools_or_fail, find_lease, lease_path
@@ -13,16 +12,9 @@ from gpu_worker_pool.cli.pools.reading import read_lease
 from gpu_worker_pool.cli.pools.report import LeaseReport, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers
 
-# A lease before and after.
+# A lease before and after; and an id, its endpoint where that is known, and why it was not released.
 _Released = tuple[LeaseReport, LeaseReport]
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    id: str
-    endpoint: str | None
-    error: str
-    code: int
+_NotReleased = tuple[str, str | None, Failure]
 
 
 def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) -> int:
@@ -37,53 +29,52 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
     released, failed = Servers(endpoint).run(lambda servers: _release(servers, ids))
     if json:
         done = [{**after.as_json(), "was": before.view.state} for before, after in released]
-        not_done = [{"id": item.id, "endpoint": item.endpoint, "error": item.error} for item in failed]
+        not_done = [{"id": id_, "endpoint": where, "error": str(failure)} for id_, where, failure in failed]
         print_json("release", {"released": done, "failed": not_done})
     else:
         for before, _ in released:
             out().print(_in_words(before), markup=False)
-    for item in failed:
-        complain(item.error)
+    for _, _, failure in failed:
+        complain(str(failure))
     if any(before.view.state == "active" for before, _ in released):
         complain("a worker that still uses a released GPU is told that its lease is lost, and has to stop")
-    return max((item.code for item in failed), default=0)
+    return max((failure.code for _, _, failure in failed), default=0)
 
 
-async def _release(servers: Servers, ids: list[str]) -> tuple[list[_Released], list[_Failed]]:
+async def _release(servers: Servers, ids: list[str]) -> tuple[list[_Released], list[_NotReleased]]:
     released: list[_Released] = []
-    failed: list[_Failed] = []
+    failed: list[_NotReleased] = []
     reports = await ask_pools_or_fail(servers)
     for text in dict.fromkeys(ids):
         try:
             found = await find_lease(servers, reports, text)
         except Failure as failure:
-            failed.append(_Failed(text, None, str(failure), failure.code))
+            failed.append((text, None, failure))
             continue
         for lease in found:
-            outcome = await _release_at(servers, lease)
-            if isinstance(outcome, _Failed):
-                failed.append(outcome)
-            else:
-                released.append((lease, outcome))
+            try:
+                released.append((lease, await _release_at(servers, lease)))
+            except Failure as failure:
+                failed.append((lease.id, lease.endpoint, failure))
     return released, failed
 
 
-async def _release_at(servers: Servers, lease: LeaseReport) -> LeaseReport | _Failed:
+async def _release_at(servers: Servers, lease: LeaseReport) -> LeaseReport:
     answer = await servers.ask(lease.endpoint, lease_path(lease.id), "DELETE")
     if answer.is_ok:
         after = read_lease(servers, answer)
         if after is not None and after.id == lease.id:
             return after
         unsure = f"whether {lease.id} was released is not known: the answer of {answer.url} shows no such lease"
-        return _Failed(lease.id, lease.endpoint, f"{unsure}; `gpu-pool leases` lists those there are", FAILED)
+        raise Failure(f"{unsure}; `gpu-pool leases` lists those there are")
     detail = f"{lease.id} was not released: {plain(answer.error)}"
     if answer.status is None or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return _Failed(lease.id, lease.endpoint, f"{detail.rstrip('.')}; try again", FAILED)
+        raise Failure(f"{detail.rstrip('.')}; try again")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         owner = lease.view.owner
         whose = f"of {owner} or of admin" if owner else "of admin"
         detail += f" It is {owner or 'another user'}'s: set GPU_POOL_TOKEN to the token {whose}."
-    return _Failed(lease.id, lease.endpoint, detail, REFUSED)
+    raise Failure(detail, REFUSED)
 
 
 def _in_words(lease: LeaseReport) -> str:

@@ -20,7 +20,8 @@ from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.usage import COLUMNS, UsageReport, amounts, ask_usage
 from gpu_worker_pool.cli.table import make_table, print_table
-from gpu_worker_pool.cli.units import iso_time, parse_duration_s, show_duration
+from gpu_worker_pool.cli.units import parse_duration_s, show_duration
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.accounting import UsageTotal
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0

@@ -19,6 +19,7 @@ from gpu_worker_pool.cli.output import complain, err, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
@@ -161,15 +162,14 @@ async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple
                 _check_can_come(wanted, watch)
             left_s = began + (timeout_s if watch.has_seen_all else max(timeout_s, FIRST_POLL_S)) - clock()
             if left_s <= 0:
-                return watch.so_far()
+                silent = [endpoint for endpoint in servers.ids if endpoint not in watch.reports]
+                return TimeOver(list(watch.reports.values()), silent)
             if watch.reports:
                 line.show(watch)
             await watch.news(left_s)
     finally:
         line.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
 
 
 class _ServerWatch:
@@ -184,10 +184,6 @@ class _ServerWatch:
     @property
     def has_seen_all(self) -> bool:
         return len(self.reports) == len(self._servers.ids)
-
-    def so_far(self) -> TimeOver:
-        silent = [endpoint for endpoint in self._servers.ids if endpoint not in self.reports]
-        return TimeOver(list(self.reports.values()), silent)
 
     async def poll(self, endpoint: str) -> None:
         while True:

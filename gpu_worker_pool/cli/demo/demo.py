@@ -15,6 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.history_check import Line, RunHistory
 from gpu_worker_pool.host.clock import boot_time
@@ -99,7 +100,6 @@ class Demo:
         return Record(self._lines, pool["source"], len(pool["gpus"]), self._plan.workers, self._plan.seed, took_s)
 
     async def _show(self) -> None:
-        """Read the queue and draw, again and again."""
         while True:
             if self._scene.is_up and (pool := await self._pool()):
                 self._scene.queue = [lease["labels"].get("demo", "?") for lease in pool["queue"]]
@@ -108,16 +108,12 @@ class Demo:
             self._view.refresh()
             await asyncio.sleep(_FRAME_S)
 
-    # --- before ----------------------------------------------------------------------------------------------------
-
     async def _start(self) -> dict[str, Any]:
         """Start the server while the workers start; return its first `/pool`."""
         pool = await self._choose_gpus()
         number, is_simulated = len(pool["gpus"]), pool["source"] == "simulated"
-        kind = (
-            f"{'simulated ' if is_simulated else ''}GPU{'s'[: number - 1]}{'' if is_simulated else ' of this machine'}"
-        )
-        self._scene.title = f"{number} {kind}, {self._plan.workers} worker processes"
+        gpus = count(number, "simulated GPU") if is_simulated else f"{count(number, 'GPU')} of this machine"
+        self._scene.title = f"{gpus}, {self._plan.workers} worker processes"
         self._scene.spans = {gpu["gpu_id"]: [] for gpu in pool["gpus"]}
         self._scene.is_up = True
         self._usable = max(sum(gpu["state"] == "free" for gpu in pool["gpus"]), 1)
@@ -156,16 +152,13 @@ class Demo:
             raise Failure("the server of the demo has started and does not answer; is this machine very busy?", 1)
         return pool
 
-    # --- competing --------------------------------------------------------------------------------------------------
-
     async def _compete(self) -> None:
         now = boot_time()
         self._scene.began_at = now
         # A slow machine takes longer to start, and competes for a shorter time.
         ends_at = min(now + self._plan.seconds, self._began_at + self._plan.longest_s - _ENDING_S)
         self._workers.start(self._pace)
-        number = len(self._scene.spans)
-        self._announce(f"{self._plan.workers} workers ask for {number} GPU{'s'[: number - 1]}", "bold")
+        self._announce(f"{self._plan.workers} workers ask for {count(len(self._scene.spans), 'GPU')}", "bold")
         await asyncio.sleep((ends_at - now) * _WORKER_DIES)
         await self._kill_worker(ends_at)
         await asyncio.sleep(max(now + (ends_at - now) * _SERVER_DIES - boot_time(), 0.0))
@@ -223,8 +216,6 @@ class Demo:
         uuids, status = [gpu["uuid"] for gpu in found.get("gpus", ())], 200 if found else 404
         line = {"what": "answered", "who": worker, "at": boot_time(), "lease": key, "call": "GET", "sent": sent}
         self._lines.append({**line, "status": status, "uuids": uuids, **facts})
-
-    # --- after -----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         """Stop new requests, and serve the workers that wait."""

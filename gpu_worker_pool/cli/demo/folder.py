@@ -18,9 +18,7 @@ _LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class DemoFolder:
-    """The folder, and the descriptor of a locked file in it. Each worker inherits it, so the file is locked while one
-    lives.
-    """
+    """The folder, and the descriptor of a locked file in it. Each worker inherits it, and so keeps it locked."""
 
     path: Path
     lock: int

@@ -12,8 +12,6 @@ WorkerState = Literal["starts", "rests", "waits", "holds", "killed", "done", "fa
 
 @dataclass(slots=True)
 class WorkerRow:
-    """A worker and its state."""
-
     name: str
     pid: int = -1
     state: WorkerState = "starts"
@@ -81,7 +79,6 @@ class Scene:
         row.state = "killed"
 
     def add_line(self, line: Mapping[str, Any]) -> None:
-        """Show a line that a worker has written."""
         row, at = self.workers[line["who"]], float(line["at"])
         if row.state == "killed":
             return  # written before the death, read after it

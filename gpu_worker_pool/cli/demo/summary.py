@@ -18,8 +18,6 @@ from gpu_worker_pool.history_check import LeaseRecord, Line, RunHistory, Violati
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known at the end of a demo."""
-
     lines: Sequence[Line]
     source: str
     gpus: int
@@ -80,13 +78,8 @@ def _check_course(history: RunHistory) -> Iterator[Violation]:
         yield Violation("left_over", "the server did not answer at the end")
 
 
-# --- figures -------------------------------------------------------------------------------------------------------
-
-
 def handovers(history: RunHistory) -> list[tuple[LeaseRecord, LeaseRecord, float]]:
-    """Pairs of consecutive holders of which the second waited when the first left the GPU or died, and the seconds in
-    between.
-    """
+    """Consecutive holders, the second of which waited when the first left or died, and the seconds in between."""
     pairs = [pair for holders in history.holders().values() for pair in pairwise(holders)]
     waited = [(before, after) for before, after in pairs if after.queued_at < before.ended_at < inf]
     return [(before, after, after.took_at - before.ended_at) for before, after in waited]
@@ -144,9 +137,6 @@ def _quantile(values: Sequence[float], fraction: float, digits: int) -> float | 
     """The quantile, rounded: the smallest value that this fraction of the values does not exceed; None without values."""
     rank = int(-(-fraction * len(values) // 1))
     return round(sorted(values)[max(rank - 1, 0)], digits) if values else None
-
-
-# --- for people ----------------------------------------------------------------------------------------------------
 
 
 def render(summary: Mapping[str, Any]) -> RenderableType:

@@ -89,8 +89,6 @@ def picture(scene: Scene, now: float, width: int, height: int) -> RenderableType
     )
 
 
-# --- its parts -----------------------------------------------------------------------------------------------------
-
 _WORKER_WIDTH: Final = 25
 _LABEL_WIDTH: Final = 8
 

@@ -53,8 +53,6 @@ class WorkerSettings:
 
 
 class Worker:
-    """One worker: takes turns until it must finish."""
-
     def __init__(self, settings: WorkerSettings, name: str) -> None:
         self._settings, self._name = settings, name
         self._random = random.Random(f"{settings.seed}/{name}")  # noqa: S311 - no secret
@@ -62,7 +60,6 @@ class Worker:
         self._finish = asyncio.Event()
 
     def work(self, go: int) -> None:
-        """Wait for the start, and take turns until the end."""
         self._write_line("ready", pid=os.getpid())
         pace = os.read(go, PACE_BYTES)
         if not pace:

@@ -41,7 +41,6 @@ class DemoWorkers:
         asyncio.get_running_loop().add_reader(self._stdout, self._read)
 
     def start(self, pace: float) -> None:
-        """Start all workers."""
         self._go.write(f"{pace:<{PACE_BYTES}.4f}".encode() * self._number)
         self._go.close()
 
@@ -50,11 +49,9 @@ class DemoWorkers:
         self._stdin.close()
 
     def last_error(self) -> str:
-        """The last line that the workers wrote to standard error."""
         return last_line(self._log.read_text(encoding="utf-8", errors="replace"))
 
     def close(self) -> None:
-        """Kill the workers that have not ended."""
         if self._process.returncode is None:  # not waited for yet, so the group id is still theirs
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -41,9 +41,7 @@ class Check:
     find: Callable[[], Finding | Sequence[Finding] | None]
 
     def run(self, limit_s: float = LONGEST_S) -> list[Finding]:
-        """Its findings, in plain text: they quote servers, drivers and variables, and go to a terminal. A check that
-        raises or hangs is a finding itself.
-        """
+        """Its findings, in plain text for a terminal. A check that raises or hangs is a finding itself."""
         try:
             found = within(limit_s, self.find)
         except Failure as failure:
@@ -62,9 +60,7 @@ class TookTooLong(Exception):  # noqa: N818 - what happened
 
 
 def within(limit_s: float, work: Callable[[], T]) -> T:
-    """Do this, or raise TookTooLong. Work that hangs is left behind in a daemon thread: a driver or a network file
-    system that hangs cannot be interrupted.
-    """
+    """Do this, or raise TookTooLong. Work that hangs cannot be interrupted, and is left behind in a daemon thread."""
     result: Future[T] = Future()
 
     def do() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_worker_pool.cli.units import iso_time, show_duration
+from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.request import Holder, Wishes
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, ObstacleView, WaitingLeaseView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read_time

@@ -40,7 +40,7 @@ def run(
     no such command.
     """
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
-    from .labels import command_label, label_text  # noqa: PLC0415
+    from .lease_facts import command_label, label_text  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.heartbeat import BEATS_PER_TTL
 from gpu_worker_pool.client.pool_client import Assignment
 
 from .guarded_command import GuardedCommand
-from .tasks import cancel_and_wait
 
 _NOT_RENEWED_IN_TIME: Final = "the lease could not be renewed in time"
 # A client gives up a lease one heartbeat before the server grants the GPU again. A command may take this part of that

@@ -12,17 +12,17 @@ from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 
-from .environment import command_env
 from .gpu_request import GpuRequest, acquire, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
+from .lease_facts import command_env
 from .lease_loss import grace_after_loss, safe_until, wait_for_end
 from .reporter import RunReporter
 from .signals import ENDING, Received, Signals, has_controlling_terminal
 from .sources import Sources, find_sources
-from .tasks import cancel_and_wait
 from .waiting_line import WaitingLine
 
 

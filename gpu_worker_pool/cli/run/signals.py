@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from .tasks import cancel_and_wait
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 
 # Until the command is started, these end the wait.
 ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})

@@ -18,7 +18,7 @@ from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
-from .environment import LEASE_ID_VARIABLE, VISIBLE_DEVICES_VARIABLE
+from .lease_facts import LEASE_ID_VARIABLE, VISIBLE_DEVICES_VARIABLE
 
 
 @dataclass(frozen=True)

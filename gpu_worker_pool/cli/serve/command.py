@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -32,54 +33,48 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_gpu_option = partial(typer.Option, rich_help_panel="Which GPUs")
-_lease_option = partial(typer.Option, rich_help_panel="Leases")
+
+def _option(
+    flag: str, metavar: str, text: str, parser: Callable[[str], float] | None = None, panel: str | None = None
+) -> Any:
+    return typer.Option(flag, metavar=metavar, help=text, parser=parser, rich_help_panel=panel)
+
+
+_gpu_option = partial(_option, panel="Which GPUs")
+_lease_option = partial(_option, panel="Leases")
 
 
 # A parameter has the name of its setting.
 def serve(
     host: Annotated[
-        str | None,
-        typer.Option(
-            "--host", metavar="ADDRESS", help="The address to listen on; by default 0.0.0.0, all addresses. [HOST]"
-        ),
+        str | None, _option("--host", "ADDRESS", "The address to listen on; by default 0.0.0.0, all addresses. [HOST]")
     ] = None,
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="By default 8000; 0 takes a free port. [PORT]")
     ] = None,
     simulated_gpus: Annotated[
-        str | None,
-        _gpu_option("--simulated-gpus", metavar="SPEC", help="Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]"),
+        str | None, _gpu_option("--simulated-gpus", "SPEC", "Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]")
     ] = None,
     cuda_visible_devices: Annotated[
-        str | None,
-        _gpu_option("--visible-devices", metavar="LIST", help="Only these GPUs: 0,2 or UUIDs. [CUDA_VISIBLE_DEVICES]"),
+        str | None, _gpu_option("--visible-devices", "LIST", "Only these GPUs: 0,2 or UUIDs. [CUDA_VISIBLE_DEVICES]")
     ] = None,
     refresh_interval: Annotated[
         float | None,
-        _gpu_option(
-            "--refresh-interval",
-            parser=parse_duration_s,
-            metavar="TIME",
-            help="How often the GPUs are read. [REFRESH_INTERVAL]",
-        ),
+        _gpu_option("--refresh-interval", "TIME", "How often the GPUs are read. [REFRESH_INTERVAL]", parse_duration_s),
     ] = None,
     gpu_pool_node: Annotated[
         str | None,
-        _gpu_option(
-            "--node", metavar="NAME", help="The name of this machine; by default its host name. [GPU_POOL_NODE]"
-        ),
+        _gpu_option("--node", "NAME", "The name of this machine; by default its host name. [GPU_POOL_NODE]"),
     ] = None,
     gpu_pool_state_dir: Annotated[
-        str | None,
-        _lease_option("--state-dir", metavar="DIR", help="The folder for the journal of leases. [GPU_POOL_STATE_DIR]"),
+        str | None, _lease_option("--state-dir", "DIR", "The folder for the journal of leases. [GPU_POOL_STATE_DIR]")
     ] = None,
     gpu_pool_tokens_file: Annotated[
         str | None,
         _lease_option(
             "--tokens-file",
-            metavar="FILE",
-            help="Who may request GPUs from other machines: lines of name:token. "
+            "FILE",
+            "Who may request GPUs from other machines: lines of name:token. "
             "[GPU_POOL_TOKENS_FILE, also GPU_POOL_TOKENS]",
         ),
     ] = None,
@@ -87,46 +82,45 @@ def serve(
         float | None,
         _lease_option(
             "--memory-threshold",
-            metavar="PERCENT",
-            help="A GPU with this much memory in use is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
+            "PERCENT",
+            "A GPU with this much memory in use is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
         ),
     ] = None,
     gpu_utilization_threshold_percent: Annotated[
         float | None,
         _lease_option(
             "--utilization-threshold",
-            metavar="PERCENT",
-            help="A GPU with this utilization is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
+            "PERCENT",
+            "A GPU with this utilization is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
         ),
     ] = None,
     gpu_pool_workers_per_gpu: Annotated[
         int | None,
         _lease_option(
             "--workers-per-gpu",
-            metavar="NUMBER",
-            help="How many leases without --memory may share a GPU. [GPU_POOL_WORKERS_PER_GPU]",
+            "NUMBER",
+            "How many leases without --memory may share a GPU. [GPU_POOL_WORKERS_PER_GPU]",
         ),
     ] = None,
     gpu_pool_drain_limit: Annotated[
         float | None,
         _lease_option(
             "--drain-limit",
-            parser=parse_duration_s,
-            metavar="TIME",
-            help="How long a GPU is kept back while processes of an ended lease hold memory. [GPU_POOL_DRAIN_LIMIT]",
+            "TIME",
+            "How long a GPU is kept back while processes of an ended lease hold memory. [GPU_POOL_DRAIN_LIMIT]",
+            parse_duration_s,
         ),
     ] = None,
     gpu_pool_durability: Annotated[
         str | None,
         _lease_option(
             "--durability",
-            metavar="full|normal",
-            help="full: a grant survives a power failure; normal: a crash of the server. [GPU_POOL_DURABILITY]",
+            "full|normal",
+            "full: a grant survives a power failure; normal: a crash of the server. [GPU_POOL_DURABILITY]",
         ),
     ] = None,
     log_level: Annotated[
-        str | None,
-        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning, error or critical. [LOG_LEVEL]"),
+        str | None, _option("--log-level", "LEVEL", "debug, info, warning, error or critical. [LOG_LEVEL]")
     ] = None,
     access_log: Annotated[
         bool | None, typer.Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")

@@ -21,6 +21,7 @@ from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import parse_duration_s
 
 from . import keys
@@ -87,9 +88,7 @@ async def _until_first(showing: Coroutine[Any, Any, int], watches: list[Watch]) 
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
 
 
 async def _print(console: Console, watches: list[Watch], interval_s: float, count: int | None, *, is_json: bool) -> int:
@@ -130,7 +129,6 @@ class _Screen:
         self._keyboard = keys.Keyboard(sys.stdin.fileno()) if sys.stdin.isatty() else None
 
     async def run(self, count: int | None) -> int:
-        """Show it until the user quits; returns the exit code."""
         loop = asyncio.get_running_loop()
         with ExitStack() as stack:
             self._enter()

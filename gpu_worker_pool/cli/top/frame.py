@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
-from gpu_worker_pool.cli.units import iso_time
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.same_server import same_as
 
 

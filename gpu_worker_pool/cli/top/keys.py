@@ -19,18 +19,12 @@ TAB: Final = "tab"
 
 # What terminals send, in both of their modes.
 _NAMES = {
-    "\x1b[A": UP,
-    "\x1bOA": UP,
-    "\x1b[B": DOWN,
-    "\x1bOB": DOWN,
+    **dict.fromkeys(("\x1b[A", "\x1bOA"), UP),
+    **dict.fromkeys(("\x1b[B", "\x1bOB"), DOWN),
+    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~"), HOME),
+    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~"), END),
     "\x1b[5~": PAGE_UP,
     "\x1b[6~": PAGE_DOWN,
-    "\x1b[H": HOME,
-    "\x1bOH": HOME,
-    "\x1b[1~": HOME,
-    "\x1b[F": END,
-    "\x1bOF": END,
-    "\x1b[4~": END,
     "\t": TAB,
 }
 _KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 from rich.text import Text
 
-from gpu_worker_pool.cli.columns import Cell, Column, lay_out, line
 from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
 from gpu_worker_pool.cli.pools.report import LeaseReport, show_since
+from gpu_worker_pool.cli.table import Cell, Column, lay_out, line
 from gpu_worker_pool.cli.units import show_duration
 
 from .frame import Frame, GpuRow, ServerState

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.identity import pid_namespace
+from gpu_worker_pool.host.identity import pid_namespace, user_name
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import GpuRef, LeaseView, RenewAnswer
@@ -36,13 +35,9 @@ def holder(worker_id: str, pid: int | None = None) -> Holder:
 
 
 def _facts_of(pid: int) -> Holder:
-    try:
-        owner = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        owner = None
     namespace = pid_namespace()
     return Holder(
-        owner=owner,
+        owner=user_name(),
         host=socket.gethostname(),
         pid=pid,
         pid_started=ProcessTable().started(pid),

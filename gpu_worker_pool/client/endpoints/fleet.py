@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -196,11 +197,9 @@ class Fleet:
         if not endpoint.is_healthy:
             retry_in_s = max(endpoint.breaker.retry_in_s(boot_time()), 0.05)
             interval_s = min(retry_in_s, self._config.endpoint_health_check_interval)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await member.poll_now.wait()
-        except TimeoutError:
-            pass
         member.poll_now.clear()
 
     async def _poll(self, member: Member, *, is_vital: bool = False) -> None:

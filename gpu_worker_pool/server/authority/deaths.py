@@ -135,7 +135,9 @@ class DeathWatch:
         try:
             is_alive = self._attach(watched)
         except OSError as error:
-            self._poll(watched.process, may_attach=error.errno in _SHORTAGES)
+            self._polled[watched.process] = error.errno in _SHORTAGES
+            if self._timer is None:
+                self._set_timer()
         else:
             if not is_alive:
                 self._ended(watched)
@@ -159,11 +161,6 @@ class DeathWatch:
             raise
         watched.descriptor = descriptor
         return True
-
-    def _poll(self, process: ProcessId, *, may_attach: bool) -> None:
-        self._polled[process] = may_attach
-        if self._timer is None:
-            self._set_timer()
 
     def _set_timer(self) -> None:
         # So that each process is polled every POLL_S, in however many rounds.

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.wire import statistics as wire
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.access import Denied
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.response import Response
+from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.wire.bounds import MAX_PROCESS_NAME
 from gpu_worker_pool.wire.forms import DrainForm
 from gpu_worker_pool.wire.pool import IgnoredProcesses, MissingGpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -11,25 +10,17 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.wire.leases import (
-    DrainingLeaseView,
-    GpuRef,
-    LeaseState,
-    LeaseView,
-    ObstacleView,
-    VerdictView,
-    WaitingLeaseView,
-    WishesView,
-)
+from gpu_worker_pool.wire import leases as wire
 
 MIG_PREFIX = "MIG-"
 MOST_EXPLAINED = 100
 
-ViewT = TypeVar("ViewT", bound=LeaseView)
+ViewT = TypeVar("ViewT", bound=wire.LeaseView)
 
 
-def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer) -> LeaseView:
+def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer) -> wire.LeaseView:
     """The lease in a list: without the obstacles of a waiting lease, and far back in the queue without the reason."""
     if not isinstance(lease, QueuedLease):
         return lease_view(state, lease, now)
@@ -39,16 +30,16 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
     left_s = _left_s(state, lease.id, now)
-    return _view(LeaseView, lease, "queued", reason=reason, position=position, expires_in_s=left_s)
+    return _view(wire.LeaseView, lease, "queued", reason=reason, position=position, expires_in_s=left_s)
 
 
-def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> LeaseView:
+def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> wire.LeaseView:
     """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index."""
     match lease:
         case QueuedLease():
             explanation = explain(state, lease.id, now)
             return _view(
-                WaitingLeaseView,
+                wire.WaitingLeaseView,
                 lease,
                 "queued",
                 reason=str(explanation),
@@ -59,7 +50,7 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
         case ActiveLease():
             gpus = _refs(state, lease.gpus)
             return _view(
-                LeaseView,
+                wire.LeaseView,
                 lease,
                 "active",
                 gpus=gpus,
@@ -71,39 +62,30 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
         case DrainingLease():
             why = dict.fromkeys(str(judge(state, state.slots[key], lease.request.wishes, now)) for key in lease.gpus)
             still = _refs(state, lease.gpus)
-            return _ended(DrainingLeaseView, state, lease.ended, "draining", "; ".join(why), draining_gpus=still)
+            return _ended(wire.DrainingLeaseView, state, lease.ended, "draining", "; ".join(why), draining_gpus=still)
         case EndedLease():
-            return _ended(LeaseView, state, lease, "ended", str(lease.reason))
+            return _ended(wire.LeaseView, state, lease, "ended", str(lease.reason))
 
 
-def outcome_view(pool: Pool, lease: Lease) -> LeaseView:
+def outcome_view(pool: Pool, lease: Lease) -> wire.LeaseView:
     """The lease after its release or revocation: ended, whether or not its processes still run."""
     return lease_view(pool.state, lease.ended if isinstance(lease, DrainingLease) else lease, pool.now())
 
 
-def iso_time(wall_s: float | None) -> str | None:
-    if wall_s is None:
-        return None
-    try:
-        return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):
-        return None  # the wall clock was wrong when this was written; nothing depends on it
-
-
-def gpu_ref(state: PoolState, key: GpuKey) -> GpuRef:
+def gpu_ref(state: PoolState, key: GpuKey) -> wire.GpuRef:
     """A GPU as a lease names it. After a restart only its key is known until it has been read."""
     slot = state.slots.get(key)
     gpu = slot.reading.gpu if slot and slot.reading else None
-    return GpuRef(node=key.node, gpu_id=gpu.index if gpu else None, uuid=key.uuid, name=gpu.name if gpu else None)
+    return wire.GpuRef(node=key.node, gpu_id=gpu.index if gpu else None, uuid=key.uuid, name=gpu.name if gpu else None)
 
 
-def verdict_view(verdict: Verdict, **where: Any) -> VerdictView:
+def verdict_view(verdict: Verdict, **where: Any) -> wire.VerdictView:
     """A verdict as data and as a sentence. The type has the keys of all verdicts; each is sent with its own only."""
     own = {item.name: getattr(verdict, item.name) for item in fields(verdict)}
-    return cast("VerdictView", {**where, "code": verdict.code, "text": str(verdict), **own})
+    return cast("wire.VerdictView", {**where, "code": verdict.code, "text": str(verdict), **own})
 
 
-def _view(kind: type[ViewT], lease: Lease, state: LeaseState, **own: Any) -> ViewT:
+def _view(kind: type[ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
     request, holder = lease.request, lease.request.holder
     wishes = request.wishes
     asked = lease.ended if isinstance(lease, DrainingLease) else lease
@@ -118,7 +100,7 @@ def _view(kind: type[ViewT], lease: Lease, state: LeaseState, **own: Any) -> Vie
         memory_mb=wishes.memory_mb,
         requested_at=iso_time(asked.requested_at),
         ttl_s=request.ttl_s,
-        wishes=WishesView(
+        wishes=wire.WishesView(
             gpus=wishes.gpus,
             memory_mb=wishes.memory_mb,
             model=wishes.model,
@@ -132,7 +114,9 @@ def _view(kind: type[ViewT], lease: Lease, state: LeaseState, **own: Any) -> Vie
     )
 
 
-def _ended(kind: type[ViewT], state: PoolState, lease: EndedLease, word: LeaseState, reason: str, **own: Any) -> ViewT:
+def _ended(
+    kind: type[ViewT], state: PoolState, lease: EndedLease, word: wire.LeaseState, reason: str, **own: Any
+) -> ViewT:
     return _view(
         kind,
         lease,
@@ -147,11 +131,11 @@ def _ended(kind: type[ViewT], state: PoolState, lease: EndedLease, word: LeaseSt
     )
 
 
-def _refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[GpuRef, ...]:
+def _refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[wire.GpuRef, ...]:
     return tuple(gpu_ref(state, key) for key in keys)
 
 
-def _env(gpus: tuple[GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
+def _env(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
     """The environment of a process that must see these GPUs and no others."""
     by_uuid = by_uuid or any(gpu.gpu_id is None or gpu.uuid.startswith(MIG_PREFIX) for gpu in gpus)
     in_order = sorted(gpus, key=lambda gpu: gpu.gpu_id or 0)
@@ -163,9 +147,9 @@ def _left_s(state: PoolState, lease_id: str, now: float) -> float:
     return round(max(state.deadlines.due_at(lease_id) - now, 0.0), 3)
 
 
-def _obstacles(explanation: Explanation | None) -> tuple[ObstacleView, ...]:
+def _obstacles(explanation: Explanation | None) -> tuple[wire.ObstacleView, ...]:
     found = [
         verdict_view(item.verdict, node=item.key.node, gpu_id=item.gpu.index if item.gpu else None, uuid=item.key.uuid)
         for item in (explanation.verdicts if explanation else ())
     ]
-    return cast("tuple[ObstacleView, ...]", tuple(found))
+    return cast("tuple[wire.ObstacleView, ...]", tuple(found))

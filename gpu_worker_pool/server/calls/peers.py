@@ -12,9 +12,8 @@ from typing import NamedTuple
 from pydantic_core import from_json
 
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.response import Response
+from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint, split_endpoints, unique_endpoints
 from gpu_worker_pool.wire.pool import PeersView, PeerView, PoolView
 from gpu_worker_pool.wire.reader import read

@@ -12,13 +12,13 @@ from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Eligible, HeldForAnother, Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer
-from gpu_worker_pool.host.clock import machine_fingerprint
+from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.http.response import encode, encode_with
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
-from .lease_view import brief_view, iso_time, verdict_view
+from .lease_view import brief_view, verdict_view
 
 # The state for each verdict on an ordinary request: one GPU, exclusive.
 _STATES: dict[str, GpuState] = {

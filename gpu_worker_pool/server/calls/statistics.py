@@ -12,15 +12,13 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import encode_readings
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.authority.snapshot import Snapshot
-from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.response import JSON, Response
+from gpu_worker_pool.server.http.response import JSON, Response, encode
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
-from gpu_worker_pool.server.metrics.gpus import SamplerCollector
-from gpu_worker_pool.server.metrics.leases import LeaseMetrics
+from gpu_worker_pool.server.metrics import LeaseMetrics, SamplerCollector
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire.routes import TABLE
@@ -87,7 +85,6 @@ class Statistics:
         }
 
     async def home(self, call: Call) -> Response:
-        """The list of calls; for a browser, a redirect to the page."""
         vary = (b"vary", b"Accept")
         if wants_page(call.headers.get("accept")):
             return redirect("ui", vary)

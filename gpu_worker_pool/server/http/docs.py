@@ -13,13 +13,12 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse
 
-from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.routes import Resource, Route
 
 from .call import Call, Handlers
 from .problems import Refused
-from .response import Response
+from .response import Response, encode
 
 # The package with the scripts of both pages; nothing else of it is used.
 ASSETS_PACKAGE = "fastapi_offline"

@@ -130,9 +130,6 @@ def _query_type(parameter: Parameter) -> Any:
     return Annotated[bare | None if parameter.default is None else bare, query]
 
 
-# --- types of the wire as pydantic models ---------------------------------------------------------------------------
-
-
 def model_type(kind: Any) -> Any:
     """The type with a pydantic model in place of each dataclass in it."""
     if is_dataclass(kind):

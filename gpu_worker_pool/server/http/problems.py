@@ -9,11 +9,10 @@ from http import HTTPStatus
 from gpu_worker_pool.host.identity import NoSuchProcess
 from gpu_worker_pool.ledger.driver import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
-from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.service import Problem
 from gpu_worker_pool.wire.strict import FormError
 
-from .response import Response, as_headers
+from .response import Response, as_headers, encode
 
 logger = logging.getLogger(__name__)
 

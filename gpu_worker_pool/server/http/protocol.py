@@ -14,9 +14,7 @@ TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose head is not complete in time, or too large. uvicorn closes idle connections between
-    requests, and `read_body` bounds the bodies.
-    """
+    """Closes a connection whose head is not complete in time, or too large. `read_body` bounds the bodies."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -1,9 +1,11 @@
-"""The answer to a call."""
+"""The answer to a call, and its JSON."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
 
 Headers = tuple[tuple[bytes, bytes], ...]
 JSON: Headers = ((b"content-type", b"application/json"),)
@@ -19,3 +21,19 @@ class Response(NamedTuple):
 
 def as_headers(headers: Mapping[str, str]) -> Headers:
     return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items())
+
+
+def encode(value: Any) -> bytes:
+    """Encode as JSON; infinities and NaN become null."""
+    return to_json(value, inf_nan_mode="null")
+
+
+def encode_with(frame: object, **lists: Iterable[bytes]) -> bytes:
+    """Encode an object; its empty lists of these names, in the order of its keys, get items that are encoded already."""
+    parts: list[bytes] = []
+    rest = encode(frame)
+    for name, items in lists.items():
+        key = b'"%b":[' % name.encode()
+        before, rest = rest.split(key + b"]", 1)
+        parts += (before, key, b",".join(items), b"]")
+    return b"".join((*parts, rest))

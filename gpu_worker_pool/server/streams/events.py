@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.calls.lease_view import lease_view
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, QueueChange
 
 from .listener import HEARTBEAT_S, Listener, event_number

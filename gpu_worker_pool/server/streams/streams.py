@@ -47,7 +47,6 @@ class Streams:
         return {"events": self.open}
 
     async def open(self, call: Call) -> Response:
-        """Open a stream until the client disconnects or the server stops."""
         pace_s = call.lenient_query(PACE_S)
         last_event_id = call.headers.get("last-event-id")
         if len(self._open) >= MAX_STREAMS and call.scope["method"] != "HEAD":

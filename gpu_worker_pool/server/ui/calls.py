@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.server.encoding import encode
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
 from gpu_worker_pool.server.http.accept import takes_gzip
 from gpu_worker_pool.server.http.access import CHALLENGE, Denied
 from gpu_worker_pool.server.http.call import Call, Handler, Handlers
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.response import JSON, Headers, Response
+from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.wire.page import MeView
 from gpu_worker_pool.wire.routes import HOURS_OF_PAGE
 
 from .data import PageData
-from .files import INDEX, PageFiles
 
+FOLDER = "page"
+INDEX = "index.html"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml; charset=utf-8",
+}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -99,3 +110,37 @@ async def _get(answer: SharedAnswer, call: Call) -> Response:
 def _is_known(etag: str, if_none_match: str | None) -> bool:
     tags = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
     return etag in tags or tags == ["*"]
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file. Its tag changes with its content."""
+
+    content_type: bytes
+    etag: bytes
+    body: bytes
+
+
+class PageFiles:
+    """The files of the page by name, each read on first use. A caller's text never becomes part of a path."""
+
+    def __init__(self) -> None:
+        folder = files(__package__) / FOLDER
+        found = list(folder.iterdir()) if folder.is_dir() else []
+        self._paths: dict[str, Traversable] = {path.name: path for path in found if _type_of(path.name)}
+        self._read: dict[str, PageFile] = {}
+
+    def find(self, name: str) -> PageFile | None:
+        known = self._read.get(name)
+        if known is not None:
+            return known
+        path, content_type = self._paths.get(name), _type_of(name)
+        if path is None or content_type is None:
+            return None
+        body = path.read_bytes()
+        etag = f'"{sha256(body).hexdigest()[:32]}"'
+        return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
+
+
+def _type_of(name: str) -> str | None:
+    return next((kind for suffix, kind in TYPES.items() if name.endswith(suffix)), None)

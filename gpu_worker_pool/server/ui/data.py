@@ -7,15 +7,14 @@ import time
 from functools import partial
 from importlib import import_module
 
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.calls.lease_view import iso_time
+from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
 from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
-from gpu_worker_pool.server.calls.timeline import TimelineCalls
-from gpu_worker_pool.server.calls.usage import UsageCalls
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.page import PageExtras

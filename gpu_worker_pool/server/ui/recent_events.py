@@ -9,7 +9,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.server.calls.lease_view import gpu_ref, iso_time
+from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.server.calls.lease_view import gpu_ref
 from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
 KEPT = 50

@@ -17,10 +17,10 @@ from gpu_worker_pool.core.accounting.timeline import Timeline
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.journal import JournalDamaged
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.server.calls.lease_view import iso_time
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.accounting import TimelineView
 from tests.server.described import assert_described

@@ -16,7 +16,7 @@ from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.app import create_app, journal_path
-from gpu_worker_pool.server.calls.usage import MOST_OWNERS, UsageCalls
+from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.settings import ServerSettings
