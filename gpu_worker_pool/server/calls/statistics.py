@@ -18,7 +18,7 @@ from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Response, encode
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
-from gpu_worker_pool.server.metrics import LeaseMetrics, SamplerCollector
+from gpu_worker_pool.server.metrics.collectors import LeaseMetrics, SamplerCollector
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire.routes import TABLE
