@@ -16,10 +16,9 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.slot import memory_use
-
-from .authority.pool import Pool
-from .authority.sampler import Sampler
-from .calls.pool_view import STATES, gpu_states
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.authority.sampler import Sampler
+from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
 
 MB = 1024 * 1024
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.
