@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 ROOT = Path(__file__).parent.parent.parent
-RECORDINGS = Path(__file__).parent / "recordings"
+RECORDINGS = Path(__file__).parent / "answers"
 IS_RECORDING = os.environ.get("RECORD") == "1"
 TIMEOUT_S = 30.0
 # A body that is longer is shown with a line for each of its fields.
@@ -341,7 +341,7 @@ def _in_lines(body: str) -> str:
 
 
 class Book:
-    """The recordings of one server: compared, or written anew, when all are there."""
+    """The recordings of one server: compared, or written again, when all are there."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -364,7 +364,7 @@ class Book:
             return
         differences = [difference for name, text in files.items() if (difference := _difference(name, text))]
         assert not differences, "the server answers otherwise than recorded:\n" + "\n".join(differences)
-        assert known == files.keys(), "recordings that nobody makes any more; RECORD=1 takes them away"
+        assert known == files.keys(), "recordings of no scene; RECORD=1 removes them"
 
 
 def _difference(name: str, text: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .recorder import Book, Connection, Scene, Server, Stream, make_request
+from tests.server.recorded.recorder import Book, Connection, Scene, Server, Stream, make_request
 
 ELSEWHERE = "Origin: http://elsewhere.example"
 HTML = "Accept: text/html,application/xhtml+xml,*/*;q=0.8"
-CALLS = json.loads((Path(__file__).parent / "recorded_calls.json").read_text(encoding="utf-8"))
+CALLS = json.loads((Path(__file__).parent / "calls.json").read_text(encoding="utf-8"))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Every answer of the server, compared byte for byte with the recordings beside this file.
 
-RECORD=1 pytest tests/server/test_recorded_answers.py writes the recordings anew; their difference is then to be read.
+RECORD=1 pytest tests/server/recorded writes the recordings again; read their difference then.
 """
 
 from __future__ import annotations
@@ -14,9 +14,29 @@ from pathlib import Path
 
 import pytest
 
-from .recorded_openapi import check_still_described, describe
-from .recorded_scenes import CALLS, ELSEWHERE, HTML, a_book, ask_around, play_draining, play_end, play_http, walk
-from .recorder import IS_RECORDING, RECORDINGS, Book, Connection, Scene, Server, Stream, as_json, make_request
+from tests.server.recorded.openapi import check_still_described, describe
+from tests.server.recorded.recorder import (
+    IS_RECORDING,
+    RECORDINGS,
+    Book,
+    Connection,
+    Scene,
+    Server,
+    Stream,
+    as_json,
+    make_request,
+)
+from tests.server.recorded.scenes import (
+    CALLS,
+    ELSEWHERE,
+    HTML,
+    a_book,
+    ask_around,
+    play_draining,
+    play_end,
+    play_http,
+    walk,
+)
 
 TOKENS = {"GPU_POOL_TOKENS": "admin:secret-of-admin,ada:secret-of-ada,bob:secret-of-bob"}
 ADMIN, ADA, BOB = (f"Authorization: Bearer secret-of-{name}" for name in ("admin", "ada", "bob"))
