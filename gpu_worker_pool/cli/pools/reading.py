@@ -37,6 +37,9 @@ def read_pool(answer: ServerAnswer, *, is_multi: bool) -> PoolReport:
     view = read(PoolView, answer.data, clean=plain) if answer.is_ok else None
     if view is None:
         return _without_pool(answer)
+    if answer.data["gpus"] and not view.gpus:
+        error = "it shows GPUs that cannot be read; is it a newer version, or another kind of server?"
+        return PoolReport(answer.endpoint, answer.url, error, answer.status)
     naming = Naming(answer.endpoint, is_multi)
     return PoolReport(
         answer.endpoint,

@@ -62,9 +62,11 @@ class SeenPool:
 
 def parse_pool(data: object, seen_at: float) -> SeenPool:
     """From /pool of a server with leases; ValueError where it is something else."""
-    pool = _read(PoolView, data, "gpus", "leases", "queue")
+    pool = _read(PoolView, data, "gpus", also=("leases", "queue"))
     workers: dict[str, list[str]] = {}
     for lease in pool.leases:
+        if lease.state == "active" and not lease.gpus:
+            raise ValueError("it shows an active lease without GPUs; is this a GPU statistics server?")
         for gpu in lease.gpus if lease.state == "active" else ():
             workers.setdefault(gpu.uuid, []).append(lease.worker_id or lease.owner or lease.id)
     gpus = tuple(
@@ -111,11 +113,13 @@ def parse_sizes(data: object) -> dict[int, float]:
     return {index: float(total_mb) for index, total_mb in sizes.items() if total_mb is not None and total_mb > 0}
 
 
-def _read(kind: type[BodyT], data: object, *lists: str) -> BodyT:
+def _read(kind: type[BodyT], data: object, gpus: str, also: tuple[str, ...] = ()) -> BodyT:
+    """The body with all of its GPUs; of the other lists, what can be read: a newer server may say more than we know."""
     body = read(kind, data)
-    if body is None or not has_all(body, data, *lists):
-        raise ValueError(f"its answer shows no {lists[0]}; is this a GPU statistics server?")
-    number = len(getattr(body, lists[0]))
+    has_lists = isinstance(data, dict) and all(isinstance(data.get(name), list) for name in also)
+    if body is None or not has_lists or not has_all(body, data, gpus):
+        raise ValueError(f"its answer shows no {gpus}; is this a GPU statistics server?")
+    number = len(getattr(body, gpus))
     if number > MOST_GPUS:
         raise ValueError(f"it shows {number} GPUs, more than one machine has")
     return body

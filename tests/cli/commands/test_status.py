@@ -155,6 +155,14 @@ def test_a_server_that_cannot_grant_says_so_in_red() -> None:
     assert "\x1b[1;31mnothing can be granted: the disk is [full]" in text
 
 
+@pytest.mark.parametrize("gpu", [{"gpu_id": 0, "state": "free"}, {"uuid": None}, "GPU-1", None])
+def test_gpus_none_of_which_can_be_read_are_not_shown_as_none(gpu: Any) -> None:
+    report = _read({"gpus": [gpu]})
+    assert not report.is_up
+    assert "it shows GPUs that cannot be read" in _shown(report)
+    assert _read({"gpus": []}).is_up
+
+
 def test_nothing_that_a_terminal_obeys_comes_through() -> None:
     evil = "\x1b]0;owned\x07\x9b31m\r\n\u202e[bold]"
     lease = {
