@@ -115,8 +115,12 @@ async def test_a_request_that_arrives_after_it_was_withdrawn_leaves_no_lease(ser
 NONSENSE_POOLS: dict[str, Any] = {
     "no_object": [1, 2, 3],
     "index_is_a_text": {"gpus": [{"gpu_id": "0", "uuid": "x", "state": "free"}], "leases": [], "queue": []},
-    "leases_with_texts_for_gpus": {"gpus": [], "leases": [{"state": "active", "gpus": ["GPU-1"]}], "queue": []},
-    "leases_with_a_number_for_gpus": {"gpus": [], "leases": [{"state": "active", "gpus": 5}], "queue": []},
+    "leases_with_texts_for_gpus": {
+        "gpus": [],
+        "leases": [{"id": "a", "state": "active", "gpus": ["GPU-1"]}],
+        "queue": [],
+    },
+    "leases_with_a_number_for_gpus": {"gpus": [], "leases": [{"id": "a", "state": "active", "gpus": 5}], "queue": []},
     "a_huge_number": {
         "gpus": [{"gpu_id": 0, "uuid": "x", "state": "leased", "memory_total_mb": 10**400, "memory_used_mb": 1}],
         "leases": [],
