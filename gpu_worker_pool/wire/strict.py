@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 
-from .bounds import MAX_IDS, MAX_LABELS, MAX_TEXT, Printable, Range, is_label_key, is_lease_id, is_printable
+from .bounds import MAX_IDS, MAX_LABELS, MAX_MODEL, MAX_TEXT, Printable, Range, is_label_key, is_lease_id, is_printable
 
 MAX_FAULTS = 5
 FormT = TypeVar("FormT")
@@ -113,7 +113,7 @@ def _text(name: str, value: Any, longest: int) -> str:
 
 
 def _model(name: str, value: Any) -> str:
-    text = _text(name, value, 128)
+    text = _text(name, value, MAX_MODEL)
     if not text.strip():
         raise _fault(name, "it is blank; leave it out to take any model")
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from tests.server.event_stream import Event, Stream
 from tests.server.leasing import put
 
 TOKEN = "a-token-of-the-admin"  # noqa: S105 - of a server that lives for seconds
+ADA = "a-token-of-an-owner"
 AS_ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -30,7 +32,7 @@ def peer() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def server(peer: ServerProcess) -> Iterator[ServerProcess]:
-    settings = {"SIMULATED_GPUS": "4", "GPU_POOL_TOKENS": f"admin:{TOKEN}", "GPU_POOL_PEERS": peer.url}
+    settings = {"SIMULATED_GPUS": "4", "GPU_POOL_TOKENS": f"admin:{TOKEN},ada:{ADA}", "GPU_POOL_PEERS": peer.url}
     with ServerProcess(settings) as running:
         yield running
 
@@ -119,6 +121,25 @@ def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: di
     ]
     assert missing == []
     assert {"lease_queued", "lease_granted", "lease_ended", "gpu_out_of_service", "queue"} <= {name for name, _ in told}
+
+
+def test_who_may_call_is_what_the_table_says(server: ServerProcess) -> None:
+    """Through a proxy no caller is local; a token that is not the admin's does not make an administrator."""
+    for resource in TABLE:
+        path = re.sub(r"\{\w+\}", "a", resource.path)
+        for route in resource.routes:
+            if resource.path in {"/events", "/ui/data/me"}:
+                continue  # the first never ends, the second says whose a token is
+
+            def status(**headers: str) -> int:
+                return server.ask(path, route.method, headers, b"{}").status  # noqa: B023
+
+            without_token, with_token = (
+                status(**{"X-Forwarded-For": "192.0.2.1"}),
+                status(Authorization=f"Bearer {ADA}"),
+            )
+            assert (without_token == 401) == (route.caller != "anyone"), (route.name, without_token)
+            assert (with_token == 403) == (route.caller == "admin"), (route.name, with_token)
 
 
 def test_the_walk_finds_what_is_not_described(document: dict[str, Any]) -> None:

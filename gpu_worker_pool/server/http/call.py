@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
 from gpu_worker_pool.wire.routes import Parameter
-from gpu_worker_pool.wire.strict import parse_form
+from gpu_worker_pool.wire.strict import FormT, parse_form
 
 from .access import Caller, Denied, Tokens, identify, is_loopback, merge_headers, proxy_header
 from .bodies import read_body
@@ -19,8 +19,6 @@ from .problems import Refused
 from .response import Response
 
 MAX_PARAMETERS = 20
-
-FormT = TypeVar("FormT")
 
 
 class Call:
