@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
+from gpu_worker_pool.cli.run.command_label import label_text
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
-from gpu_worker_pool.cli.run.lease_facts import command_env, label_text
+from gpu_worker_pool.cli.run.lease_facts import command_env
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wait_for_end
 from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
