@@ -104,8 +104,9 @@ def _read(file: str) -> str:
         if file == "-":
             if sys.stdin is None:
                 raise Failure("standard input is closed; name a file", USAGE)
-            return sys.stdin.read()
-        return Path(file).read_text(encoding="utf-8")
+            return sys.stdin.buffer.read().decode()
+        # As bytes: a text file would take a lone carriage return for the end of a line.
+        return Path(file).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise Failure(f"{file} cannot be read: {reason}", USAGE) from None

@@ -126,7 +126,7 @@ class BatchRunner:
         self.on_end(job, outcome)
 
     async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
-        guarded = GuardedCommand()
+        guarded = GuardedCommand([] if self.state is None else [self.state.descriptor])
         try:
             request = self.plan.request
             request = replace(request, labels={**request.labels, "job": label_text(f"line {job.line}")})
@@ -148,6 +148,8 @@ class BatchRunner:
         attempt = self._batch.progress[job.key].attempts
         started = Started(job, attempt, tuple(assignment.gpu_ids), time.time())
         self.running[job.key] = started
+        if self.state is not None:
+            self.state.note_start(job, guarded.pid)
         outcome = await self._run_on(assignment, guarded, started)
         outcome = replace(outcome, log=str(log_path(self.plan.logs, job)), ended_at=time.time())
         if self.interrupted_by is not None:
