@@ -31,7 +31,9 @@ def inside(server: ServerProcess, *command: str) -> subprocess.CompletedProcess[
 
 def test_with_the_proc_of_the_machine_all_that_the_command_left_is_ended(server: ServerProcess) -> None:
     # What lived on would be seen by `kill -0 -1`: it is the only other process in the namespace.
-    script = f'{" ".join(GPU_POOL)} run --grace 0.1s -- sh -c "$0"; echo "code $?"; kill -0 -1 2>&1 || echo nothing left'
+    script = (
+        f'{" ".join(GPU_POOL)} run --grace 0.1s -- sh -c "$0"; echo "code $?"; kill -0 -1 2>&1 || echo nothing left'
+    )
     done = inside(server, "sh", "-c", script, STUBBORN)
     assert done.stdout.splitlines()[0] == "code 0", done.stderr
     assert "nothing left" in done.stdout

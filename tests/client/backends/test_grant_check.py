@@ -47,9 +47,7 @@ def test_the_gpus_of_the_grant_are_shown_and_nothing_else_is_set(gpus: list[Any]
     assert checked(sent, gpus) == {**ORDER, "CUDA_VISIBLE_DEVICES": visible}
 
 
-@pytest.mark.parametrize(
-    "visible", [None, "", "1", "0,1", "0,0", "-1", "0\0", "0\n", "0 ", "GPU-", "GPU-0", "all", 0]
-)
+@pytest.mark.parametrize("visible", [None, "", "1", "0,1", "0,0", "-1", "0\0", "0\n", "0 ", "GPU-", "GPU-0", "all", 0])
 def test_a_grant_whose_variable_does_not_name_its_gpus_is_not_believed(visible: object) -> None:
     with pytest.raises(UnbelievableGrant, match="CUDA_VISIBLE_DEVICES"):
         checked({**ORDER, "CUDA_VISIBLE_DEVICES": visible})
