@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gpu_worker_pool.wire.reader import plain
+from gpu_worker_pool.wire.reader import plain as plain  # noqa: PLC0414 - for all commands
 
 
 class _Console(Console):

@@ -268,7 +268,7 @@ def _own_depth() -> int | None:
     A container may have the /proc of the machine. Every number there means another process than it does to us.
     """
     try:
-        if os.readlink("/proc/self") == str(os.getpid()):
+        if os.readlink("/proc/self") == str(os.getpid()):  # noqa: PTH115 - no package is loaded here
             return 0
         numbers = _facts("self")[0]
     except (OSError, ValueError, IndexError):
