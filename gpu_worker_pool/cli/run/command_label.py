@@ -54,17 +54,15 @@ _TORCHRUN: Final = _Wrapper(
 _ACCELERATE: Final = _Wrapper(
     _words(
         "--multi_gpu --multi-gpu --cpu --tpu --mps --use_deepspeed --use-deepspeed --use_fsdp --use-fsdp --use_xpu --quiet -q "
-        "--no_python --no-python --debug --use_megatron_lm --use_cpu --same_network --ipex --fp8_backend --tpu_use_cluster "
-        "--tpu_use_sudo --dynamo_use_fullgraph --dynamo_use_dynamic --use_parallelism_config"
+        "--no_python --no-python --debug --use_megatron_lm --use_cpu --same_network --ipex --tpu_use_cluster "
+        "--tpu_use_sudo --dynamo_use_fullgraph --dynamo_use_dynamic"
     ),
     subcommands=_words("launch"),
     modules=_MODULE,
     is_python=True,
 )
 _DEEPSPEED: Final = _Wrapper(
-    _words(
-        "--no_python --no_local_rank --force_multi --save_pid --enable_each_rank_log --elastic_training --bind_cores_to_rank"
-    ),
+    _words("--no_python --no_local_rank --force_multi --save_pid --elastic_training --bind_cores_to_rank"),
     modules=_MODULE,
     is_python=True,
 )
@@ -73,7 +71,7 @@ _UV: Final = _Wrapper(
         "--all-extras --all-groups --all-packages --active --compile-bytecode --exact --frozen --isolated --locked --managed-python "
         "--native-tls --no-binary --no-build --no-build-isolation --no-cache -n --no-config --no-default-groups --no-dev "
         "--no-editable --no-env-file --no-index --no-managed-python --no-progress --no-project --no-python-downloads --no-sources "
-        "--no-sync --offline --only-dev --dev --preview --quiet -q --refresh --reinstall --script -s --gui-script -S --upgrade -U "
+        "--no-sync --offline --only-dev --dev --preview --quiet -q --refresh --reinstall --script -s --gui-script --upgrade -U "
         "--verbose -v"
     ),
     _words(
@@ -96,12 +94,12 @@ _TASKS: Final = _Wrapper(
 )
 _SRUN: Final = _Wrapper(
     _words(
-        "-E -H -K -l -O -Q -s -u -v -W -X -Z --contiguous --disable-status --exact --exclusive --hold --immediate -I --label "
+        "-E -H -K -l -O -Q -s -u -v -X -Z --contiguous --disable-status --exact --exclusive --hold --immediate -I --label "
         "--kill-on-bad-exit --multi-prog --no-allocate --overcommit --oversubscribe --overlap --preserve-env --pty --quiet "
         "--reboot --spread-job --unbuffered --use-min-nodes --verbose -k --no-kill"
     ),
     _words(
-        "-n --ntasks -N --nodes -c --cpus-per-task -p --partition -t --time -J --job-name -G --gpus -w --nodelist -A --account "
+        "-W --wait -n --ntasks -N --nodes -c --cpus-per-task -p --partition -t --time -J --job-name -G --gpus -w --nodelist -A --account "
         "-o --output -e --error -i --input -q --qos -D --chdir -C --constraint -m --distribution --mem --gres --mpi -x --exclude"
     ),
 )
@@ -194,7 +192,7 @@ def _inner(wrapper: _Wrapper, words: list[str]) -> str | None:
         if wrapper.modules and (module := _module(wrapper, word, left)):
             return module
         if not word.startswith(("-", "+")) or word == "-":
-            if "=" in word:
+            if "=" in word or word in wrapper.flags:
                 continue
             if not operands:
                 left.words = [word, *left.words]
@@ -202,6 +200,8 @@ def _inner(wrapper: _Wrapper, words: list[str]) -> str | None:
             operands -= 1
         elif wrapper in {_PYTHON, _SHELL} and not word.startswith("--") and "c" in word:
             return None  # its program is in the word, or in the next
+        elif wrapper is _SHELL and not word.startswith("--") and "s" in word:
+            return None  # its program is its input
         else:
             left.skip_value(wrapper, word)
     return None
@@ -224,7 +224,7 @@ def _module(wrapper: _Wrapper, word: str, left: _Left) -> str | None:
 
 def _run_by(wrapper: _Wrapper, left: _Left) -> str | None:
     words = left.words
-    if not words or (not left.is_certain and not _is_program(words[0])):
+    if not words or words[0] == "-" or (not left.is_certain and not _is_program(words[0])):
         return None
     if "=" not in words[0] and (wrapper.is_python or wrapper in {_PYTHON, _SHELL}):
         return PurePath(words[0]).name or None  # a file, whatever its name

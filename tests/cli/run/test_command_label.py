@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.run.command_label import command_label
+from gpu_worker_pool.cli.run.command_label import _WRAPPERS, command_label
 
 LABELS = {
     "python train.py --lr 1e-4": "train.py",
@@ -19,7 +19,9 @@ LABELS = {
     "python -W ignore train.py": "train.py",
     "python -c 'key = 5'": "python",
     "python -Ic 'import x'": "python",
-    "python - s3cret": "-",
+    "python - s3cret": "python",
+    "env - A=1 python train.py": "train.py",
+    "bash -s s3cret": "bash",
     "python": "python",
     "./train.sh now": "train.sh",
     "nvidia-smi -L": "nvidia-smi",
@@ -107,15 +109,30 @@ def test_no_word_with_an_equals_sign_and_no_option_is_shown(command: list[str]) 
     )
 
 
-@given(
-    st.sampled_from(
-        ["torchrun", "accelerate launch", "deepspeed", "uv run", "conda run", "srun", "env", "nice", "python"]
-    )
-)
-def test_what_follows_an_option_with_a_value_is_not_taken_for_the_script(launcher: str) -> None:
+LAUNCHERS = ["torchrun", "accelerate launch", "deepspeed", "uv run", "conda run", "srun", "env", "nice", "python"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_follows_an_unknown_option_is_not_taken_for_the_script(launcher: str) -> None:
     assert command_label([*launcher.split(), "--token", "s3cret", "train.py"]) == "train.py"
     assert command_label([*launcher.split(), "--token", "s3cret"]) == launcher.split(maxsplit=1)[0]
     assert command_label([*launcher.split(), "train.py", "--token", "s3cret", "other.py"]) == "train.py"
+
+
+WITH_VALUES = [
+    ([name, *sorted(wrapper.subcommands)], option)
+    for name, wrapper in _WRAPPERS.items()
+    for option in sorted(wrapper.values | {"--unknown", "-Y"})
+]
+
+
+@given(st.sampled_from(WITH_VALUES), st.lists(WORDS, max_size=4), st.lists(WORDS, max_size=4))
+def test_the_value_of_an_option_is_never_shown(
+    wrapped: tuple[list[str], str], before: list[str], after: list[str]
+) -> None:
+    words, option = wrapped
+    flags = [word for word in before if word.startswith("--") and "=" in word]
+    assert "s3cret" not in command_label([*words, *flags, option, "s3cret", *after])
 
 
 def test_odd_names_become_readable() -> None:
