@@ -57,12 +57,20 @@ class NoEndpointAnsweredError(ServiceUnavailableError, WorkerTimeoutError):
 
 
 class RequestRefusedError(PoolError, ValueError):
-    """No endpoint could ever serve the request, or none lets this caller in. `reasons` are by endpoint id."""
+    """No endpoint could ever serve the request, or none lets this caller in. `reasons` are by endpoint id.
 
-    def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
+    `has_granted`: an endpoint granted something else instead, which was released.
+    """
+
+    def __init__(self, reasons: Mapping[str, str] | None = None, *, has_granted: bool = False) -> None:
         self.reasons = dict(reasons or {})
-        advice = "it was not queued: change the request or the token, as asking again will not help"
-        super().__init__(f"the request was refused{_because(_listed(self.reasons))}; {advice}")
+        advice = (
+            "the lease was released: check which program answers at that address"
+            if has_granted
+            else "it was not queued: change the request or the token, as asking again will not help"
+        )
+        what = "the request cannot be served" if has_granted else "the request was refused"
+        super().__init__(f"{what}{_because(_listed(self.reasons))}; {advice}")
 
 
 class EndpointError(PoolError):

@@ -329,7 +329,9 @@ def _skips(config: pytest.Config) -> bool:
 
 def _label(nodeid: str) -> str:
     """A label that a server accepts; a long one is cut at the front, because the end tells more."""
-    printable = "".join(sign if sign.isprintable() else "?" for sign in nodeid)
+    from .wire.bounds import is_printable  # noqa: PLC0415 - as above
+
+    printable = "".join(sign if is_printable(sign) else "?" for sign in nodeid)
     return printable if len(printable) <= MAX_LABEL else f"...{printable[3 - MAX_LABEL :]}"
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
+from gpu_worker_pool.wire.reader import plain as plain  # noqa: PLC0414 - for all commands
+
 
 class _Console(Console):
     """A console that raises BrokenPipeError as print does; rich's own would end the program with 1."""
@@ -42,11 +44,6 @@ def print_json(command: str, data: Mapping[str, Any]) -> None:
     added, but never removed or given another meaning.
     """
     print(json.dumps({"schema": f"gpu-pool/{command}/1", **data}), flush=True)  # noqa: T201 - the result
-
-
-def plain(value: object) -> str:
-    """The text without control characters, which a terminal would obey, and without those that change its direction."""
-    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
 
 
 def complain(message: str) -> None:

@@ -41,7 +41,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Self:
-        return cls(_host_names(socket.gethostname()), boot_id(), pid_namespace(), _proc())
+        return cls(_host_names(socket.gethostname()), boot_id(), pid_namespace(), own_proc())
 
     def local_process(self, holder: Holder, *, is_loopback: bool) -> ProcessId | None:
         """The client's process, if it is on this machine; None if it is elsewhere or unknown.
@@ -90,8 +90,8 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _proc() -> Path | None:
-    # With the /proc of another pid namespace, every pid means a different process.
+def own_proc() -> Path | None:
+    """/proc, if it shows processes by the pids of this process's namespace: by another one's they mean others."""
     try:
         return PROC if (PROC / "self").readlink() == Path(str(os.getpid())) else None
     except OSError:

@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.gpus.simulated import parse_spec
+from gpu_worker_pool.wire.bounds import is_printable
 
 from .http.access import Tokens
 
@@ -38,6 +39,12 @@ def _known_models(spec: str | None) -> str | None:
     if spec:
         parse_spec(spec)
     return spec or None
+
+
+def _printable(text: str) -> str:
+    if not is_printable(text):
+        raise ValueError("it has characters that cannot be printed")
+    return text
 
 
 Path_ = Annotated[str, Field(pattern=r"^(/[\w./-]*)?$")]
@@ -80,7 +87,9 @@ class ServerSettings(BaseSettings):
     log_format: str = Field(DEFAULT_LOG_FORMAT, min_length=1)
 
     simulated_gpus: Models = None
-    gpu_pool_node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
+    gpu_pool_node: Annotated[str, AfterValidator(_printable)] = Field(
+        default_factory=socket.gethostname, min_length=1, max_length=253
+    )
     gpu_pool_dcgm_metrics: bool = False
     gpu_pool_peers: str | None = None
 

@@ -32,6 +32,14 @@ def read(kind: type[T], data: object, *, clean: Clean = str) -> T | None:
     return None if found is _UNREADABLE else found
 
 
+def plain(value: object) -> str:
+    """The text without control characters, which a terminal would obey, and without those that change its direction."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
 def has_all(body: object, data: object, *names: str) -> bool:
     """Whether a body has every item of these lists: none was left out because it could not be read."""
     found = [data.get(name) if isinstance(data, dict) else None for name in names]

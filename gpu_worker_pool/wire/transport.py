@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gpu_worker_pool.host.clock import boot_time
 
+from .reader import plain
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -42,7 +44,7 @@ class Reply:
     def detail(self) -> str:
         """What the server says about an error."""
         text = self.data.get("detail") if isinstance(self.data, dict) else None
-        return text if isinstance(text, str) and text else f"it answered with status {self.status}"
+        return plain(text) if isinstance(text, str) and text else f"it answered with status {self.status}"
 
 
 class Transport:

@@ -7,7 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.run.lease_facts import command_label, label_text
+from gpu_worker_pool.cli.run.command_label import command_label, label_text
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
 from gpu_worker_pool.cli.run.waiting_line import waiting_text
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
@@ -54,7 +54,7 @@ def test_memory_is_shown_in_what_suits_it() -> None:
 
 
 def test_what_others_see_of_a_command_has_none_of_its_options() -> None:
-    assert command_label(["/usr/bin/python3", "runs/train.py", "--key", "secret"]) == "python3 train.py"
+    assert command_label(["/usr/bin/python3", "runs/train.py", "--key", "secret"]) == "train.py"
     assert command_label(["python", "-c", "import secret"]) == "python"
     assert label_text("a\nb\u202ec" + "d" * 500).startswith("a b cd")
 

@@ -293,7 +293,7 @@ def lease(lease_id: str, state: str, **facts: Any) -> dict[str, Any]:
         "position": 1,
         "gpus": gpus,
         "fence": 7,
-        "env": {},
+        "env": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"} if gpus else {},
     } | facts
 
 

@@ -16,6 +16,7 @@ from gpu_worker_pool import config, models
 from gpu_worker_pool.client.events import EventKind
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model import lease
+from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
 from gpu_worker_pool.core.queue import eligibility
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.server.app import PoolApp, create_app
@@ -87,6 +88,11 @@ def test_what_can_be_asked_for_is_all_there_with_its_defaults() -> None:
     for name, shown_default in table.items():
         default = getattr(LeaseForm(), name)
         assert default in (None, {}) or float(shown_default) == default, name
+
+
+def test_the_bound_of_among_is_that_of_the_code() -> None:
+    among = next(row for row in rows(section("SERVER.md", "Leases")) if row[0] == "`among`")
+    assert among[2] == f"up to {MAX_NAMES} names"
 
 
 def test_every_call_is_described(app: PoolApp) -> None:

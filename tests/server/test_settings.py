@@ -65,6 +65,7 @@ def test_a_bad_value_is_the_default_and_logged_with_its_name(
         ("RELOAD", "perhaps"),
         ("API_PREFIX", "no slash"),
         ("WORKERS", ""),
+        ("GPU_POOL_NODE", "box\u202e1"),
     ],
 )
 def test_a_bad_setting_is_replaced_by_its_default_and_named(

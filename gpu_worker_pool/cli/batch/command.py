@@ -63,8 +63,8 @@ def batch(
     Exit codes: 0 all jobs are done; 1 a job failed; 2 the arguments are invalid or FILE cannot be read; 125 gpu-pool
     failed; 128+N signal N interrupted it.
     """
+    from gpu_worker_pool.cli.run.command_label import label_text  # noqa: PLC0415
     from gpu_worker_pool.cli.run.gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
-    from gpu_worker_pool.cli.run.lease_facts import label_text  # noqa: PLC0415
 
     from .jobs import Batch, read_jobs  # noqa: PLC0415 - the same
     from .runner import BatchPlan  # noqa: PLC0415
@@ -104,8 +104,9 @@ def _read(file: str) -> str:
         if file == "-":
             if sys.stdin is None:
                 raise Failure("standard input is closed; name a file", USAGE)
-            return sys.stdin.read()
-        return Path(file).read_text(encoding="utf-8")
+            return sys.stdin.buffer.read().decode()
+        # As bytes: a text file would take a lone carriage return for the end of a line.
+        return Path(file).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise Failure(f"{file} cannot be read: {reason}", USAGE) from None

@@ -64,10 +64,12 @@ class Progress:
 
 
 def read_jobs(text: str) -> list[Job]:
-    """One job for each line; blank lines and lines that begin with # are skipped."""
+    """One job for each line; blank lines and lines that begin with # are skipped. Only a newline ends a line: str.splitlines
+    would also split a command at a form feed or at U+2028.
+    """
     seen: Counter[str] = Counter()
     jobs = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         command = line.strip()
         if not command or command.startswith("#"):
             continue

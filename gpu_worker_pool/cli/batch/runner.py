@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
+from gpu_worker_pool.cli.run.command_label import label_text
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
-from gpu_worker_pool.cli.run.lease_facts import command_env, label_text
+from gpu_worker_pool.cli.run.lease_facts import command_env
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wait_for_end
 from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
@@ -125,7 +126,7 @@ class BatchRunner:
         self.on_end(job, outcome)
 
     async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
-        guarded = GuardedCommand()
+        guarded = GuardedCommand([] if self.state is None else [self.state.descriptor])
         try:
             request = self.plan.request
             request = replace(request, labels={**request.labels, "job": label_text(f"line {job.line}")})
@@ -147,6 +148,8 @@ class BatchRunner:
         attempt = self._batch.progress[job.key].attempts
         started = Started(job, attempt, tuple(assignment.gpu_ids), time.time())
         self.running[job.key] = started
+        if self.state is not None:
+            self.state.note_start(job, guarded.pid)
         outcome = await self._run_on(assignment, guarded, started)
         outcome = replace(outcome, log=str(log_path(self.plan.logs, job)), ended_at=time.time())
         if self.interrupted_by is not None:

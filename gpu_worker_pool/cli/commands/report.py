@@ -151,8 +151,13 @@ def _print_csv(found: UsageReport) -> None:
     for owner, usage in _rows(found):
         # Not as 4e-06, which not every program takes for a number.
         cells = amounts(usage).values()
-        writer.writerow((owner, *(f"{item:.6f}" if isinstance(item, float) else item for item in cells)))
+        writer.writerow((_as_text(owner), *(f"{item:.6f}" if isinstance(item, float) else item for item in cells)))
     sys.stdout.flush()
+
+
+def _as_text(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _print_json(found: UsageReport, since_at: float, until_at: float | None) -> None:

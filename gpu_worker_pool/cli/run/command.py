@@ -39,8 +39,8 @@ def run(
     there was a GPU; 125 if gpu-pool failed or the lease was lost; 126 if the command cannot be run; 127 if there is
     no such command.
     """
+    from .command_label import command_label, label_text  # noqa: PLC0415
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
-    from .lease_facts import command_label, label_text  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 

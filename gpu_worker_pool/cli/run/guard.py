@@ -183,8 +183,9 @@ class Guard:
                 stderr=self._streams[2],
                 preexec_fn=self._child_setup(message["group"]),  # noqa: PLW1509 - there are no threads here
             )
-        except OSError as error:
-            self._send({"event": "failed", "errno": error.errno, "why": error.strerror})
+        except (OSError, ValueError) as error:  # a ValueError is a NUL in a word, which no program can be given
+            number, why = (error.errno, error.strerror) if isinstance(error, OSError) else (None, str(error))
+            self._send({"event": "failed", "errno": number, "why": why})
             self._is_line_open = False
             return
         self._command = started.pid
@@ -227,9 +228,10 @@ class Guard:
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
     def _kill_all(self) -> None:
-        for pid in _children():
+        children = _children()
+        for pid in children:
             _kill(pid, signal.SIGKILL)
-        if self._kills % _SCAN_EVERY == 0:
+        if self._kills % _SCAN_EVERY == 0 or not children:
             self._signal_all(signal.SIGKILL)
         self._reap()
         self._kills += 1
@@ -255,6 +257,32 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def can_see_processes() -> bool:
+    """Whether /proc shows this process, by the numbers of its own pid namespace or of one around it."""
+    return _own_depth() is not None
+
+
+def _own_depth() -> int | None:
+    """How many namespaces are between that of /proc and ours: 0 where /proc is ours, None where it shows no such thing.
+
+    A container may have the /proc of the machine. Every number there means another process than it does to us.
+    """
+    try:
+        if os.readlink("/proc/self") == str(os.getpid()):  # noqa: PTH115 - no package is loaded here
+            return 0
+        numbers = _facts("self")[0]
+    except (OSError, ValueError, IndexError):
+        return None
+    return len(numbers) - 1 if numbers[-1] == os.getpid() else None
+
+
+def _facts(name: str) -> tuple[list[int], int]:
+    """A process's numbers, from the namespace of /proc inwards, and the number of its parent there."""
+    with open(f"/proc/{name}/status", "rb") as file:  # noqa: PTH123 - no package is loaded here
+        lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+    return [int(number) for number in lines[b"NSpid"].split()], int(lines[b"PPid"])
+
+
 def _children() -> list[int]:
     """The children of this process, as the kernel lists them; none where it has no such list: the scan must do."""
     try:
@@ -265,6 +293,25 @@ def _children() -> list[int]:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
+    depth = _own_depth()
+    return _parents_inside(depth) if depth else _parents_here()
+
+
+def _parents_inside(depth: int) -> Iterator[tuple[int, int]]:
+    """As `_parents_here`, where /proc has the numbers of a namespace around ours."""
+    facts = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - see below
+        if name.isdigit():
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                facts[int(name)] = _facts(name)
+    inside = {outer: numbers[depth] for outer, (numbers, _) in facts.items() if len(numbers) > depth}
+    for outer, number in inside.items():
+        parent = inside.get(facts[outer][1])
+        if parent is not None:
+            yield number, parent
+
+
+def _parents_here() -> Iterator[tuple[int, int]]:
     for name in os.listdir("/proc"):  # noqa: PTH208 - quick, and no package is loaded here
         if name.isdigit():
             try:

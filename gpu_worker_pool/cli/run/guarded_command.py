@@ -24,6 +24,10 @@ _ADVICE = {
     errno.EACCES: "it is not executable; use chmod +x, or name the program that runs it (python …)",
     errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
+_NO_PROC = (
+    "/proc does not show this process, so what the command starts could not be ended with it; mount the /proc of this "
+    "container (mount -t proc proc /proc, or unshare --mount-proc)"
+)
 # How soon processes that are still there are killed again: they may have forked in between.
 _KILL_AGAIN_S = 0.01
 
@@ -38,7 +42,10 @@ class GuardedCommand:
     # The guards that live. Any other descendant of ours was left by a guard that was killed.
     _guards: ClassVar[set[int]] = set()
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_open: Sequence[int] = ()) -> None:
+        """`keeps_open`: descriptors that stay open for as long as the guard lives, and are not the command's."""
+        if not guard.can_see_processes():
+            raise Failure(_NO_PROC)
         guard.become_subreaper()
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)  # noqa: FBT003 - its only parameter
@@ -46,7 +53,7 @@ class GuardedCommand:
             self._guard = subprocess.Popen(  # noqa: S603 - our own program
                 # -I and -S: nothing of the user's environment, and no packages.
                 [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *keeps_open],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 # In a group of its own, so that a signal to our group does not end both of us at once.
@@ -156,5 +163,5 @@ def check_can_run(program: str, environ: Mapping[str, str]) -> None:
     raise Failure(f"{program}: no such program; check the name and PATH", NOT_FOUND)
 
 
-def _cannot_run(program: str, number: int, why: str) -> Failure:
-    return Failure(f"{program} cannot be run: {_ADVICE.get(number, why)}", CANNOT_RUN)
+def _cannot_run(program: str, number: int | None, why: str) -> Failure:
+    return Failure(f"{program} cannot be run: {_ADVICE.get(number or 0, why)}", CANNOT_RUN)

@@ -1,18 +1,14 @@
-"""What a lease tells of its command, by labels in `status`, and a command of its lease, by its environment."""
+"""What a command is told of its lease, by its environment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from pathlib import PurePath
+from collections.abc import Mapping
 from typing import Final
 
 from gpu_worker_pool.client.pool_client import Assignment
-from gpu_worker_pool.wire.bounds import is_printable
 
 VISIBLE_DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 LEASE_ID_VARIABLE: Final = "GPU_POOL_LEASE_ID"
-_MAX_LABEL: Final = 200
 
 
 def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str, str]:
@@ -24,17 +20,3 @@ def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str,
         "GPU_POOL_LEASE_FENCE": "" if assignment.fence is None else str(assignment.fence),
     }
     return {**environ, **assignment.env, **lease}
-
-
-def command_label(command: Sequence[str]) -> str:
-    """Program and script, `python train.py`. Options are left out: there may be secrets in them."""
-    words = [PurePath(word).name for word in command[:2] if not word.startswith("-")]
-    return label_text(" ".join(words if len(words) == len(command[:2]) else words[:1]))
-
-
-def label_text(text: str) -> str:
-    """`text` as a server accepts it in a label: each run of characters that it refuses becomes a blank."""
-    # A name on the command line need not be UTF-8.
-    readable = text.encode("utf-8", "replace").decode("utf-8")
-    runs = groupby(readable, is_printable)
-    return "".join("".join(run) if is_accepted else " " for is_accepted, run in runs)[:_MAX_LABEL].strip()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
+from time import monotonic
 
-from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, USAGE, Failure
+from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
+from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 
@@ -37,6 +39,7 @@ class Runner:
     is_remote: bool
     endpoints: Sequence[str] | None
     reporter: RunReporter
+    _began: float = field(default_factory=monotonic, init=False)
 
     async def run(self) -> int:
         pass_on_warnings(self.reporter.warn)
@@ -53,15 +56,37 @@ class Runner:
 
     async def _find_and_run(self, signals: Signals) -> int:
         check_can_run(self.command[0], os.environ)
-        async with Servers(self.endpoints) as servers:
+        async with self._in_time(), Servers(self.endpoints) as servers:
             sources = await find_sources(servers, os.environ, is_remote=self.is_remote, warn=self.reporter.warn)
         with closing(GuardedCommand()) as guarded:
             return await self._acquire_and_run(guarded, sources, signals)
 
+    @property
+    def _left_s(self) -> float | None:
+        """What is left of --timeout; None: no limit."""
+        limit_s = self.request.timeout_s
+        return None if limit_s is None else max(limit_s - (monotonic() - self._began), 0.0)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Bound by --timeout what is done before the request: a server may take its time for each answer."""
+        left_s = self._left_s
+        # A request that must not wait still asks once.
+        limit = asyncio.timeout(None if left_s is None else max(left_s, ONE_TRY_S))
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Failure("no GPU within --timeout: no server has answered in full", TIMED_OUT) from None
+
     async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int:
         async with Servers(sources.urls) as servers:
             line = WaitingLine(servers, err(), is_quiet=self.reporter.is_quiet or self.reporter.is_json)
-            async with sources.client(line.note) as client:
+            async with AsyncExitStack() as started:
+                async with self._in_time():
+                    client = await started.enter_async_context(sources.client(line.note))
                 try:
                     acquired = await self._acquire(client, sources, guarded.pid, signals)
                 finally:
@@ -77,7 +102,8 @@ class Runner:
         self, client: GPUWorkerPoolClient, sources: Sources, holder_pid: int, signals: Signals
     ) -> Assignment | int:
         """The assignment; or the exit code where a signal came, with the request cancelled or the lease released."""
-        acquiring = asyncio.create_task(acquire(client, sources, self.request, holder_pid))
+        request = replace(self.request, timeout_s=self._left_s)
+        acquiring = asyncio.create_task(acquire(client, sources, request, holder_pid))
         ended_by: list[int] = []
 
         def end(received: Received) -> None:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from gpu_worker_pool.client.backends.lease_book import Granted, LeaseAnswer, LeaseBook, NeverGranted, Over, Queued
+from gpu_worker_pool.client.backends.lease_book import (
+    Granted,
+    LeaseAnswer,
+    LeaseBook,
+    NeverGranted,
+    NotBelieved,
+    Over,
+    Queued,
+)
 from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
@@ -143,7 +151,7 @@ class Acquisition:
             if member.id in busy or member.id in self._refused:
                 continue
             if member.id in self._waiting_at:
-                self._start(member, self._asked[member.id][1].wait(self._id_at(member), WAIT_S))
+                self._start(member, self._asked[member.id][1].wait(self._id_at(member), self._request, WAIT_S))
             elif member.endpoint.is_healthy and now >= self._ask_again_at.get(member.id, now):
                 self._start(member, self._ask(member))
 
@@ -166,7 +174,7 @@ class Acquisition:
             found = await self._take_in(task, member, book)
             won = won or found
         if won is None and self._refused.keys() >= self._fleet.members.keys():
-            raise RequestRefusedError(self._refused)
+            raise RequestRefusedError(self._refused, has_granted=self._granted_at & self._refused.keys() != set())
         return won
 
     async def _take_in(self, task: asyncio.Task[LeaseAnswer], member: Member, book: LeaseBook) -> Won | None:
@@ -188,9 +196,18 @@ class Acquisition:
                     self._on_queued(*place, answer.reason)
             case NeverGranted():
                 self._refused[member.id] = answer.reason
+            case NotBelieved():
+                self._disbelieve(member, answer.reason)
             case Over():
                 self._ask_under_new_id(member, answer.reason)
         return None
+
+    def _disbelieve(self, member: Member, reason: str) -> None:
+        """Use nothing that this endpoint grants, and have it released."""
+        self._granted_at.add(member.id)
+        self._refused[member.id] = f"its grant is not used, because {reason}"
+        fields = {"lease_id": self._id_at(member), "endpoint": member.id}
+        logger.warning("endpoint %s: %s", member.id, self._refused[member.id], extra=fields)
 
     def _ask_under_new_id(self, member: Member, reason: str) -> None:
         """Ask under another id after the lease ended under this one, unless an operator revoked it."""
@@ -246,7 +263,8 @@ class Acquisition:
     def _has_nothing_of_ours(self, member: Member) -> bool:
         """Whether the endpoint refused the request, answered every call, and never had the request in its queue."""
         has_queued = any(id_ == member.id for id_, _ in self._told)
-        return member.id in self._refused and member.id not in self._ask_again_at and not has_queued
+        has_answered = member.id in self._refused and member.id not in self._ask_again_at
+        return has_answered and not has_queued and member.id not in self._granted_at
 
     def _is_won_at(self, won: Won, member: Member) -> bool:
         """Whether this is where the lease was won: one server may go by several names, and one id there is one lease."""

@@ -37,7 +37,14 @@ class Over:
     reason: str
 
 
-LeaseAnswer = Granted | Queued | NeverGranted | Over
+@dataclass(frozen=True, slots=True)
+class NotBelieved:
+    """The server granted something other than what was asked for. It is released and not used."""
+
+    reason: str
+
+
+LeaseAnswer = Granted | Queued | NeverGranted | Over | NotBelieved
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class LeaseBook(Protocol):
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""
 
-    async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
+    async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
         """Wait until it is no longer queued, or the time is over."""
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:

@@ -107,7 +107,7 @@ class OwnLeases:
                 return NeverGranted(f"{event.limit} requests wait already")
         return self._answer(lease_id)
 
-    async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
+    async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:  # noqa: ARG002 - the protocol's
         await self._driver.wait_while_queued(lease_id, wait_s)
         return self._answer(lease_id)
 

@@ -10,17 +10,17 @@ from functools import lru_cache
 from typing import Any
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
-from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.identity import pid_namespace, user_name
+from gpu_worker_pool.host.identity import own_proc, pid_namespace, user_name
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.leases import GpuRef, LeaseView, RenewAnswer
-from gpu_worker_pool.wire.reader import read
+from gpu_worker_pool.wire.leases import LeaseView, RenewAnswer
+from gpu_worker_pool.wire.reader import plain, read
 from gpu_worker_pool.wire.transport import Reply
 
-from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewal
+from .grant_check import NotReadYet, UnbelievableGrant, check_grant
+from .lease_book import Granted, LeaseAnswer, NeverGranted, NotBelieved, Over, Queued, Renewal
 
 # What a server says of times is rounded.
 ROUNDED_S = 0.001
@@ -40,7 +40,7 @@ def _facts_of(pid: int) -> Holder:
         owner=user_name(),
         host=socket.gethostname(),
         pid=pid,
-        pid_started=ProcessTable().started(pid),
+        pid_started=ProcessTable(proc).started(pid) if (proc := own_proc()) else None,
         boot_id=boot_id() if namespace else None,  # without /proc a server cannot watch the process
         pid_namespace=namespace,
     )
@@ -58,18 +58,18 @@ class ServerLeases:
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))
-        return self._answer(reply)
+        return self._answer(reply, lease_id, request)
 
-    async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
+    async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
         reply = await self._endpoint.call("GET", f"/leases/{lease_id}?wait_s={wait_s:g}", extra_s=wait_s)
         if reply.status == 404:
             return Over("the server does not know it any more")
-        return self._answer(reply)
+        return self._answer(reply, lease_id, request)
 
     async def renew(self, lease_ids: Sequence[str]) -> Renewal:
         body = asdict(RenewForm(ids=tuple(lease_ids)))
         reply = await self._endpoint.call("POST", "/leases/renew", body=body, is_vital=True)
-        answer = read(RenewAnswer, reply.data) if reply.status == 200 else None
+        answer = read(RenewAnswer, reply.data, clean=plain) if reply.status == 200 else None
         if answer is None:
             raise self._endpoint.error(reply.detail, status=reply.status)
         renewed = frozenset(item.id for item in answer.renewed)
@@ -80,21 +80,25 @@ class ServerLeases:
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
 
-    def _answer(self, reply: Reply) -> LeaseAnswer:
+    def _answer(self, reply: Reply, lease_id: str, request: Request) -> LeaseAnswer:
         if reply.status in HOPELESS:
             return NeverGranted(reply.detail)
         if reply.status not in {200, 201, 202}:
             raise self._endpoint.error(reply.detail, status=reply.status)
-        lease = read(LeaseView, reply.data)
+        lease = read(LeaseView, reply.data, clean=plain)
         if lease is None:
             raise self._endpoint.error("its answer is not a lease")
+        if lease.id != lease_id:
+            return NotBelieved(f"it answers with the lease {lease.id[:128]!r}, and {lease_id!r} was asked for")
         match lease.state:
             case "active":
-                gpus = tuple(gpu for ref in lease.gpus if (gpu := _gpu(ref)) is not None)
-                if not gpus or len(gpus) < len(lease.gpus):
-                    # A server that has just started may not have read its GPUs yet.
-                    raise self._endpoint.error("its answer grants no GPU that it can name")
-                return Granted(gpus, lease.fence, dict(lease.env), _safe_since(reply, lease))
+                try:
+                    gpus, env = check_grant(lease, reply.data, request.wishes)
+                except NotReadYet as error:
+                    raise self._endpoint.error(str(error)) from None
+                except UnbelievableGrant as error:
+                    return NotBelieved(str(error))
+                return Granted(gpus, lease.fence, env, _safe_since(reply, lease))
             case "queued":
                 return Queued(lease.reason or "")
         return Over(lease.end_reason or lease.reason or "ended")
@@ -106,12 +110,6 @@ def _body(request: Request) -> dict[str, Any]:
     del facts["process"]  # for the server to find out
     form = LeaseForm(**facts, priority=request.priority, ttl_s=request.ttl_s, labels=dict(request.labels))
     return {name: value for name, value in asdict(form).items() if value is not None and value != {}}
-
-
-def _gpu(ref: GpuRef) -> Gpu | None:
-    if ref.gpu_id is None or ref.gpu_id < 0:
-        return None
-    return Gpu(GpuKey(ref.node or "", ref.uuid), ref.gpu_id, ref.name or "")
 
 
 def _safe_since(reply: Reply, lease: LeaseView) -> float | None:

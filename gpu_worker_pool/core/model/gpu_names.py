@@ -19,6 +19,11 @@ _SHOWN = 8
 _REMEMBERED = 256
 
 
+def is_gpu_name(text: str) -> bool:
+    """Whether a text has the form of a GPU's index or UUID, or of the beginning of a UUID."""
+    return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
+
+
 def as_gpu_names(names: object) -> tuple[str, ...]:
     """Sort the names and drop duplicates, so that the same GPUs make equal wishes. A ValueError says what is allowed.
 
@@ -38,7 +43,7 @@ def as_gpu_names(names: object) -> tuple[str, ...]:
 
 def _as_text(name: object) -> str:
     text = str(name) if isinstance(name, int) and not isinstance(name, bool) and abs(name) < 10**MAX_NAME else name
-    if not isinstance(text, str) or len(text) > MAX_NAME or not _NAME.fullmatch(text):
+    if not isinstance(text, str) or not is_gpu_name(text):
         raise ValueError(
             f"among has {_quoted(name)}; each must be a GPU's index, its UUID (GPU-... or MIG-...) or the beginning of "
             f"that, of at most {MAX_NAME} characters"

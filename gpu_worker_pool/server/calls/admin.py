@@ -9,7 +9,7 @@ from gpu_worker_pool.server.http.access import Denied
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
-from gpu_worker_pool.wire.bounds import MAX_PROCESS_NAME
+from gpu_worker_pool.wire.bounds import MAX_PROCESS_NAME, is_printable
 from gpu_worker_pool.wire.forms import DrainForm
 from gpu_worker_pool.wire.pool import IgnoredProcesses, MissingGpu
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
@@ -94,7 +94,9 @@ async def _check(call: Call) -> bytes:
 
 def _process_name(call: Call) -> str:
     name = call.parameters["name"]
-    if len(name) > MAX_PROCESS_NAME or not name.isprintable() or not name.strip():
+    # A server decodes bytes of the path that are not UTF-8 to a character that no process has in its name.
+    is_text = "\N{REPLACEMENT CHARACTER}" not in name
+    if len(name) > MAX_PROCESS_NAME or not is_text or not is_printable(name) or not name.strip():
         raise Refused(
             422, f"The process name must be 1 to {MAX_PROCESS_NAME} printable characters, as `ps -o comm` shows them."
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
+from hashlib import sha256
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +21,7 @@ from gpu_worker_pool.wire.routes import Resource, Route
 
 from .call import Call, Handlers
 from .problems import Refused
-from .response import Response, encode
+from .response import Headers, Response, encode, secure_headers
 
 # The package with the scripts of both pages; nothing else of it is used.
 ASSETS_PACKAGE = "fastapi_offline"
@@ -27,7 +30,14 @@ MISSING = (
     "<code>pip install 'gpu-worker-pool[server]'</code>. The description of the API itself is at "
     '<a href="{openapi}">{openapi}</a>.'
 )
-HTML = ((b"content-type", b"text/html; charset=utf-8"),)
+HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"),)
+# As the page's own, but for what the two scripts do: they write styles, show small images, and search in a worker.
+POLICY = (
+    "default-src 'none'; script-src 'self'{inline}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
+    "connect-src 'self'; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# The only script within the page; its hash is in the policy.
+_INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def assets_folder() -> Path | None:
@@ -92,10 +102,15 @@ class Docs:
         prefix = self._settings.api_prefix
         openapi = f"{prefix}/openapi.json"
         if self._assets is None:
-            return Response(200, MISSING.format(openapi=openapi).encode(), HTML)
+            return self._shown(MISSING.format(openapi=openapi).encode())
         urls = {name: f"{prefix}/docs-assets/{file}" for name, file in files.items()}
         page = make(openapi_url=openapi, title=escape(self._settings.title), **urls)
-        return Response(200, bytes(page.body), HTML)
+        return self._shown(bytes(page.body))
+
+    def _shown(self, body: bytes) -> Response:
+        hashes = (b64encode(sha256(script).digest()).decode() for script in _INLINE.findall(body))
+        policy = POLICY.format(inline="".join(f" 'sha256-{one}'" for one in hashes))
+        return Response(200, body, (*HTML, *secure_headers(policy)))
 
     async def asset(self, call: Call) -> Response:
         from starlette.staticfiles import StaticFiles  # noqa: PLC0415 - few servers are asked for these

@@ -37,3 +37,15 @@ def encode_with(frame: object, **lists: Iterable[bytes]) -> bytes:
         before, rest = rest.split(key + b"]", 1)
         parts += (before, key, b",".join(items), b"]")
     return b"".join((*parts, rest))
+
+
+def secure_headers(policy: str) -> Headers:
+    """The headers of a page for people: what it may load, and that no other site may embed or read it."""
+    return (
+        (b"content-security-policy", policy.encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-frame-options", b"DENY"),
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+    )

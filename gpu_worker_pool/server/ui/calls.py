@@ -11,7 +11,7 @@ from gpu_worker_pool.server.http.accept import takes_gzip
 from gpu_worker_pool.server.http.access import CHALLENGE, Denied
 from gpu_worker_pool.server.http.call import Call, Handler, Handlers
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode
+from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode, secure_headers
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.wire.page import MeView
@@ -32,14 +32,7 @@ POLICY = (
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 # On every answer of the page, errors included.
-PAGE_HEADERS: Headers = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
+PAGE_HEADERS: Headers = secure_headers(POLICY)
 _DATA: Headers = (*JSON, (b"cache-control", b"no-store"))
 _SHARED: Headers = (*_DATA, (b"vary", b"Accept-Encoding"))
 _SHARED_GZIPPED: Headers = (*_SHARED, (b"content-encoding", b"gzip"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.commands.report import limit_s, parse_time
+from gpu_worker_pool.cli.commands.report import _as_text, limit_s, parse_time
 from gpu_worker_pool.cli.commands.report import report as report_command
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.pools.servers import ServerAnswer
@@ -67,6 +67,12 @@ def test_the_table_shows_who_used_how_much_and_says_what_it_does_not_know(server
     assert "knows only leases that ended after 2026-03-01T02:00:00.000Z" in done.err
     assert "for how long is not known of 1 of the leases and 1 of the waits" in done.err
     assert "simulated" in done.err
+
+
+@pytest.mark.parametrize("owner", ["=1+1", "+1", "-2", "@sum", "\tx", "\rx"])
+def test_no_cell_of_csv_is_a_formula(owner: str) -> None:
+    assert _as_text(owner) == f"'{owner}"
+    assert _as_text(f"a{owner}") == f"a{owner}"
 
 
 def test_csv_has_a_header_and_one_line_an_owner_and_a_missing_server_is_named(server: ServerProcess) -> None:

@@ -109,6 +109,7 @@ def play_end(scene: Scene, stream: Stream) -> None:
     scene.ask("POST /admin/gpus/GPU-566665aa-90f9-59af-ba37-c5686db9212f/undrain")
     scene.ask("PUT /admin/ignored-processes/Xorg")
     scene.ask("PUT /admin/ignored-processes/a%2Fb%20c")
+    scene.ask("PUT /admin/ignored-processes/%FF")
     scene.ask("DELETE /admin/ignored-processes/Xorg")
     scene.ask("DELETE /admin/ignored-processes/Xorg")
     for call in CALLS["looks"]:
