@@ -115,7 +115,7 @@ class OwnLeases:
         return Renewal(boot_time(), frozenset(lease_ids), {})
 
     async def release(self, lease_id: str) -> None:
-        await self._driver.do(cmd.Release(lease_id))
+        await self._driver.do(cmd.Release(lease_id, is_holder=True))
 
     def _answer(self, lease_id: str) -> LeaseAnswer:
         match lease := self.state.find(lease_id):
