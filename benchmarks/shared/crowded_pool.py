@@ -134,7 +134,7 @@ class CrowdedPool:
             self._serve()
             queued = [lease.id for lease in self.state.leases.values() if isinstance(lease, QueuedLease)]
             for lease_id in self.rng.sample(queued, max(0, len(queued) - self._exclusive)):
-                self._happen(cmd.Release(lease.id, is_holder=True))
+                self._happen(cmd.Release(lease_id, is_holder=True))
             while len(self.state.queue) < self._exclusive:
                 self._happen(self.request(priority=0))
 

@@ -311,7 +311,7 @@ class GPUWorkerPoolClient:
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
         from .acquire.lost import Lost  # noqa: PLC0415 - see above
 
-        lost = Lost(ttl_s)
+        lost = Lost(ttl_s, is_local=won.grant.is_local)
         assignment = self._assignment(won, worker_id, lost)
         self._kept[won.lease_id] = _Kept(assignment, won, lost)
         if won.book.needs_heartbeat:

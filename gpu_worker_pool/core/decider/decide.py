@@ -106,14 +106,16 @@ def _report_death(state: PoolState, command: cmd.ReportDeath, now: float) -> lis
     return _end(state, command.lease_id, EndReason.HOLDER_DIED, now)
 
 
-def _end(state: PoolState, lease_id: str, reason: EndReason, now: float, **said: str | None) -> list[ev.Event]:
+def _end(
+    state: PoolState, lease_id: str, reason: EndReason, now: float, *, by: str | None = None, why: str | None = None
+) -> list[ev.Event]:
     """End a lease; one that has ended stays as it ended."""
     lease = state.find(lease_id)
     if lease is None:
         return [ev.LeaseUnknown(now, lease_id)]
     if isinstance(lease, DrainingLease | EndedLease):
         return []
-    return [replace(_ended(state, lease, reason, now), **said)]
+    return [replace(_ended(state, lease, reason, now), by=by, why=why)]
 
 
 def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
