@@ -5,7 +5,7 @@ from __future__ import annotations
 from .bounds import is_printable
 
 _ENDS = {
-    "released": "it was released",
+    "released": "it was given back",
     "expired": "it expired, as no heartbeat of its holder arrived",
     "cancelled": "it left the queue before it was granted",
     "holder_died": "its holder's process died",

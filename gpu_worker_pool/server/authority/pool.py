@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.identity import Machine
@@ -82,6 +82,24 @@ class Pool:
     @property
     def has_room_to_wait(self) -> bool:
         return self._presence.has_room
+
+    def goes_on_without(self) -> str | None:
+        """What happens to the leases while this server is away, in a sentence; None if there are none."""
+        state, now = self._driver.state, self._driver.now()
+        active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
+        left_s = [due_at - now for lease in active if (due_at := state.deadlines.due_at(lease.id)) is not None]
+        local = len(active) - len(left_s)
+        said = []
+        if local:
+            said.append(
+                f"{local} {'lease goes' if local == 1 else 'leases go'} on while the process of the holder runs"
+            )
+        if left_s:
+            said.append(
+                f"{len(left_s)} of holders that are not watched {'ends' if len(left_s) == 1 else 'end'} unless the "
+                f"server is back within about {max(min(left_s), 0.0) * 2 / 3:.0f} s"
+            )
+        return f"this server stops; without it, {', and '.join(said)}" if said else None
 
     def wall_now(self) -> float:
         """The wall-clock time for leases, by a clock that is not adjusted while the server runs."""
