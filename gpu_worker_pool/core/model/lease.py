@@ -34,7 +34,7 @@ class QueuedLease:
 
     @property
     def ttl_s(self) -> float:
-        """How long it waits without a sign of life."""
+        """How long it waits without a heartbeat."""
         return self.request.ttl_s
 
     @property

@@ -7,11 +7,12 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import get, renew, take
 
-ME = {"host": socket.gethostname(), "pid": os.getpid()}
+ME: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
 
 
 def test_a_lease_of_a_local_process_does_not_expire(server: ServerProcess) -> None:
