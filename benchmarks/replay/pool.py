@@ -70,7 +70,7 @@ class SimulatedPool:
 
     def leave(self, lease_id: str, now: float) -> list[str]:
         """Release GPUs, or no longer wait for them. Returns the leases that began."""
-        return self._do(cmd.Release(lease_id), now)
+        return self._do(cmd.Release(lease_id, is_holder=True), now)
 
     def renew(self, now: float) -> None:
         """Renew all leases."""

@@ -126,7 +126,7 @@ class CrowdedPool:
             active = [lease for lease in self.state.leases.values() if isinstance(lease, ActiveLease)]
             ending = self.rng.sample(active, min(at_once, len(active)))
             for lease in ending:
-                self._happen(cmd.Release(lease.id))
+                self._happen(cmd.Release(lease.id, is_holder=True))
                 self._happen(self.request())
             self.now += 0.0001
             for node in dict.fromkeys(lease.gpus[0].node for lease in ending):
@@ -134,7 +134,7 @@ class CrowdedPool:
             self._serve()
             queued = [lease.id for lease in self.state.leases.values() if isinstance(lease, QueuedLease)]
             for lease_id in self.rng.sample(queued, max(0, len(queued) - self._exclusive)):
-                self._happen(cmd.Release(lease_id))
+                self._happen(cmd.Release(lease_id, is_holder=True))
             while len(self.state.queue) < self._exclusive:
                 self._happen(self.request(priority=0))
 
@@ -186,9 +186,9 @@ class CrowdedPool:
             lease = self.state.leases[active]
             assert isinstance(lease, ActiveLease)
             taken["renew"].append(self.handle(cmd.Renew((active,))))
-            taken["release"].append(self.handle(cmd.Release(active)))
+            taken["release"].append(self.handle(cmd.Release(active, is_holder=True)))
             taken["reading after release"].append(self.handle(self.observe(lease.gpus[0].node)))
         if len(self.state.queue) > self.waiters and (queued := self.pick(QueuedLease)) is not None:
-            taken["cancel"].append(self.handle(cmd.Release(queued)))
+            taken["cancel"].append(self.handle(cmd.Release(queued, is_holder=True)))
         taken["reading"].append(self.handle(self.observe(self.rng.choice(self._nodes))))
         taken["tick"].append(self.handle(cmd.Tick()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -42,3 +43,10 @@ def log_event(event: ClientEvent) -> None:
     """Log it as a record with the worker, the GPU, the endpoint and the lease as fields."""
     fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}
     logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={**fields, "event": event.kind})
+
+
+def say_in_notebook(sentence: str) -> None:
+    """Print to the notebook's standard error if IPython runs this process: nobody reads a log there."""
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and ipython.get_ipython() is not None:
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 - what it is for

@@ -27,7 +27,7 @@ from gpu_worker_pool.errors import (
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
 from .acquire.tally import Tally
-from .events import ClientEvent, Hook, log_event
+from .events import ClientEvent, Hook, log_event, say_in_notebook
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class GPUWorkerPoolClient:
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
         from .acquire.lost import Lost  # noqa: PLC0415 - see above
 
-        lost = Lost(ttl_s)
+        lost = Lost(ttl_s, is_local=won.grant.is_local)
         assignment = self._assignment(won, worker_id, lost)
         self._kept[won.lease_id] = _Kept(assignment, won, lost)
         if won.book.needs_heartbeat:
@@ -381,6 +381,7 @@ class GPUWorkerPoolClient:
         self._drop(kept)
         endpoint_id, assignment = kept.won.member.id, kept.assignment
         self._tell(ClientEvent("lost", assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, reason))
+        say_in_notebook(f"GPU {assignment.gpu_id} is no longer yours: {reason}. Stop using it, and request one again.")
         if self._on_lost is not None:
             try:
                 self._on_lost(assignment)

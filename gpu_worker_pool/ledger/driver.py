@@ -158,21 +158,28 @@ class Driver:
 
     async def wait_while_queued(self, lease_id: str, timeout_s: float) -> None:
         """Wait until the lease has left the queue, and that is written, or until the timeout."""
-        if timeout_s <= 0 or self.is_closed or not isinstance(self.state.leases.get(lease_id), QueuedLease):
+        if isinstance(self.state.leases.get(lease_id), QueuedLease):
+            await self.wait_for_change((lease_id,), timeout_s)
+
+    async def wait_for_change(self, lease_ids: Sequence[str], timeout_s: float) -> None:
+        """Wait until one of these leases was granted or has ended, and that is written, or until the timeout."""
+        if timeout_s <= 0 or self.is_closed:
             return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(lease_id, []).append(waiter)
+        for lease_id in lease_ids:
+            self._waiters.setdefault(lease_id, []).append(waiter)
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
         except TimeoutError:
             pass
         finally:
-            waiters = self._waiters.get(lease_id)
-            if waiters is not None and waiter in waiters:
-                waiters.remove(waiter)
-                if not waiters:
-                    del self._waiters[lease_id]
+            for lease_id in lease_ids:
+                waiters = self._waiters.get(lease_id)
+                if waiters is not None and waiter in waiters:
+                    waiters.remove(waiter)
+                    if not waiters:
+                        del self._waiters[lease_id]
 
     def release_waiters(self) -> None:
         """End all waits with what is known so far: the driver is about to close."""

@@ -135,6 +135,8 @@ class PoolApp:
             notify("READY=1")
             yield
             notify("STOPPING=1")
+            if (said := self.pool.goes_on_without()) is not None:
+                logger.warning("%s", said)
             watch.cancel()
             await self._peers.close()
             await self._page_data.close()

@@ -13,6 +13,7 @@ from .bounds import (
     MAX_MODEL,
     MAX_PID,
     MAX_REASON,
+    MAX_RENEW_WAIT_S,
     MAX_TEXT,
     MAX_WAIT_S,
     MIN_TTL_S,
@@ -66,6 +67,9 @@ class RenewForm:
     """The leases to renew."""
 
     ids: tuple[str, ...]
+    wait_s: Annotated[
+        float, Range(0, MAX_RENEW_WAIT_S), Note("How long to hold back the answer while none of the leases has ended.")
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

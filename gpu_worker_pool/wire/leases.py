@@ -89,7 +89,11 @@ class WishesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """A lease, from the request to its end. `env` is for the environment of a process that uses it; position 1 is next."""
+    """A lease, from the request to its end. `env` is for the environment of a process that uses it; position 1 is next.
+
+    `expires_in_s` is null for an active lease whose holder's process the server watches: it lasts as long as the process.
+    `ended_by` names the caller that ended it, unless the holder did; `end_note` has that caller's words.
+    """
 
     id: str
     state: LeaseState
@@ -113,6 +117,8 @@ class LeaseView:
     is_local: bool = False
     ended_at: str | None = None
     end_reason: EndReason | None = None
+    ended_by: str | None = None
+    end_note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +148,7 @@ class LeaseList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """A lease that has its full TTL again."""
+    """A lease that has its full TTL again; `expires_in_s` is null if it lasts as long as its holder's process."""
 
     id: str
     expires_in_s: float | None = None
@@ -150,10 +156,14 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRenewed:
-    """A lease that has ended; the reason says how, or `unknown`."""
+    """A lease that has ended; the reason says how, or `unknown`. `by` names the caller that ended it, unless its holder
+    did, and `note` has that caller's words.
+    """
 
     id: str
     reason: str = "unknown"
+    by: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

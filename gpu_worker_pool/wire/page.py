@@ -24,6 +24,8 @@ class RecentEvent:
     label: str | None
     gpus: tuple[GpuRef, ...]
     reason: str | None
+    by: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

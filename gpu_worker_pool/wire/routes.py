@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import accounting, forms, leases, page, pool, service, statistics
-from .bounds import DEFAULT_HOURS, FEWEST_HOURS, FEWEST_PACE_S, MAX_QUEUE, MAX_WAIT_S, MOST_HOURS, MOST_PACE_S, Range
+from .bounds import (
+    DEFAULT_HOURS,
+    FEWEST_HOURS,
+    FEWEST_PACE_S,
+    MAX_QUEUE,
+    MAX_REASON,
+    MAX_WAIT_S,
+    MOST_HOURS,
+    MOST_PACE_S,
+    Range,
+)
 
 Method = Literal["GET", "PUT", "POST", "DELETE"]
 JSON = "application/json"
@@ -18,7 +28,9 @@ WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the query. `unit` is what a number counts; `choices` are the only valid texts."""
+    """A parameter of the query. `unit` is what a number counts; `choices` are the only valid texts, and `longest` is the
+    number of characters of a free text.
+    """
 
     name: str
     note: str
@@ -27,6 +39,7 @@ class Parameter:
     unit: str | None = None
     is_whole: bool = False
     choices: tuple[str, ...] = ()
+    longest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,12 @@ WAIT_S = Parameter(
     "wait_s", "How long to hold the answer back while the request is queued.", 0.0, Range(0, MAX_WAIT_S), "seconds"
 )
 DEVICES = Parameter("devices", "How `env` names the GPUs.", "index", choices=("index", "uuid"))
+HOLDER = Parameter(
+    "as",
+    "`holder`: the lease's own holder releases it; its process may go on and leave a context.",
+    choices=("holder",),
+)
+REASON = Parameter("reason", "Why, in words. The holder, the log and the events show it.", longest=MAX_REASON)
 QUEUE = Parameter("queue", "Show at most so many waiters.", None, Range(0, MAX_QUEUE), is_whole=True)
 SINCE = Parameter(
     "since",
@@ -164,7 +183,14 @@ TABLE: tuple[Resource, ...] = (
             statuses=ASKED,
         ),
         _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 503), query=(WAIT_S, DEVICES)),
-        _write("DELETE", "release_lease", "Release the lease, or leave the queue", leases.AnyLease, 404),
+        _write(
+            "DELETE",
+            "release_lease",
+            "Release the lease, or leave the queue",
+            leases.AnyLease,
+            404,
+            query=(HOLDER, REASON),
+        ),
     ),
     _leases(
         "/leases/renew",
@@ -206,7 +232,7 @@ TABLE: tuple[Resource, ...] = (
     _operator(
         "/admin/leases/{lease_id}/revoke",
         "POST: revoke a lease (admin)",
-        _admin("POST", "revoke_lease", "Revoke a lease", leases.AnyLease, 404),
+        _admin("POST", "revoke_lease", "Revoke a lease", leases.AnyLease, 404, query=(REASON,)),
     ),
     _operator(
         "/admin/gpus/{gpu}/drain",

@@ -134,12 +134,16 @@ class Box:
                 Wishes(memory_mb=8_000),
             )
         )
-        holder = Holder(f"w{number}", process=ProcessId(number, 1.0))
+        fate = rng.choice(
+            ("works",) * 6 + ("crashes", "hangs", "is evicted", "releases twice", "asks twice", "gives up")
+        )
+        # A lease expires only where the pool cannot see the holder's process.
+        holder = Holder(f"w{number}", process=None if fate == "hangs" else ProcessId(number, 1.0))
         worker = Worker(
             f"lease{number}",
             Request(wishes, holder, rng.choice((0, 0, 0, 1)), TTL_S),
             rng.expovariate(1 / 600.0),
-            rng.choice(("works",) * 6 + ("crashes", "hangs", "releases twice", "asks twice", "gives up")),
+            fate,
             number,
         )
         self.workers[worker.id] = worker
@@ -176,7 +180,7 @@ class Box:
         worker.gpus, worker.granted_at = gpus, self.now
         self.counts["granted"] += 1
         self.waits_s.append(self.now - self.asked_at[worker.id])
-        end = {"crashes": self.crash, "hangs": self.hang}.get(worker.fate, self.leave)
+        end = {"crashes": self.crash, "hangs": self.hang, "is evicted": self.evict}.get(worker.fate, self.leave)
         self.at(worker.hold_s, lambda: end(worker))
 
     def leave(self, worker: Worker) -> None:
@@ -184,9 +188,9 @@ class Box:
             return
         worker.is_alive = False
         self.vacate(worker)
-        self.tell(cmd.Release(worker.id))
+        self.tell(cmd.Release(worker.id, is_holder=True))
         if worker.fate == "releases twice":
-            assert [e for e in self.tell(cmd.Release(worker.id)) if isinstance(e, ev.LeaseEnded)] == []
+            assert [e for e in self.tell(cmd.Release(worker.id, is_holder=True)) if isinstance(e, ev.LeaseEnded)] == []
 
     def crash(self, worker: Worker) -> None:
         """Killed: the server sees it, the children stay on the GPU for a while."""
@@ -201,6 +205,12 @@ class Box:
         """No more heartbeats: the lease runs out, and somebody has to kill the process before the GPU is free."""
         worker.is_alive = False
         self.at(TTL_S + 10.0, lambda: self.vacate(worker))
+
+    def evict(self, worker: Worker) -> None:
+        """An operator releases the lease, and the process stays on the GPU for a while."""
+        self.tell(cmd.Release(worker.id, by="operator"))
+        worker.is_alive = False
+        self.at(TTL_S, lambda: self.vacate(worker))
 
     def vacate(self, worker: Worker) -> None:
         for key in worker.gpus:

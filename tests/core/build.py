@@ -116,7 +116,8 @@ class Box:
         return self.do(cmd.Renew(lease_ids))
 
     def release(self, lease_id: str) -> list[ev.Event]:
-        return self.do(cmd.Release(lease_id))
+        """Release it, as its holder does."""
+        return self.do(cmd.Release(lease_id, is_holder=True))
 
     def pass_time(self, seconds: float) -> list[ev.Event]:
         self.now += seconds
@@ -158,8 +159,9 @@ class Box:
         assert isinstance(lease, ActiveLease), lease
         return lease.fence
 
-    def expires_in_s(self, lease_id: str) -> float:
-        return self.state.deadlines.due_at(lease_id) - self.now
+    def expires_in_s(self, lease_id: str) -> float | None:
+        due_at = self.state.deadlines.due_at(lease_id)
+        return None if due_at is None else due_at - self.now
 
     def verdict(self, index: int = 0, node: str = "box", **wishes: Any) -> Verdict:
         """What a request would be told of a GPU now."""

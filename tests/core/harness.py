@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.plain_model import Lease, Model
+from tests.core.plain_model import FOREVER, Lease, Model
 
 
 class Core:
@@ -82,7 +82,7 @@ class CheckedPool:
         assert set(model.leases) == set(state.leases)
         for lease in model.leases.values():
             assert lease.due > model.now, "a lease has outlived its time"
-            assert state.deadlines.due_at(lease.id) == lease.due
+            assert state.deadlines.due_at(lease.id) == (None if lease.due == FOREVER else lease.due)
         for lease_id in state.queue:
             explanation = self.core.explain.explain(state, lease_id, model.now)
             assert explanation is not None
@@ -141,7 +141,7 @@ class CheckedPool:
         model.readings.clear()
         for lease in model.leases.values():
             is_draining = lease.state == "draining"
-            lease.due = event.at + (self.settings.drain_limit_s if is_draining else lease.request.ttl_s)
+            lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
         assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
@@ -163,13 +163,14 @@ class CheckedPool:
         node = event.gpus[0].node
         assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
         model.fences[node] = event.fence
-        lease.state, lease.gpus, lease.due = "active", event.gpus, event.at + lease.request.ttl_s
+        lease.state, lease.gpus = "active", event.gpus
+        lease.due = event.at + model.lasts_s(lease)
 
     def _LeasesRenewed(self, event: Any, command: Any) -> None:  # noqa: N802
         for lease_id in event.lease_ids:
             lease = self.model.leases[lease_id]
             assert lease.state in {"queued", "active"}
-            lease.due = event.at + lease.request.ttl_s
+            lease.due = event.at + self.model.lasts_s(lease)
 
     def _LeaseEnded(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
@@ -180,6 +181,8 @@ class CheckedPool:
             assert lease.request.holder.is_local
         else:
             assert command.lease_id == lease.id
+            is_release = isinstance(command, self.core.commands.Release)
+            assert (event.by is None) == (not is_release or command.is_holder)
         must_drain = {
             key
             for key in lease.gpus
@@ -191,7 +194,8 @@ class CheckedPool:
         for key in set(lease.gpus) - must_drain:
             self.model.members.pop((key, lease.id), None)
         if event.draining:
-            lease.state, lease.gpus, lease.since, lease.how = "draining", event.draining, event.at, event.reason
+            lease.state, lease.gpus, lease.since = "draining", event.draining, event.at
+            lease.how = event.reason if event.by is None else "by another"
             lease.due = event.at + self.settings.drain_limit_s
         else:
             del self.model.leases[lease.id]

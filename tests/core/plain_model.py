@@ -47,6 +47,10 @@ class Model:
     def on(self, key: Key) -> list[Lease]:
         return [lease for lease in self.leases.values() if key in lease.gpus]
 
+    def lasts_s(self, lease: Lease) -> float:
+        """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever."""
+        return FOREVER if lease.state == "active" and lease.request.holder.process else float(lease.request.ttl_s)
+
     def queue(self) -> list[Lease]:
         return sorted((lease for lease in self.leases.values() if lease.state == "queued"), key=lambda x: x.order)
 

@@ -218,10 +218,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.do(self.core.commands.Renew((lease[0], "never heard of")), self.now)
         assert "never heard of" not in self.pool.state.leases
 
-    @rule(lease=leases, how=st.sampled_from(["Release", "Release", "Release", "Revoke", "ReportDeath"]))
+    @rule(lease=leases, how=st.sampled_from(["leave", "leave", "leave", "Release", "Revoke", "ReportDeath"]))
     def end(self, lease: Any, how: str) -> None:
         self.now += 0.2
-        self.pool.do(getattr(self.core.commands, how)(lease[0]), self.now)
+        commands = self.core.commands
+        is_own = how == "leave"
+        command = commands.Release(lease[0], is_holder=True) if is_own else getattr(commands, how)(lease[0])
+        self.pool.do(command, self.now)
         assert lease[0] not in {x.id for x in self.pool.model.leases.values() if x.state != "draining"}
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 9.0, 14.0, 31.0]))

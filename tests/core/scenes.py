@@ -42,7 +42,7 @@ class Scene:
         self.pool.do(self.core.commands.RequestLease(f"lease{pid}{'again' * again}", asked), now)
 
     def release(self, pid: int, now: float) -> None:
-        self.pool.do(self.core.commands.Release(f"lease{pid}"), now)
+        self.pool.do(self.core.commands.Release(f"lease{pid}", is_holder=True), now)
 
 
 def leave_the_queue_with_a_gpu_held(core: Core) -> None:

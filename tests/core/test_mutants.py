@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "renewing gives a full TTL",
         "evolve",
-        "state.deadlines.set(lease_id, event.at + state.leases[lease_id].request.ttl_s)",
+        "_restart_deadline(state, state.leases[lease_id], event.at)",
         "pass",
     ),
     Mutant(
@@ -193,8 +193,20 @@ MUTANTS = (
     Mutant(
         "only who gave a GPU back may leave a context there",
         "decide",
-        "    if lease.ended.reason is not EndReason.RELEASED or reading.processes is None:\n",
+        "    if not lease.was_left_by_holder or reading.processes is None:\n",
         "    if reading.processes is None:\n",
+    ),
+    Mutant(
+        "a lease of a process that is watched does not run out",
+        "lease",
+        "return None if self.request.holder.is_local else self.request.ttl_s",
+        "return self.request.ttl_s",
+    ),
+    Mutant(
+        "what another caller released drains until its processes are gone",
+        "lease",
+        "return self.ended.reason is EndReason.RELEASED and self.ended.by is None",
+        "return self.ended.reason is EndReason.RELEASED",
     ),
     Mutant(
         "more than a context is something left",
@@ -308,7 +320,7 @@ MUTANTS = (
     Mutant(
         "after a restart every lease has a full TTL again",
         "evolve",
-        "        state.deadlines.set(lease.id, event.at + limit_s)\n",
+        "        _restart_deadline(state, lease, event.at)\n",
         "        pass\n",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -18,15 +18,8 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.leases import ObstacleView
-
-_ENDS: Final = {
-    "released": "it was given back",
-    "expired": "it expired, as no heartbeat of its holder arrived",
-    "cancelled": "it left the queue before it was granted",
-    "holder_died": "its holder's process died",
-    "revoked": "an operator took it away",
-}
 
 
 def explain(id_: LeaseId, endpoint: Endpoints = None, *, json: Json = False) -> None:
@@ -84,13 +77,16 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
                 f"{_moment(lease.requested_at, now)}. Without a heartbeat it leaves the queue in {left}."
             )
         case "active":
+            lasts = f"Without a heartbeat it expires in {left}."
+            if view.is_local and view.expires_in_s is None:
+                lasts = "It lasts as long as that process."
             place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
                 f"{who} holds {show_gpus(lease.gpu_ids)} at {lease.endpoint}{runs}{place}, since "
-                f"{_moment(lease.granted_at, now)}. Without a heartbeat it expires in {left}."
+                f"{_moment(lease.granted_at, now)}. {lasts}"
             )
         case "draining":
-            end = _ENDS.get(view.end_reason or "", view.end_reason)
+            end = ending(view.end_reason or "unknown", view.ended_by, view.end_note)
             return (
                 f"{who} is over since {_moment(lease.ended_at, now)}: {end}. {show_gpus(lease.gpu_ids)} at {lease.endpoint} "
                 f"cannot be granted yet: {view.reason}."
@@ -99,7 +95,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     if lease.gpus:
         took = f" for {show_duration(lease.ended_at - lease.granted_at)}" if lease.ended_at and lease.granted_at else ""
         held = f"held {show_gpus(lease.gpu_ids)}{took}"
-    end = _ENDS.get(view.end_reason or "", view.end_reason or "the server does not say why")
+    end = ending(view.end_reason, view.ended_by, view.end_note) if view.end_reason else "the server does not say why"
     return f"{who} {held} at {lease.endpoint}, and ended {_moment(lease.ended_at, now)}: {end}."
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Annotated
+from urllib.parse import urlencode
+
+import typer
 
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
@@ -14,10 +18,13 @@ from gpu_worker_pool.cli.pools.servers import Servers
 
 # A lease before and after; and an id, its endpoint where that is known, and why it was not released.
 _Released = tuple[LeaseReport, LeaseReport]
+Reason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why; the holder, the log and `explain` show it.")
+]
 _NotReleased = tuple[str, str | None, Failure]
 
 
-def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) -> int:
+def release(ids: LeaseIds, reason: Reason = None, endpoint: Endpoints = None, *, json: Json = False) -> int:
     """Give leases back, or take requests out of the queue.
 
     A worker that still runs is told that its lease is lost; the GPU goes to nobody else while its processes are seen
@@ -26,7 +33,7 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
     """
     if not all(ids):
         raise Failure(EMPTY_ID, USAGE)
-    released, failed = Servers(endpoint).run(lambda servers: _release(servers, ids))
+    released, failed = Servers(endpoint).run(lambda servers: _release(servers, ids, reason))
     if json:
         done = [{**after.as_json(), "was": before.view.state} for before, after in released]
         not_done = [{"id": id_, "endpoint": where, "error": str(failure)} for id_, where, failure in failed]
@@ -41,7 +48,7 @@ def release(ids: LeaseIds, endpoint: Endpoints = None, *, json: Json = False) ->
     return max((failure.code for _, _, failure in failed), default=0)
 
 
-async def _release(servers: Servers, ids: list[str]) -> tuple[list[_Released], list[_NotReleased]]:
+async def _release(servers: Servers, ids: list[str], reason: str | None) -> tuple[list[_Released], list[_NotReleased]]:
     released: list[_Released] = []
     failed: list[_NotReleased] = []
     reports = await ask_pools_or_fail(servers)
@@ -53,14 +60,15 @@ async def _release(servers: Servers, ids: list[str]) -> tuple[list[_Released], l
             continue
         for lease in found:
             try:
-                released.append((lease, await _release_at(servers, lease)))
+                released.append((lease, await _release_at(servers, lease, reason)))
             except Failure as failure:
                 failed.append((lease.id, lease.endpoint, failure))
     return released, failed
 
 
-async def _release_at(servers: Servers, lease: LeaseReport) -> LeaseReport:
-    answer = await servers.ask(lease.endpoint, lease_path(lease.id), "DELETE")
+async def _release_at(servers: Servers, lease: LeaseReport, reason: str | None) -> LeaseReport:
+    said = f"?{urlencode({'reason': reason})}" if reason else ""
+    answer = await servers.ask(lease.endpoint, f"{lease_path(lease.id)}{said}", "DELETE")
     if answer.is_ok:
         after = read_lease(servers, answer)
         if after is not None and after.id == lease.id:

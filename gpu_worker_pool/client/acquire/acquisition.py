@@ -19,7 +19,6 @@ from gpu_worker_pool.client.backends.lease_book import (
     Queued,
 )
 from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
-from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.errors import (
     EndpointError,
@@ -199,7 +198,7 @@ class Acquisition:
             case NotBelieved():
                 self._disbelieve(member, answer.reason)
             case Over():
-                self._ask_under_new_id(member, answer.reason)
+                self._ask_under_new_id(member, answer)
         return None
 
     def _disbelieve(self, member: Member, reason: str) -> None:
@@ -209,14 +208,16 @@ class Acquisition:
         fields = {"lease_id": self._id_at(member), "endpoint": member.id}
         logger.warning("endpoint %s: %s", member.id, self._refused[member.id], extra=fields)
 
-    def _ask_under_new_id(self, member: Member, reason: str) -> None:
-        """Ask under another id after the lease ended under this one, unless an operator revoked it."""
-        if reason == EndReason.REVOKED:
-            self._refused[member.id] = "an operator took the request out of the queue"
+    def _ask_under_new_id(self, member: Member, over: Over) -> None:
+        """Ask under another id after the lease ended under this one, unless a person ended it."""
+        if over.is_final:
+            self._refused[member.id] = over.words
             return
         ended_id = self._id_at(member)
         fields = {"lease_id": ended_id, "endpoint": member.id}
-        logger.info("lease %s ended at %s (%s); asking under another id", ended_id, member.id, reason, extra=fields)
+        logger.info(
+            "lease %s ended at %s (%s); asking under another id", ended_id, member.id, over.reason, extra=fields
+        )
         self._ids[member.id] = f"{self._lease_id}-{next(self._numbers)}"
         self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
 
@@ -233,7 +234,7 @@ class Acquisition:
             return None
         if lease_id in renewal.renewed:
             return Won(member, book, lease_id, grant, renewal.sent_at)
-        self._ask_under_new_id(member, renewal.lost.get(lease_id, "unknown"))
+        self._ask_under_new_id(member, renewal.lost.get(lease_id, Over("unknown")))
         return None
 
     def _fail(self, member: Member, error: EndpointError) -> None:

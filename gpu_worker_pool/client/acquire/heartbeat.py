@@ -17,6 +17,13 @@ BEATS_PER_TTL = 3
 # How soon to try again after a heartbeat that did not get through.
 TRY_AGAIN_S = 0.5
 MOST_IDS = 500
+# The server holds an answer for this part of the TTL; where no TTL runs, for so many seconds.
+HOLDS_PER_TTL = 6
+LOCAL_HOLD_S = 25.0
+# How long to wait before the first call.
+SETTLE_S = 0.25
+# How soon to call again if the server did not hold the answer; each time twice as long.
+FIRST_NAP_S = 0.5
 
 
 class Heartbeat:
@@ -26,12 +33,14 @@ class Heartbeat:
         self._book = book
         self._on_lost = on_lost
         self._held: dict[str, Lost] = {}
+        self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
     def add(self, lease_id: str, lost: Lost, safe_since: float) -> None:
         _extend(lost, safe_since)
         self._held[lease_id] = lost
+        self._added.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
@@ -49,38 +58,66 @@ class Heartbeat:
             await asyncio.wait([task])
 
     async def _run(self) -> None:
-        nap_s = beat_s = self._beat_s()
+        """Renew again and again. The server holds each answer back while all leases stand, so that a loss is known soon."""
+        renewed_at, nap_s, early_s = boot_time(), 0.0, FIRST_NAP_S
         while self._held and os.getpid() == self._pid:
-            await asyncio.sleep(self._until_next(nap_s))
+            # Many leases are released soon, and leases that come together share a call.
+            await asyncio.sleep(self._until_next(max(nap_s, min(SETTLE_S, self._hold_s()))))
             self._give_up_what_is_late()
             if not self._held:
                 return
+            hold_s, began = self._hold_s(), boot_time()
+            self._added.clear()
+            # After calls that new leases cut short, a renewal must get through in time.
+            wait_s = max(min(hold_s, renewed_at + 2 * hold_s - began), 0.0)
             try:
-                # No longer than until a lease is to be given up.
-                async with asyncio.timeout(self._until_next(beat_s)):
-                    await self._beat()
-                nap_s = self._beat_s() if self._held else beat_s
-            except (EndpointError, TimeoutError):
-                nap_s = min(TRY_AGAIN_S, beat_s / 2)
+                is_over = await self._beat_until_added(wait_s)
+            except EndpointError:
+                nap_s = min(TRY_AGAIN_S, hold_s)
+            else:
+                nap_s = 0.0
+                if is_over:
+                    renewed_at = began
+                    # An older server, one that is busy and one that stops do not hold the answer.
+                    is_early = boot_time() - began < wait_s / 2
+                    nap_s = min(early_s, max(began + hold_s - boot_time(), 0.0)) if is_early else 0.0
+                    early_s = 2 * early_s if is_early else FIRST_NAP_S
             self._give_up_what_is_late()
 
-    def _beat_s(self) -> float:
-        return min(lost.ttl_s for lost in self._held.values()) / BEATS_PER_TTL
+    def _hold_s(self) -> float:
+        """How long the server may hold an answer: so that another call fits in before a lease is given up."""
+        ttls_s = [lost.ttl_s for lost in self._held.values() if not lost.is_local]
+        return min(min(ttls_s, default=inf) / HOLDS_PER_TTL, LOCAL_HOLD_S)
 
     def _until_next(self, nap_s: float) -> float:
         """How long until the next heartbeat, or until a lease is to be given up."""
         soonest = min((lost.ends_at for lost in self._held.values() if lost.ends_at is not None), default=inf)
         return max(min(nap_s, soonest - boot_time()), 0.0)
 
-    async def _beat(self) -> None:
+    async def _beat_until_added(self, wait_s: float) -> bool:
+        """Send a heartbeat; return False if it took too long or a lease was added, which the call knows nothing of."""
+        beat, added = asyncio.ensure_future(self._beat(wait_s)), asyncio.ensure_future(self._added.wait())
+        try:
+            # No longer than until a lease is to be given up.
+            limit_s = self._until_next(wait_s + max(2 * self._hold_s(), TRY_AGAIN_S))
+            await asyncio.wait({beat, added}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if beat.done():
+                beat.result()
+            return beat.done()
+        finally:
+            beat.cancel()
+            added.cancel()
+
+    async def _beat(self, wait_s: float) -> None:
         ids = list(self._held)
         for start in range(0, len(ids), MOST_IDS):
-            renewal = await self._book.renew(ids[start : start + MOST_IDS])
+            is_last = start + MOST_IDS >= len(ids)
+            renewal = await self._book.renew(ids[start : start + MOST_IDS], wait_s if is_last else 0.0)
             for lease_id in renewal.renewed:
                 if lease_id in self._held:
                     _extend(self._held[lease_id], renewal.sent_at)
-            for lease_id, reason in renewal.lost.items():
-                self._give_up(lease_id, f"the server says: {reason}")
+            for lease_id, over in renewal.lost.items():
+                self._give_up(lease_id, over.words or over.reason)
 
     def _give_up_what_is_late(self) -> None:
         for lease_id, lost in list(self._held.items()):
@@ -94,5 +131,9 @@ class Heartbeat:
 
 
 def _extend(lost: Lost, sent_at: float) -> None:
-    """Count the TTL from when a heartbeat was sent; the lease is given up one heartbeat before its end."""
-    lost.extend(sent_at + lost.ttl_s * (1 - 1 / BEATS_PER_TTL))
+    """Count the TTL from when a heartbeat was sent; the lease is given up one heartbeat before its end.
+
+    No TTL runs against a local lease, however long its server is away.
+    """
+    if not lost.is_local:
+        lost.extend(sent_at + lost.ttl_s * (1 - 1 / BEATS_PER_TTL))

@@ -14,12 +14,14 @@ class Lost:
 
     The holder gives up before the server does: one heartbeat before the TTL would end it, counted from when the last
     heartbeat that got through was *sent*. `is_set` goes by the clock, so that it is right even when this process was
-    stopped or the machine slept, before any timer has run.
+    stopped or the machine slept, before any timer has run. A local lease lasts as long as its process, whatever happens
+    to the server meanwhile: it is lost only when the server says so.
     """
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self, ttl_s: float, *, is_local: bool = False) -> None:
         self.ttl_s = ttl_s
-        # When the lease is lost if no further heartbeat gets through; None where it cannot be lost.
+        self.is_local = is_local
+        # When the lease is lost if no further heartbeat gets through; None where only its server can say that it is.
         self.ends_at: float | None = None
         self.reason: str | None = None
         self._event = asyncio.Event()

@@ -10,11 +10,8 @@ import random
 from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
 from gpu_worker_pool.client.endpoints.endpoint import RETRY
 from gpu_worker_pool.errors import EndpointError
-from gpu_worker_pool.host.clock import boot_time
 
 logger = logging.getLogger("gpu_worker_pool.client")
-
-KEEP_TRYING_S = 120.0
 
 
 async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
@@ -26,14 +23,15 @@ async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[
             under_way.cancel()
         if not under_way.cancelled():
             under_way.exception()  # its outcome no longer matters
-    give_up_at, reason, endpoint_id = boot_time() + KEEP_TRYING_S, "the client was stopped", None
+    reason, endpoint_id = "the client was stopped", None
     try:
         for attempt in itertools.count():
             try:
                 await book.release(lease_id)
             except EndpointError as error:
                 reason, endpoint_id = error.reason, error.endpoint_id
-                if error.status is not None or boot_time() > give_up_at:
+                # Without an answer the lease may be there still, and would stay as long as this process.
+                if error.status is not None and error.status < 500:
                     break
             else:
                 return
@@ -46,4 +44,6 @@ async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[
 
 def _warn(lease_id: str, endpoint_id: str | None, reason: str) -> None:
     fields = {"lease_id": lease_id, "endpoint": endpoint_id}
-    logger.warning("lease %s could not be released and will expire: %s", lease_id, reason, extra=fields)
+    logger.warning(
+        "lease %s could not be released, and ends with its TTL or its process: %s", lease_id, reason, extra=fields
+    )

@@ -12,12 +12,16 @@ from gpu_worker_pool.core.model.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lease is ours. Its TTL has certainly not begun before `safe_since`; None where that is not known."""
+    """The lease is ours. Its TTL has certainly not begun before `safe_since`; None where that is not known.
+
+    `is_local`: no TTL runs against it, because the server watches the holder's process.
+    """
 
     gpus: tuple[Gpu, ...]
     fence: int | None
     env: dict[str, str]
     safe_since: float | None
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,14 @@ class NeverGranted:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The lease has ended: it left the queue, expired, or was revoked."""
+    """The lease has ended: it left the queue, expired, or was revoked. `words` say so in a phrase.
+
+    `is_final`: a person ended it, so it must not be asked for again.
+    """
 
     reason: str
+    words: str = ""
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +58,11 @@ LeaseAnswer = Granted | Queued | NeverGranted | Over | NotBelieved
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of leases that were renewed, and when the call was sent."""
+    """What became of leases that were renewed, and when the call was sent. `lost` says how each of those ended."""
 
     sent_at: float
     renewed: frozenset[str]
-    lost: dict[str, str]
+    lost: dict[str, Over]
 
 
 class LeaseBook(Protocol):
@@ -68,8 +77,8 @@ class LeaseBook(Protocol):
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
         """Wait until it is no longer queued, or the time is over."""
 
-    async def renew(self, lease_ids: Sequence[str]) -> Renewal:
-        """Send a heartbeat for these leases."""
+    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0) -> Renewal:
+        """Send a heartbeat for these leases. The answer may be held back for `wait_s` while none of them has ended."""
 
     async def release(self, lease_id: str) -> None:
         """Release the lease, or leave the queue; a lease that is unknown there counts as released."""

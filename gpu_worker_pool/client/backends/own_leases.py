@@ -111,11 +111,11 @@ class OwnLeases:
         await self._driver.wait_while_queued(lease_id, wait_s)
         return self._answer(lease_id)
 
-    async def renew(self, lease_ids: Sequence[str]) -> Renewal:
+    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0) -> Renewal:  # noqa: ARG002 - see LeaseBook
         return Renewal(boot_time(), frozenset(lease_ids), {})
 
     async def release(self, lease_id: str) -> None:
-        await self._driver.do(cmd.Release(lease_id))
+        await self._driver.do(cmd.Release(lease_id, is_holder=True))
 
     def _answer(self, lease_id: str) -> LeaseAnswer:
         match lease := self.state.find(lease_id):

@@ -10,10 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import own_proc, pid_namespace, user_name
 from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import LeaseView, RenewAnswer
 from gpu_worker_pool.wire.reader import plain, read
@@ -55,6 +57,8 @@ class ServerLeases:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        # Whether the server holds the answer to a renewal; an older one refuses to be asked.
+        self._holds_renewals = True
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))
@@ -66,17 +70,28 @@ class ServerLeases:
             return Over("the server does not know it any more")
         return self._answer(reply, lease_id, request)
 
-    async def renew(self, lease_ids: Sequence[str]) -> Renewal:
-        body = asdict(RenewForm(ids=tuple(lease_ids)))
-        reply = await self._endpoint.call("POST", "/leases/renew", body=body, is_vital=True)
+    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0) -> Renewal:
+        if not self._holds_renewals:
+            wait_s = 0.0
+        body = asdict(RenewForm(ids=tuple(lease_ids), wait_s=wait_s))
+        if not wait_s:
+            del body["wait_s"]
+        reply = await self._endpoint.call("POST", "/leases/renew", body=body, extra_s=wait_s, is_vital=True)
+        if wait_s and reply.status == 422:
+            self._holds_renewals = False
+            return await self.renew(lease_ids)
         answer = read(RenewAnswer, reply.data, clean=plain) if reply.status == 200 else None
         if answer is None:
             raise self._endpoint.error(reply.detail, status=reply.status)
         renewed = frozenset(item.id for item in answer.renewed)
-        return Renewal(reply.sent_at, renewed, {item.id: item.reason for item in answer.lost})
+        return Renewal(
+            reply.sent_at, renewed, {item.id: _over(item.reason, item.by, item.note) for item in answer.lost}
+        )
 
     async def release(self, lease_id: str) -> None:
-        reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
+        reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}?as=holder", is_vital=True)
+        if reply.status == 422:  # an older server does not know who releases
+            reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
 
@@ -98,10 +113,11 @@ class ServerLeases:
                     raise self._endpoint.error(str(error)) from None
                 except UnbelievableGrant as error:
                     return NotBelieved(str(error))
-                return Granted(gpus, lease.fence, env, _safe_since(reply, lease))
+                is_local = lease.is_local and lease.expires_in_s is None
+                return Granted(gpus, lease.fence, env, _safe_since(reply, lease), is_local)
             case "queued":
                 return Queued(lease.reason or "")
-        return Over(lease.end_reason or lease.reason or "ended")
+        return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
 
 
 def _body(request: Request) -> dict[str, Any]:
@@ -112,11 +128,15 @@ def _body(request: Request) -> dict[str, Any]:
     return {name: value for name, value in asdict(form).items() if value is not None and value != {}}
 
 
+def _over(reason: str, by: str | None, note: str | None) -> Over:
+    return Over(reason, ending(reason, by, note), is_final=reason == EndReason.REVOKED or by is not None)
+
+
 def _safe_since(reply: Reply, lease: LeaseView) -> float | None:
     """When the TTL began at the earliest: when the call was sent, if that call was granted; else by what is left of it,
     because the server answered after the call was sent.
     """
-    if reply.status == 201:
+    if reply.status == 201 or (lease.is_local and lease.expires_in_s is None):
         return reply.sent_at
     if lease.ttl_s is None or lease.expires_in_s is None or not 0 <= lease.expires_in_s <= lease.ttl_s:
         return None

@@ -25,7 +25,15 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
         for lease_id, processes in slot.members.items():
             events.append(ev.ProcessesAttributed(at, lease_id, slot.key, processes))
     events += [
-        ev.LeaseEnded(lease.since, lease.id, lease.ended.reason, lease.gpus, lease.ended.ended_at)
+        ev.LeaseEnded(
+            lease.since,
+            lease.id,
+            lease.ended.reason,
+            lease.gpus,
+            lease.ended.ended_at,
+            lease.ended.by,
+            lease.ended.why,
+        )
         for lease in granted
         if isinstance(lease, DrainingLease)
     ]

@@ -17,6 +17,9 @@ from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
 
+# Names a caller without a name, so that its release is told from the holder's own.
+UNNAMED = "an unnamed caller"
+
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
     """The events that a command leads to. The same state, command and time give the same events."""
@@ -81,7 +84,7 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(ev.RenewalRefused(now, lease_id, lease.ended.reason))
         elif isinstance(lease, EndedLease):
             refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
-        elif state.deadlines.due_at(lease_id) <= now:
+        elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= now:
             refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
         else:
             renewed.append(lease_id)
@@ -90,25 +93,29 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
 
 def _release(state: PoolState, command: cmd.Release, now: float) -> list[ev.Event]:
     is_queued = isinstance(state.leases.get(command.lease_id), QueuedLease)
-    return _end(state, command.lease_id, EndReason.CANCELLED if is_queued else EndReason.RELEASED, now)
+    reason = EndReason.CANCELLED if is_queued else EndReason.RELEASED
+    by = None if command.is_holder else command.by or UNNAMED
+    return _end(state, command.lease_id, reason, now, by=by, why=command.why)
 
 
 def _revoke(state: PoolState, command: cmd.Revoke, now: float) -> list[ev.Event]:
-    return _end(state, command.lease_id, EndReason.REVOKED, now)
+    return _end(state, command.lease_id, EndReason.REVOKED, now, by=command.by, why=command.why)
 
 
 def _report_death(state: PoolState, command: cmd.ReportDeath, now: float) -> list[ev.Event]:
     return _end(state, command.lease_id, EndReason.HOLDER_DIED, now)
 
 
-def _end(state: PoolState, lease_id: str, reason: EndReason, now: float) -> list[ev.Event]:
+def _end(
+    state: PoolState, lease_id: str, reason: EndReason, now: float, *, by: str | None = None, why: str | None = None
+) -> list[ev.Event]:
     """End a lease; one that has ended stays as it ended."""
     lease = state.find(lease_id)
     if lease is None:
         return [ev.LeaseUnknown(now, lease_id)]
     if isinstance(lease, DrainingLease | EndedLease):
         return []
-    return [_ended(state, lease, reason, now)]
+    return [replace(_ended(state, lease, reason, now), by=by, why=why)]
 
 
 def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
@@ -146,10 +153,10 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
 
 
 def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Reading, context_mb: float) -> bool:
-    """Whether an ended lease has left the GPU. A process that released it and runs on keeps a context there."""
+    """Whether an ended lease has left the GPU. A process that released it itself and runs on keeps a context there."""
     if not left:
         return True
-    if lease.ended.reason is not EndReason.RELEASED or reading.processes is None:
+    if not lease.was_left_by_holder or reading.processes is None:
         return False
     held_mb = [process.memory_mb for process in reading.processes if process.id in left]
     return len(held_mb) == len(left) and all(mb is not None and mb <= context_mb for mb in held_mb)

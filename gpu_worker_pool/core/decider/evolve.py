@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, LiveLease, QueuedLease
 from gpu_worker_pool.core.model.slot import Occupant
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -41,8 +41,7 @@ def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
         if not slot.occupants:
             state.forget_slot(slot.key)
     for lease in state.leases.values():
-        limit_s = state.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.request.ttl_s
-        state.deadlines.set(lease.id, event.at + limit_s)
+        _restart_deadline(state, lease, event.at)
     state.unsettle()
 
 
@@ -57,7 +56,7 @@ def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     state.leases[lease.id] = lease
     state.queue.join(lease)
     state.newcomers.append(lease.id)
-    state.deadlines.set(lease.id, event.at + event.request.ttl_s)
+    _restart_deadline(state, lease, event.at)
     state.next_seq = max(state.next_seq, event.seq + 1)
 
 
@@ -66,10 +65,9 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     state.queue.leave(waited)
     state.unsettle()
     request = waited.request
-    state.leases[waited.id] = ActiveLease(
-        waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at
-    )
-    state.deadlines.set(waited.id, event.at + request.ttl_s)
+    lease = ActiveLease(waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at)
+    state.leases[lease.id] = lease
+    _restart_deadline(state, lease, event.at)
     for key in event.gpus:
         state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
     node = event.gpus[0].node
@@ -87,7 +85,7 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
 
 def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
     for lease_id in event.lease_ids:
-        state.deadlines.set(lease_id, event.at + state.leases[lease_id].request.ttl_s)
+        _restart_deadline(state, state.leases[lease_id], event.at)
 
 
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
@@ -99,7 +97,18 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         state.queue.leave(lease)
         _remember(
             state,
-            EndedLease(lease.id, lease.request, (), None, lease.requested_at, None, event.ended_at, event.reason),
+            EndedLease(
+                lease.id,
+                lease.request,
+                (),
+                None,
+                lease.requested_at,
+                None,
+                event.ended_at,
+                event.reason,
+                event.by,
+                event.why,
+            ),
         )
         return
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
@@ -112,6 +121,8 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         lease.granted_at,
         event.ended_at,
         event.reason,
+        event.by,
+        event.why,
     )
     for key in lease.gpus:
         occupants = state.slots[key].occupants
@@ -120,10 +131,11 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         else:
             _vacate(state, lease.id, key)
     if event.draining:
-        state.leases[lease.id] = DrainingLease(lease.id, lease.request, event.draining, event.at, ended)
-        state.deadlines.set(lease.id, event.at + state.settings.drain_limit_s)
+        drained = DrainingLease(lease.id, lease.request, event.draining, event.at, ended)
+        state.leases[lease.id] = drained
+        _restart_deadline(state, drained, event.at)
         process = lease.request.holder.process
-        if process is not None and event.reason is EndReason.RELEASED:
+        if process is not None and drained.was_left_by_holder:
             for key in event.draining:
                 state.reclaimable.setdefault(process, {}).setdefault(key, set()).add(lease.id)
     else:
@@ -183,6 +195,14 @@ def _process_ignored(state: PoolState, event: ev.ProcessIgnored) -> None:
 def _process_counted(state: PoolState, event: ev.ProcessCounted) -> None:
     state.ignored_processes.discard(event.name)
     state.touch(state.slots)
+
+
+def _restart_deadline(state: PoolState, lease: LiveLease, at: float) -> None:
+    limit_s = state.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.ttl_s
+    if limit_s is None:
+        state.deadlines.drop(lease.id)
+    else:
+        state.deadlines.set(lease.id, at + limit_s)
 
 
 def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:

@@ -33,9 +33,12 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release a lease, or leave the queue."""
+    """Release a lease, or leave the queue. `by` names the caller unless it is the holder itself, `why` gives its words."""
 
     lease_id: str
+    is_holder: bool = False
+    by: str | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Revoke:
     """An operator takes a lease away."""
 
     lease_id: str
+    by: str | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""When each lease is due. Leases that are due are found without a scan of all."""
+"""When each lease is due. Leases that are due are found without a scan of all. A lease need not have a deadline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Deadlines:
         if due_at is not None:
             del self._sorted[bisect_left(self._sorted, (due_at, id_))]
 
-    def due_at(self, id_: str) -> float:
-        return self._due_at[id_]
+    def due_at(self, id_: str) -> float | None:
+        """The due time; None if there is none."""
+        return self._due_at.get(id_)
 
     def due(self, now: float) -> Iterator[str]:
         """Ids that are due, longest overdue first."""

@@ -67,12 +67,17 @@ class LeaseGranted(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded(DurableEvent):
-    """The holder no longer has these GPUs. Processes of the lease may still be on those in `draining`."""
+    """The holder no longer has these GPUs. Processes of the lease may still be on those in `draining`.
+
+    `by` names the caller that ended it, and `why` gives its words. `by` is None if the holder did, or nobody.
+    """
 
     lease_id: str
     reason: EndReason
     draining: tuple[GpuKey, ...]
     ended_at: float
+    by: str | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

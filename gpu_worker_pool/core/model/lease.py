@@ -33,6 +33,11 @@ class QueuedLease:
     requested_at: float
 
     @property
+    def ttl_s(self) -> float:
+        """How long it waits without a heartbeat."""
+        return self.request.ttl_s
+
+    @property
     def order(self) -> tuple[int, int]:
         """Sort key: higher priority first, then first come, first served."""
         return (-self.request.priority, self.seq)
@@ -47,6 +52,11 @@ class ActiveLease:
     requested_at: float
     granted_at: float
 
+    @property
+    def ttl_s(self) -> float | None:
+        """How long it lasts without a heartbeat; None if it lasts as long as its holder's process, which is watched."""
+        return None if self.request.holder.is_local else self.request.ttl_s
+
 
 @dataclass(frozen=True, slots=True)
 class DrainingLease:
@@ -58,10 +68,15 @@ class DrainingLease:
     since: float
     ended: EndedLease
 
+    @property
+    def was_left_by_holder(self) -> bool:
+        """Whether the holder itself released it. Its process may go on, and knows that the GPU is no longer its own."""
+        return self.ended.reason is EndReason.RELEASED and self.ended.by is None
+
 
 @dataclass(frozen=True, slots=True)
 class EndedLease:
-    """Ended. A lease that never left the queue has no GPUs, fence or granted_at."""
+    """Ended. A lease that never left the queue has no GPUs, fence or granted_at. `by` and `why` are as in LeaseEnded."""
 
     id: str
     request: Request
@@ -71,6 +86,8 @@ class EndedLease:
     granted_at: float | None
     ended_at: float
     reason: EndReason
+    by: str | None = None
+    why: str | None = None
 
 
 LiveLease = QueuedLease | ActiveLease | DrainingLease

@@ -11,7 +11,7 @@ from .checks import check_number, check_whole
 from .gpu import ProcessId
 from .gpu_names import as_gpu_names, shown
 
-DEFAULT_TTL_S = 30.0
+DEFAULT_TTL_S = 60.0
 MAX_GPUS = 1024
 MAX_TTL_S = 7 * 24 * 3600.0
 MAX_PRIORITY = 1_000_000

@@ -20,8 +20,8 @@ from .slot import GpuSlot
 class PoolState:
     """Everything a decision is made from.
 
-    `clock` is the latest time seen; it never goes back. `deadlines` has the due time of each live lease: its TTL while
-    queued or active, the drain limit while draining. Until `settled_until` no waiter except `newcomers` can be served
+    `clock` is the latest time seen; it never goes back. `deadlines` has the due times of live leases: the TTL while
+    queued or active, the drain limit while draining. An active lease of a local holder has none. Until `settled_until` no waiter except `newcomers` can be served
     unless an event happens, and `holds` says which GPUs are kept for which waiter; a change that may matter resets it.
     `capacity` is an index over the slots and can be rebuilt from them.
     """

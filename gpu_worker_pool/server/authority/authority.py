@@ -183,6 +183,9 @@ class Authority:
                     asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
             elif isinstance(event, ev.LeaseEnded):
                 changed.update(event.draining)
+                if event.by is not None:
+                    why = f": {event.why}" if event.why else ""
+                    logger.info("lease %s was ended by %s (%s)%s", event.lease_id, event.by, event.reason, why)
                 self._presence.note_heartbeat(event.lease_id)
                 if self._deaths is not None:
                     self._deaths.forget(event.lease_id)

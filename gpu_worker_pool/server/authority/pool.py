@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.identity import Machine
@@ -22,6 +26,7 @@ from .presence import Presence
 from .sampler import Sampler
 from .snapshot import Snapshot
 
+_WorkT = TypeVar("_WorkT")
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
 
@@ -78,6 +83,24 @@ class Pool:
     def has_room_to_wait(self) -> bool:
         return self._presence.has_room
 
+    def goes_on_without(self) -> str | None:
+        """What happens to the leases while this server is away, in a sentence; None if there are none."""
+        state, now = self._driver.state, self._driver.now()
+        active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
+        left_s = [due_at - now for lease in active if (due_at := state.deadlines.due_at(lease.id)) is not None]
+        local = len(active) - len(left_s)
+        said = []
+        if local:
+            said.append(
+                f"{local} {'lease goes' if local == 1 else 'leases go'} on while the process of the holder runs"
+            )
+        if left_s:
+            said.append(
+                f"{len(left_s)} of holders that are not watched {'ends' if len(left_s) == 1 else 'end'} unless the "
+                f"server is back within about {max(min(left_s), 0.0) * 2 / 3:.0f} s"
+            )
+        return f"this server stops; without it, {', and '.join(said)}" if said else None
+
     def wall_now(self) -> float:
         """The wall-clock time for leases, by a clock that is not adjusted while the server runs."""
         return self._driver.now() + self._driver.state.wall_offset_s
@@ -101,25 +124,53 @@ class Pool:
         self._presence.note_heartbeat(*lease_ids)
         return await self._driver.do(cmd.Renew(lease_ids))
 
-    async def release(self, lease_id: str) -> None:
-        await self._driver.do(cmd.Release(lease_id))
+    async def renew_until_ended(self, lease_ids: Sequence[str], wait_s: float, receive: Receive) -> list[ev.Event]:
+        """Renew these leases until one of them has ended or the time is over; return the events of the last renewal.
 
-    async def revoke(self, lease_id: str) -> bool:
+        ClientGone if the client disconnects first.
+        """
+        return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s), None, receive)
+
+    async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float) -> list[ev.Event]:
+        driver, leases = self._driver, self._driver.state.leases
+        until = driver.now() + wait_s
+        step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
+        while True:
+            left_s = max(until - driver.now(), 0.0)
+            await driver.wait_for_change(lease_ids, min(left_s, step_s))
+            events = await self.renew(*lease_ids)
+            is_over = driver.is_closed or until <= driver.now()
+            if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
+                return events
+
+    async def release(
+        self, lease_id: str, *, is_holder: bool = False, by: str | None = None, why: str | None = None
+    ) -> None:
+        await self._driver.do(cmd.Release(lease_id, is_holder, by, why))
+
+    async def revoke(self, lease_id: str, *, by: str | None = None, why: str | None = None) -> bool:
         """End a lease as the operator; return whether the lease is known."""
-        events = await self._driver.do(cmd.Revoke(lease_id))
+        events = await self._driver.do(cmd.Revoke(lease_id, by, why))
         return not any(isinstance(event, ev.LeaseUnknown) for event in events)
 
     async def wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renews: bool) -> None:
         """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first."""
-        with self._presence.connection(lease.id if renews else None) as connection:
+        work = partial(self._wait_and_renew, lease, wait_s, renews=renews)
+        await self._hold(work, lease.id if renews else None, receive)
+
+    async def _hold(
+        self, work: Callable[[], Coroutine[Any, Any, _WorkT]], lease_id: str | None, receive: Receive
+    ) -> _WorkT:
+        """Do the work while the client waits; ClientGone if the client disconnects first."""
+        with self._presence.connection(lease_id) as connection:
             gone = asyncio.ensure_future(until_gone(receive))
-            waited = asyncio.ensure_future(self._wait_and_renew(lease, wait_s, renews=renews))
+            waited = asyncio.ensure_future(work())
             try:
                 await asyncio.wait({gone, waited}, return_when=asyncio.FIRST_COMPLETED)
                 if not waited.done():
                     connection.is_broken = True
                     raise ClientGone("The client went away while it waited.")
-                waited.result()
+                return waited.result()
             finally:
                 gone.cancel()
                 waited.cancel()

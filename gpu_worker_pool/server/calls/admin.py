@@ -5,13 +5,14 @@ from __future__ import annotations
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.http.access import Denied
+from gpu_worker_pool.server.http.access import Denied, name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.wire.bounds import MAX_PROCESS_NAME, is_printable
 from gpu_worker_pool.wire.forms import DrainForm
 from gpu_worker_pool.wire.pool import IgnoredProcesses, MissingGpu
+from gpu_worker_pool.wire.routes import REASON, Parameter
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_view import outcome_view
@@ -38,8 +39,8 @@ class AdminCalls:
 
     async def revoke(self, call: Call) -> Response:
         lease_id = check_lease_id(call.parameters["lease_id"])
-        await _check(call)
-        is_known = await self._pool.revoke(lease_id)
+        await _check(call, REASON)
+        is_known = await self._pool.revoke(lease_id, by=name_of(call.caller()), why=call.query(REASON)["reason"])
         lease = await self._pool.find(lease_id)
         if not is_known or lease is None:
             raise Refused(404, f"There is no lease {lease_id}; /leases lists all live leases.")
@@ -84,11 +85,11 @@ class AdminCalls:
         return Response(200, encode(view))
 
 
-async def _check(call: Call) -> bytes:
+async def _check(call: Call, *known: Parameter) -> bytes:
     """Check that the caller is an administrator, and return the body; Denied otherwise."""
     if not call.caller().is_admin:
         raise Denied(403, NOT_ADMIN)
-    call.query()
+    call.query(*known)
     return await call.body()
 
 

@@ -29,8 +29,8 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
         reason = explainer.reason(lease)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
-    left_s = _left_s(state, lease.id, now)
-    return _view(wire.LeaseView, lease, "queued", reason=reason, position=position, expires_in_s=left_s)
+    expires_in_s = left_s(state, lease.id, now)
+    return _view(wire.LeaseView, lease, "queued", reason=reason, position=position, expires_in_s=expires_in_s)
 
 
 def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> wire.LeaseView:
@@ -44,7 +44,7 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
                 "queued",
                 reason=str(explanation),
                 position=explanation.position if explanation else None,
-                expires_in_s=_left_s(state, lease.id, now),
+                expires_in_s=left_s(state, lease.id, now),
                 obstacles=_obstacles(explanation),
             )
         case ActiveLease():
@@ -56,7 +56,7 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
                 gpus=gpus,
                 fence=lease.fence,
                 granted_at=iso_time(lease.granted_at),
-                expires_in_s=_left_s(state, lease.id, now),
+                expires_in_s=left_s(state, lease.id, now),
                 env=_env(gpus, by_uuid=by_uuid),
             )
         case DrainingLease():
@@ -127,6 +127,8 @@ def _ended(
         granted_at=iso_time(lease.granted_at),
         ended_at=iso_time(lease.ended_at),
         end_reason=lease.reason,
+        ended_by=lease.by,
+        end_note=lease.why,
         **own,
     )
 
@@ -143,8 +145,10 @@ def _env(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
 
 
-def _left_s(state: PoolState, lease_id: str, now: float) -> float:
-    return round(max(state.deadlines.due_at(lease_id) - now, 0.0), 3)
+def left_s(state: PoolState, lease_id: str, now: float) -> float | None:
+    """How long until the lease expires without a heartbeat; None if it does not."""
+    due_at = state.deadlines.due_at(lease_id)
+    return None if due_at is None else round(max(due_at - now, 0.0), 3)
 
 
 def _obstacles(explanation: Explanation | None) -> tuple[wire.ObstacleView, ...]:

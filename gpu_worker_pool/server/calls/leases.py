@@ -8,17 +8,17 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, owner_for
+from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Renewed
-from gpu_worker_pool.wire.routes import DEVICES, QUEUE, WAIT_S
+from gpu_worker_pool.wire.routes import DEVICES, HOLDER, QUEUE, REASON, WAIT_S
 from gpu_worker_pool.wire.strict import check_lease_id
 
-from .lease_view import lease_view, outcome_view
+from .lease_view import lease_view, left_s, outcome_view
 from .pool_view import encode_leases, encode_pool
 
 
@@ -79,20 +79,25 @@ class LeaseCalls:
     async def renew(self, call: Call) -> Response:
         caller = call.caller()
         call.query()
-        ids = (await call.form(RenewForm)).ids
+        form = await call.form(RenewForm)
+        ids = form.ids
         state = self._pool.state
         leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
         others = [lease.id for lease in leases if not may_manage(caller, lease.request.holder.owner, self._tokens)]
         if others:
             raise Denied(403, f"Only their owner or admin may renew these leases: {', '.join(others[:5])}.")
-        return Response(200, encode(self._outcome(await self._pool.renew(*ids))))
+        outcome = self._outcome(await self._pool.renew(*ids))
+        if form.wait_s > 0 and not outcome.lost and self._pool.has_room_to_wait:
+            outcome = self._outcome(await self._pool.renew_until_ended(ids, form.wait_s, call.receive))
+        return Response(200, encode(outcome))
 
     async def release(self, call: Call) -> Response:
         lease_id = check_lease_id(call.parameters["lease_id"])
         caller = call.caller()
-        call.query()
+        query = call.query(HOLDER, REASON)
         self._check_may_manage(caller, await self._known(lease_id))
-        await self._pool.release(lease_id)
+        is_holder = query["as"] == "holder"
+        await self._pool.release(lease_id, is_holder=is_holder, by=name_of(caller), why=query["reason"])
         return Response(200, encode(outcome_view(self._pool, await self._known(lease_id))))
 
     async def list_leases(self, _: Call) -> Response:
@@ -113,12 +118,11 @@ class LeaseCalls:
                 for lease_id in event.lease_ids:
                     lease = state.leases.get(lease_id)
                     if lease is not None and not isinstance(lease, DrainingLease):
-                        left_s = max(state.deadlines.due_at(lease_id) - now, 0.0)
-                        renewed.append(Renewed(id=lease_id, expires_in_s=round(left_s, 3)))
+                        renewed.append(Renewed(id=lease_id, expires_in_s=left_s(state, lease_id, now)))
                     else:  # it ended during the write
-                        lost.append(NotRenewed(id=lease_id, reason=_end_reason(state.find(lease_id))))
+                        lost.append(_not_renewed(lease_id, state.find(lease_id), "unknown"))
             elif isinstance(event, ev.RenewalRefused):
-                lost.append(NotRenewed(id=event.lease_id, reason=str(event.reason)))
+                lost.append(_not_renewed(event.lease_id, state.find(event.lease_id), str(event.reason)))
             elif isinstance(event, ev.LeaseUnknown):
                 lost.append(NotRenewed(id=event.lease_id))
         return RenewAnswer(renewed=tuple(renewed), lost=tuple(lost))
@@ -184,7 +188,8 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
                 raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
 
 
-def _end_reason(lease: Lease | None) -> str:
-    if isinstance(lease, DrainingLease):
-        return str(lease.ended.reason)
-    return str(lease.reason) if isinstance(lease, EndedLease) else "unknown"
+def _not_renewed(lease_id: str, lease: Lease | None, reason: str) -> NotRenewed:
+    ended = lease.ended if isinstance(lease, DrainingLease) else lease
+    if not isinstance(ended, EndedLease):
+        return NotRenewed(id=lease_id, reason=reason)
+    return NotRenewed(id=lease_id, reason=str(ended.reason), by=ended.by, note=ended.why)

@@ -141,6 +141,11 @@ def may_manage(caller: Caller, owner: str | None, tokens: Tokens) -> bool:
     return caller.is_local and caller.name is None
 
 
+def name_of(caller: Caller) -> str:
+    """The caller, as others are told of it."""
+    return caller.name or "a caller on this machine"
+
+
 @lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
     """Whether an address is a loopback address. A missing address, as of a Unix socket, proves nothing."""

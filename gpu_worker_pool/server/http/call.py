@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
+from gpu_worker_pool.wire.bounds import is_printable
 from gpu_worker_pool.wire.routes import Parameter
 from gpu_worker_pool.wire.strict import FormT, parse_form
 
@@ -102,6 +103,10 @@ def _value(parameter: Parameter, text: str | None) -> Any:
             if low <= (number := float(text)) <= high:
                 return number
         wanted = f"a number of {parameter.unit} from {low:g} to {high:g}"
+    elif parameter.longest is not None:
+        if len(text) <= parameter.longest and is_printable(text):
+            return text.strip() or None
+        wanted = f"a text of at most {parameter.longest} printable characters"
     else:
         return text
     raise Refused(422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {wanted}.")

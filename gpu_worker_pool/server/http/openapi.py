@@ -107,7 +107,8 @@ def _endpoint(path: str, route: Route) -> Any:
     keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     names = re.findall(r"\{(\w+)\}", path)
     parameters = [keyword(name, annotation=Annotated[str, _path(name)]) for name in names]
-    parameters += [keyword(item.name, default=item.default, annotation=_query_type(item)) for item in route.query]
+    # A name in the query may be a keyword of Python.
+    parameters += [keyword(f"{item.name}_", default=item.default, annotation=_query_type(item)) for item in route.query]
     if route.form is not None:
         model: Any = _model(route.form)
         default = None if route.is_form_optional else inspect.Parameter.empty
@@ -124,9 +125,12 @@ def _path(name: str) -> Any:
 
 def _query_type(parameter: Parameter) -> Any:
     bare: Any = int if parameter.is_whole else float if parameter.range else str
-    pattern = f"^({'|'.join(parameter.choices)})$" if parameter.choices else None
+    pattern = f"^({'|'.join(parameter.choices)})$" if parameter.choices else PRINTABLE if parameter.longest else None
     low, high = (parameter.range.low, parameter.range.high) if parameter.range else (None, None)
-    query = Query(description=parameter.note, ge=low, le=high, pattern=pattern)
+    longest = parameter.longest
+    query = Query(
+        alias=parameter.name, description=parameter.note, ge=low, le=high, pattern=pattern, max_length=longest
+    )
     return Annotated[bare | None if parameter.default is None else bare, query]
 
 

@@ -129,7 +129,7 @@ class EventStream:
         return number if number is not None and self._count - len(self._kept) <= number <= self._count else None
 
 
-_OVER: dict[str, Any] = {"ended_at": None, "end_reason": None}
+_OVER: dict[str, Any] = {"ended_at": None, "end_reason": None, "ended_by": None, "end_note": None}
 # The name of each event, and what of the lease was otherwise then.
 _AS_IT_WAS: dict[type[ev.Event], tuple[str, dict[str, Any]]] = {
     ev.LeaseQueued: (

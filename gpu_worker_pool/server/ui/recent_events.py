@@ -62,6 +62,8 @@ class RecentEvents:
             label=dict(request.labels).get(LABEL) if request else None,
             gpus=tuple(gpu_ref(state, key) for key in _gpus(event, lease)),
             reason=str(event.reason) if isinstance(event, ev.LeaseEnded | ev.GpuExcluded) else None,
+            by=event.by if isinstance(event, ev.LeaseEnded) else None,
+            note=event.why if isinstance(event, ev.LeaseEnded) else None,
         )
 
 

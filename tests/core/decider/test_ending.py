@@ -6,8 +6,8 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import EndedLease, EndReason
-from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, reading, request
+from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, EndReason
+from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, process, reading, request
 from tests.core.decider.examples import ENDINGS
 
 # --- expiring ------------------------------------------------------------------------------------------------------
@@ -226,3 +226,82 @@ def test_a_forgotten_lease_is_unknown() -> None:
     box.release("a")
 
     assert box.renew("a") == [ev.LeaseUnknown(START, "a")]
+
+
+def test_an_active_lease_of_a_watched_process_has_no_deadline() -> None:
+    box = Box(reading())
+    box.ask("local", pid=7, ttl_s=10.0)
+
+    assert box.expires_in_s("local") is None
+    box.pass_time(1e6)
+    assert box.stage("local") == "active"
+    box.renew("local")
+    box.restart()
+    assert box.expires_in_s("local") is None
+    box.pass_time(1e6)
+    box.do(cmd.ReportDeath("local"))
+    assert box.stage("local") == "draining"
+
+
+def test_a_queued_request_of_a_watched_process_needs_a_sign_of_life() -> None:
+    box = Box(reading())
+    box.ask("first", pid=7, ttl_s=10.0)
+    box.ask("second", pid=8, ttl_s=10.0)
+
+    box.pass_time(10.0)
+
+    assert (box.stage("first"), box.stage("second")) == ("active", "expired")
+
+
+def test_a_release_by_another_caller_waits_for_the_processes_whatever_their_memory() -> None:
+    box = Box(reading())
+    box.ask("victim", pid=7)
+    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
+    box.ask("next", pid=8)
+
+    box.do(cmd.Release("victim", by="bob", why="the demo"))
+    box.pass_time(1.0)
+    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
+    assert (box.stage("victim"), box.stage("next")) == ("draining", "queued")
+
+    box.pass_time(1.0)
+    box.observe_now(reading())
+    ended = box.state.ended["victim"]
+    assert (ended.reason, ended.by, ended.why, box.stage("next")) == ("released", "bob", "the demo", "active")
+
+
+def test_a_process_does_not_reclaim_a_gpu_that_another_caller_released() -> None:
+    box = Box(reading())
+    box.ask("victim", pid=7)
+    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
+    box.do(cmd.Release("victim", by="bob"))
+    box.pass_time(1.0)
+    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
+
+    box.ask("again", pid=7)
+
+    assert box.stage("again") == "queued"
+
+
+def test_a_release_without_a_name_is_told_from_the_holders_own() -> None:
+    box = Box(reading())
+    box.ask("a")
+
+    box.do(cmd.Release("a"))
+    box.pass_time(1.0)
+    box.observe_now(reading())
+
+    assert box.state.ended["a"].by == "an unnamed caller"
+
+
+def test_by_and_why_survive_a_restart_while_the_lease_drains() -> None:
+    box = Box(reading())
+    box.ask("a", pid=7)
+    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
+    box.do(cmd.Revoke("a", by="root", why="maintenance"))
+
+    box.restart()
+
+    lease = box.state.leases["a"]
+    assert isinstance(lease, DrainingLease)
+    assert (lease.ended.by, lease.ended.why) == ("root", "maintenance")

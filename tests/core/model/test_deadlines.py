@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpu_worker_pool.core.model.deadlines import Deadlines
 
 
@@ -71,9 +69,8 @@ def test_dropping_what_was_never_noted_changes_nothing() -> None:
     assert noted == deadlines(a=10)
 
 
-def test_when_something_unknown_is_due_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        deadlines().due_at("a")
+def test_what_has_no_deadline_is_never_due() -> None:
+    assert deadlines().due_at("a") is None
 
 
 def test_agendas_are_equal_by_what_is_due_when() -> None:

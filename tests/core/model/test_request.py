@@ -127,7 +127,7 @@ def test_the_ends_of_a_range_belong_to_it(wishes: dict[str, Any]) -> None:
 def test_a_request_without_any_wish_is_for_one_gpu_alone() -> None:
     request = Request()
 
-    assert (request.wishes.gpus, request.wishes.is_shared, request.ttl_s) == (1, False, 30.0)
+    assert (request.wishes.gpus, request.wishes.is_shared, request.ttl_s) == (1, False, 60.0)
 
 
 # --- thresholds ----------------------------------------------------------------------------------------------------

@@ -67,7 +67,9 @@ def test_a_lease_is_taken_away_and_its_holder_hears_of_it(server: ServerProcess)
 
     assert (revoked["state"], revoked["end_reason"]) == ("ended", "revoked")
     assert revoked["gpus"] == lease["gpus"]
-    assert renew(server, lease["id"], waiter)["lost"] == [{"id": lease["id"], "reason": "revoked"}]
+    assert renew(server, lease["id"], waiter)["lost"] == [
+        {"id": lease["id"], "reason": "revoked", "by": "a caller on this machine", "note": None}
+    ]
     assert get(server, lease["id"])["end_reason"] == "revoked"
     assert release(server, lease["id"])["end_reason"] == "revoked", "giving it back changes nothing of that"
     assert act(server, f"leases/{lease['id']}/revoke") == revoked

@@ -78,7 +78,7 @@ def test_everything_may_be_left_out_and_so_may_the_body(server: ServerProcess) -
 
     assert without_body.status == 201
     for lease in (with_empty_object, without_body.json):
-        assert (lease["ttl_s"], lease["priority"], len(lease["gpus"])) == (30, 0, 1)
+        assert (lease["ttl_s"], lease["priority"], len(lease["gpus"])) == (60, 0, 1)
         assert lease["owner"] is lease["worker_id"] is lease["host"] is lease["pid"] is None
 
 

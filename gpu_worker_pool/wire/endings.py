@@ -1,0 +1,29 @@
+"""How a lease ended, as a phrase for its holder and for all others."""
+
+from __future__ import annotations
+
+from .bounds import is_printable
+
+_ENDS = {
+    "released": "it was given back",
+    "expired": "it expired, as no heartbeat of its holder arrived",
+    "cancelled": "it left the queue before it was granted",
+    "holder_died": "its holder's process died",
+    "revoked": "an operator took it away",
+    "unknown": "the server does not know the lease",
+}
+_BY = {
+    "released": "it was released by",
+    "cancelled": "it was taken out of the queue by",
+    "revoked": "it was revoked by",
+}
+
+
+def ending(reason: str, by: str | None = None, note: str | None = None) -> str:
+    """How a lease ended: the reason, by whom, and their words. A server may say anything, so it is made printable."""
+    said = f"{_BY[reason]} {_plain(by)}" if by and reason in _BY else _ENDS.get(reason, _plain(reason))
+    return f"{said}: {_plain(note)}" if note else said
+
+
+def _plain(text: str) -> str:
+    return "".join(sign if is_printable(sign) else "?" for sign in text)[:300]
