@@ -170,7 +170,7 @@ def test_a_wait_is_explained_in_a_terminal_and_ctrl_c_leaves_the_queue_at_once(s
 
 def test_a_wait_ends_with_the_grant_and_with_the_timeout(server: ServerProcess) -> None:
     held = take(server, gpus=2)
-    late = gpu_pool("run", "--timeout", "0.3", "--", "true", server=server)
+    late = gpu_pool("run", "--timeout", "3", "--", "true", server=server)
     assert late.code == 124
     assert "Position 1 of 1" in late.err
     waiting = start_gpu_pool("run", "--", "sh", "-c", "echo ran", server=server)
