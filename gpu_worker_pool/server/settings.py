@@ -92,6 +92,7 @@ class ServerSettings(BaseSettings):
     gpu_pool_tokens_file: str | None = None
     gpu_memory_threshold_percent: float = Field(80.0, ge=0.0, le=100.0, allow_inf_nan=False)
     gpu_utilization_threshold_percent: float = Field(90.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = None
     gpu_pool_workers_per_gpu: int = Field(1, ge=1, le=1024)
     gpu_pool_drain_limit: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
     gpu_pool_max_queued: int = Field(10_000, ge=1, le=100_000)
@@ -127,12 +128,17 @@ class ServerSettings(BaseSettings):
     def pool_settings(self) -> PoolSettings:
         return PoolSettings(
             thresholds=Thresholds(self.gpu_memory_threshold_percent, self.gpu_utilization_threshold_percent),
+            outsiders=self.gpu_pool_outsiders or ("thresholds" if self._has_thresholds else "by_request"),
             workers_per_gpu=self.gpu_pool_workers_per_gpu,
             stale_after_s=self.stale_after_s,
             drain_limit_s=self.gpu_pool_drain_limit,
             max_queued=self.gpu_pool_max_queued,
             max_queued_per_owner=self.gpu_pool_max_queued_per_owner,
         )
+
+    @property
+    def _has_thresholds(self) -> bool:
+        return not self.model_fields_set.isdisjoint({"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"})
 
     def load_tokens(self) -> Tokens:
         """Load the tokens. Tokens that cannot be read admit no caller, and do not count as "no tokens"."""

@@ -1,0 +1,41 @@
+"""Two servers on one machine do not grant the same GPU, whatever their users, ports and state directories."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from gpu_worker_pool.testing import COMMAND, ServerProcess
+from tests.gpus.fake_nvidia_smi import install
+from tests.other_user import ALICE, folder_of, python_as
+
+GPUS = "0, GPU-aaaa, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
+
+
+def test_the_second_server_shows_the_gpus_and_grants_none_of_them(tmp_path: Path) -> None:
+    command = python_as(ALICE, *COMMAND[1:])
+    (tmp_path / "smi").mkdir()
+    smi = install(tmp_path / "smi")
+    # Alice may not be allowed to run the Python of the tests.
+    code = smi.command.read_text(encoding="utf-8").partition("\n")[2]
+    smi.command.write_text(f"#!{command[-len(COMMAND)]} -IS\n{code}", encoding="utf-8")
+    smi.say(GPUS)
+    scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
+    env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", **scope}
+    folder = folder_of(ALICE, tmp_path / "alice")
+    folder_of(ALICE, tmp_path / "smi")
+    with ServerProcess(env) as first, ServerProcess(env, command=command, folder=folder) as second:
+        assert second.json("/gpu/count")["gpu_count"] == 1
+        (gpu,) = second.json("/pool")["gpus"]
+        assert (gpu["state"], gpu["verdict"]["code"]) == ("outside", "other_server")
+        assert f"user root, pid {first.pid}); use it at http://localhost:{first.port}" in gpu["reason"]
+        assert gpu["reason"] in second.json("/health")["reason"]
+        assert gpu["reason"] in second.log()
+
+        refused = second.ask("/leases/second", "PUT", body={})
+        assert (refused.status, gpu["reason"] in refused.json["detail"]) == (422, True)
+        assert first.ask("/leases/first", "PUT", body={}).status == 201
+
+        first.kill()
+
+        assert second.ask("/leases/second", "PUT", body={}).status == 422, "its leases may go on"
