@@ -84,7 +84,7 @@ class GpuLocks:
                 self._others[uuid] = holder = _ask(name)
                 logger.warning("GPU %s is not granted here: %s", uuid, holder)
             else:
-                lock.setblocking(False)
+                lock.settimeout(0)
                 self._held[uuid] = lock
                 self._ready.register(lock, selectors.EVENT_READ)
                 self._start_answering()
@@ -111,7 +111,7 @@ class GpuLocks:
                     with suppress(OSError):
                         caller, _ = lock.accept()
                         with closing(caller):
-                            caller.setblocking(False)
+                            caller.settimeout(0)
                             caller.send(json.dumps({"url": self.url, "pid": os.getpid()}).encode() + b"\n")
 
 

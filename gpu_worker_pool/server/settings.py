@@ -138,7 +138,9 @@ class ServerSettings(BaseSettings):
 
     @property
     def _has_thresholds(self) -> bool:
-        return not self.model_fields_set.isdisjoint({"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"})
+        return not self.model_fields_set.isdisjoint(
+            {"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"}
+        )
 
     def load_tokens(self) -> Tokens:
         """Load the tokens. Tokens that cannot be read admit no caller, and do not count as "no tokens"."""

@@ -7,7 +7,9 @@ from typing import Literal
 
 from .leases import DrainingLeaseView, LeaseView, VerdictView
 
-GpuState = Literal["free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "outside", "held"]
+GpuState = Literal[
+    "free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "outside", "held"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class Model:
             return False
         load = self.readings[key].utilization_percent
         is_computing = not self.on(key) and load is not None and load >= self.settings.computing_percent
-        return is_computing or sum(p.memory_mb for p in outside) > self.settings.context_mb
+        return bool(is_computing or sum(p.memory_mb for p in outside) > self.settings.context_mb)
 
     def is_faceless(self, key: Key, lease: Lease) -> bool:
         return lease.request.holder.process is None and not self.members.get((key, lease.id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 
@@ -20,12 +21,14 @@ def test_the_second_server_shows_the_gpus_and_grants_none_of_them(tmp_path: Path
     code = smi.command.read_text(encoding="utf-8").partition("\n")[2]
     smi.command.write_text(f"#!{command[-len(COMMAND)]} -IS\n{code}", encoding="utf-8")
     smi.say(GPUS)
+    (tmp_path / "smi" / "nvidia-smi.runs").touch()
     scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
     env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", **scope}
     folder = folder_of(ALICE, tmp_path / "alice")
-    folder_of(ALICE, tmp_path / "smi")
+    for file in folder_of(ALICE, tmp_path / "smi").iterdir():
+        os.chown(file, ALICE, ALICE)
     with ServerProcess(env) as first, ServerProcess(env, command=command, folder=folder) as second:
-        assert second.json("/gpu/count")["gpu_count"] == 1
+        assert second.json("/gpu/count")["gpu_count"] == 1, second.log()
         (gpu,) = second.json("/pool")["gpus"]
         assert (gpu["state"], gpu["verdict"]["code"]) == ("outside", "other_server")
         assert f"user root, pid {first.pid}); use it at http://localhost:{first.port}" in gpu["reason"]

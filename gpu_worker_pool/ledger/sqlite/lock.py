@@ -24,9 +24,7 @@ class JournalLock:
             pid = _read_pid(descriptor)
             os.close(descriptor)
             holder = "another process" if pid is None else f"the process with pid {pid}"
-            raise JournalInUse(
-                f"{path} is in use by {holder}; use that server, or stop it first", pid
-            ) from None
+            raise JournalInUse(f"{path} is in use by {holder}; use that server, or stop it first", pid) from None
         except BaseException:
             os.close(descriptor)
             raise

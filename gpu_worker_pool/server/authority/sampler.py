@@ -14,7 +14,6 @@ from gpu_worker_pool.core.endpoints.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
-
 from gpu_worker_pool.host.gpu_lock import GpuLocks
 
 from .snapshot import Snapshot
