@@ -60,7 +60,9 @@ class PoolApp:
         self.tokens = settings.load_tokens()
         self.why_not_started: str | None = None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
-        simulated_probe = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
+        simulated_probe: SimulatedProbe | None = None
+        if simulated and make_probe is None:
+            simulated_probe = SimulatedProbe(node, simulated, outsiders=settings.simulated_outsiders)
         self.locks = GpuLocks(urls(settings.host, settings.port, settings.api_prefix, names=())[0])
         self._sampler = Sampler(
             make_probe or (lambda: simulated_probe or choose_probe(node, None)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,6 +30,8 @@ from .http.access import Tokens
 logger = logging.getLogger(__name__)
 
 DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
+# What the settings that are being made have found invalid.
+_INVALID: ContextVar[set[str]] = ContextVar("_INVALID")
 NumberT = TypeVar("NumberT", int, float)
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
@@ -80,6 +83,7 @@ class ServerSettings(BaseSettings):
     log_format: str = Field(DEFAULT_LOG_FORMAT, min_length=1)
 
     simulated_gpus: Models = None
+    simulated_outsiders: str | None = None
     gpu_pool_node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
     gpu_pool_dcgm_metrics: bool = False
     gpu_pool_peers: str | None = None
@@ -101,6 +105,16 @@ class ServerSettings(BaseSettings):
 
     # A file that cannot be read may contain tokens.
     _is_env_file_unreadable: bool = PrivateAttr(default=False)
+    # The names of settings whose values were not usable.
+    _invalid: frozenset[str] = PrivateAttr(default=frozenset())
+
+    def __init__(self, **given: Any) -> None:
+        token = _INVALID.set(set())
+        try:
+            super().__init__(**given)
+            self._invalid = frozenset(_INVALID.get())
+        finally:
+            _INVALID.reset(token)
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -111,6 +125,7 @@ class ServerSettings(BaseSettings):
             name = info.field_name or ""
             default = cls.model_fields[name].get_default(call_default_factory=True)
             reason = error.errors()[0]["msg"]
+            _INVALID.get().add(name)
             logger.error("%s=%r is not usable (%s); using the default %r", name.upper(), value, reason, default)  # noqa: TRY400
             return default
 
@@ -138,9 +153,8 @@ class ServerSettings(BaseSettings):
 
     @property
     def _has_thresholds(self) -> bool:
-        return not self.model_fields_set.isdisjoint(
-            {"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"}
-        )
+        names = {"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"}
+        return bool(names & self.model_fields_set - self._invalid)
 
     def load_tokens(self) -> Tokens:
         """Load the tokens. Tokens that cannot be read admit no caller, and do not count as "no tokens"."""
