@@ -81,7 +81,7 @@ class GpuLocks:
                 lock.listen(16)
             except OSError:
                 lock.close()
-                self._others[uuid] = holder = _ask(name)
+                self._others[uuid] = holder = ask_holder(name)
                 logger.warning("GPU %s is not granted here: %s", uuid, holder)
             else:
                 lock.settimeout(0)
@@ -120,12 +120,12 @@ def holder_of(uuid: str, scope: str | None = None) -> LockHolder | None:
     if not sys.platform.startswith("linux"):
         return None
     try:
-        return _ask(_name(os.environ.get(SCOPE_VARIABLE, "") if scope is None else scope, uuid), is_certain=False)
+        return ask_holder(_name(os.environ.get(SCOPE_VARIABLE, "") if scope is None else scope, uuid), is_certain=False)
     except ConnectionRefusedError:
         return None
 
 
-def _ask(name: str, *, is_certain: bool = True) -> LockHolder:
+def ask_holder(name: str, *, is_certain: bool = True, needs_answer: bool = True) -> LockHolder:
     """Ask the holder of a lock. What cannot be learned stays unknown; the GPU is not free for that."""
     pid, user, url = 0, "unknown", None
     with socket.socket(socket.AF_UNIX) as connection:
@@ -135,7 +135,7 @@ def _ask(name: str, *, is_certain: bool = True) -> LockHolder:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             pid, uid, _ = _CREDENTIALS.unpack(credentials)
             user = user_of(uid)
-            said = json.loads(connection.recv(_ANSWER_BYTES))
+            said = json.loads(connection.recv(_ANSWER_BYTES)) if needs_answer else None
             url = _cleaned(said.get("url")) if isinstance(said, dict) else None
         except ConnectionRefusedError:
             if not is_certain:

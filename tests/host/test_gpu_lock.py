@@ -72,16 +72,19 @@ def test_a_holder_that_says_nothing_has_the_gpu_all_the_same(scope: str) -> None
 def test_a_fork_does_not_keep_the_lock(scope: str) -> None:
     locks = GpuLocks(None, scope)
     assert locks.take("GPU-1") is None
-    asks, tells = os.pipe()
+    (asks, tells), (hears, says) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
         os.close(tells)
+        os.write(says, b"forked")
         os.read(asks, 1)
         os._exit(0)
     try:
+        os.read(hears, 6)
         locks.close()
         assert GpuLocks(None, scope).take("GPU-1") is None
         assert holder_of("GPU-2", scope) is None
     finally:
-        os.close(tells)
+        for end in (asks, tells, hears, says):
+            os.close(end)
         os.waitpid(child, 0)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from gpu_worker_pool.testing import COMMAND, ServerProcess
+from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environment
 from tests.gpus.fake_nvidia_smi import install
 from tests.other_user import ALICE, folder_of, python_as
 
@@ -42,3 +46,56 @@ def test_the_second_server_shows_the_gpus_and_grants_none_of_them(tmp_path: Path
         first.kill()
 
         assert second.ask("/leases/second", "PUT", body={}).status == 422, "its leases may go on"
+
+
+HOLDER = """
+import sys
+from gpu_worker_pool import gpu
+with gpu(service_endpoint=sys.argv[1]) as assignment:
+    print(assignment.gpu_id, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_holders_that_a_dead_server_left_keep_their_gpus_from_the_next_one(tmp_path: Path) -> None:
+    smi = install(tmp_path)
+    smi.say(GPUS + GPUS.replace("0, GPU-aaaa", "1, GPU-bbbb"))
+    scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
+    env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", **scope}
+    own = {**inherited_environment(os.environ), **scope}
+    with ExitStack() as stack:
+        first = stack.enter_context(ServerProcess(env))
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": own, "text": True}
+        client = stack.enter_context(subprocess.Popen([sys.executable, "-c", HOLDER, first.url], **pipes))
+        command = [
+            sys.executable,
+            "-m",
+            "gpu_worker_pool",
+            "run",
+            "--endpoint",
+            first.url,
+            "--",
+            "sh",
+            "-c",
+            "echo on; cat",
+        ]
+        run = stack.enter_context(subprocess.Popen(command, **pipes))
+        stack.callback(run.kill)
+        stack.callback(client.kill)
+        assert client.stdout is not None
+        assert run.stdout is not None
+        assert client.stdout.readline().strip() in {"0", "1"}
+        assert run.stdout.readline() == "on\n"
+
+        first.kill()
+        second = stack.enter_context(ServerProcess(env))
+
+        gpus = second.json("/pool")["gpus"]
+        assert [gpu["verdict"]["code"] for gpu in gpus] == ["other_server", "other_server"]
+        assert any(f"pid {client.pid})" in gpu["reason"] for gpu in gpus)
+        waiting = second.ask("/leases/next", "PUT", body={})
+        assert (waiting.status, "free when that process ends" in waiting.json["reason"]) == (202, True)
+
+        client.kill()
+
+        assert second.ask("/leases/next?wait_s=30").json["state"] == "active"

@@ -13,6 +13,7 @@ from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.host.identity import pid_namespace, user_name
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
@@ -55,6 +56,7 @@ class ServerLeases:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self._marks = HolderMarks()
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))
@@ -72,10 +74,13 @@ class ServerLeases:
         answer = read(RenewAnswer, reply.data) if reply.status == 200 else None
         if answer is None:
             raise self._endpoint.error(reply.detail, status=reply.status)
+        for item in answer.lost:
+            self._marks.drop(item.id)
         renewed = frozenset(item.id for item in answer.renewed)
         return Renewal(reply.sent_at, renewed, {item.id: item.reason for item in answer.lost})
 
     async def release(self, lease_id: str) -> None:
+        self._marks.drop(lease_id)
         reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
@@ -94,6 +99,8 @@ class ServerLeases:
                 if not gpus or len(gpus) < len(lease.gpus):
                     # A server that has just started may not have read its GPUs yet.
                     raise self._endpoint.error("its answer grants no GPU that it can name")
+                if lease.is_local and lease.pid == os.getpid():
+                    self._marks.add(lease.id, (gpu.key.uuid for gpu in gpus))
                 return Granted(gpus, lease.fence, dict(lease.env), _safe_since(reply, lease))
             case "queued":
                 return Queued(lease.reason or "")

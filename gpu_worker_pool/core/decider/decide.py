@@ -74,8 +74,9 @@ def _why_unservable(state: PoolState, request: Request) -> str | None:
 
 def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
     """The server that has a GPU which would do; None if none has."""
-    readings = [slot.reading for slot in state.slots.values() if slot.reading and slot.reading.other_server]
-    return next((found.other_server for found in readings if matches_model(wishes.model, found.gpu.name)), None)
+    readings = [slot.reading for slot in state.slots.values() if slot.reading and slot.reading.is_other_server_up]
+    servers = (found.other_server for found in readings if matches_model(wishes.model, found.gpu.name))
+    return next(filter(None, servers), None)
 
 
 def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:

@@ -74,6 +74,8 @@ class Reading:
     # Some statistics servers report a percentage and no megabytes.
     reported_memory_percent: float | None = None
     other_server: str | None = None
+    # False if that server is gone, and only the holder of one of its leases is left.
+    is_other_server_up: bool = True
 
     def __post_init__(self) -> None:
         if not isfinite(self.at):

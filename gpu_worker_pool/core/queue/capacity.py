@@ -285,7 +285,7 @@ def _facts_of(
         return SlotFacts(inf, None)
     gpu_class = GpuClass(reading.gpu.name, reading.memory_total_mb)
     if reading.other_server is not None:
-        return SlotFacts(reading.gpu.index, gpu_class, is_ours=False)
+        return SlotFacts(reading.gpu.index, gpu_class, is_ours=not reading.is_other_server_up)
     load_percent = reading.load_percent
     is_measured = reading.fault is None and load_percent is not None and reading.memory_percent is not None
     if not is_measured or load_percent is None or slot.key in excluded:

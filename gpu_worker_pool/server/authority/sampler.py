@@ -15,6 +15,7 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
 from gpu_worker_pool.host.gpu_lock import GpuLocks
+from gpu_worker_pool.host.holder_mark import HolderMark, MarkReader
 
 from .snapshot import Snapshot
 
@@ -44,6 +45,7 @@ class Sampler:
         self._clock = clock
         self._on_sample = on_sample
         self._locks = locks
+        self._marks = MarkReader()
         self._probe: Probe | None = None
         self._attempts = 0
         self._last_error: str | None = None
@@ -94,9 +96,11 @@ class Sampler:
         else:
             visible = self._visible_of(found.readings)
             source = probe.source if probe else "none"
+            marks: tuple[HolderMark, ...] = ()
             if source != "simulated":
                 visible = tuple(map(self._locked, visible))
-            self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error)
+                marks = self._marks.read()
+            self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
             if for_history:
                 self.history.append(self.snapshot)
             if self._on_sample is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -192,3 +193,14 @@ def test_a_gpu_of_another_server_is_never_granted_and_what_only_it_could_serve_i
         (refused,) = box.ask("two", **wishes)
         assert isinstance(refused, LeaseRefused)
         assert theirs in refused.why
+
+
+def test_a_request_waits_for_the_holder_that_a_dead_server_left() -> None:
+    held = reading(0, other_server="held by pid 7")
+    box = Box(replace(held, is_other_server_up=False))
+
+    box.ask("ada")
+    assert box.stage("ada") == "queued"
+    box.observe_now(reading(0))
+
+    assert box.stage("ada") == "active"
