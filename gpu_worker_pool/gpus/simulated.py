@@ -6,12 +6,15 @@ hidden randomness, so the same calls give the same readings.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, pi, sin
+from pathlib import Path
 from random import Random
 from threading import Lock
+from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
@@ -91,12 +94,15 @@ class SimulatedProbe:
     """Reads simulated GPUs. Every name begins with "Simulated", so that they are not taken for hardware.
 
     `occupy` sets the processes on a GPU, from any thread. A change counts as made right after the previous read, so a
-    vacated GPU is idle one second later at most.
+    vacated GPU is idle one second later at most. `outsiders` is a file that may change at any time: the processes outside
+    the pool on each GPU, as in {"0": [{"pid": 1, "memory_mb": 5000, "user": "bob", "name": "train.py",
+    "utilization_percent": 60}]}, by the GPU's index. A file that is missing or not of this form shows none.
     """
 
     source = "simulated"
 
-    def __init__(self, node: str, spec: str, seed: int = 0) -> None:
+    def __init__(self, node: str, spec: str, seed: int = 0, *, outsiders: str | None = None) -> None:
+        self._outsiders = Path(outsiders) if outsiders else None
         self._lock = Lock()
         self._gpus = {
             gpu.identity.key.uuid: gpu
@@ -118,7 +124,8 @@ class SimulatedProbe:
     def read(self, at: float) -> ProbeResult:
         """Read all GPUs at that time. A time before the last one changes only `at`."""
         with self._lock:
-            return ProbeResult(tuple(gpu.read(at) for gpu in self._gpus.values()))
+            readings = tuple(gpu.read(at) for gpu in self._gpus.values())
+        return ProbeResult(readings if self._outsiders is None else _with_outsiders(readings, self._outsiders))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -242,6 +249,30 @@ class _SimulatedGpu:
         """Slow, smooth drift between -1 and 1."""
         at = self.read_at or 0.0
         return sum(sin(2 * pi * at / period_s + phase) for period_s, phase in self.drift[channel]) / 3
+
+
+def _with_outsiders(readings: tuple[Reading, ...], file: Path) -> tuple[Reading, ...]:
+    """The readings with the processes that this file puts on the GPUs."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        return tuple(_with_processes(reading, said.get(str(reading.gpu.index), ())) for reading in readings)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return readings
+
+
+def _with_processes(reading: Reading, said: Sequence[dict[str, Any]]) -> Reading:
+    found = tuple(
+        GpuProcess(ProcessId(item["pid"]), item.get("memory_mb"), item.get("name"), user=item.get("user"))
+        for item in said
+    )
+    busy_percent = sum(item.get("utilization_percent", 0.0) for item in said)
+    held_mb = sum(process.memory_mb or 0.0 for process in found)
+    return replace(
+        reading,
+        processes=(*(reading.processes or ()), *found),
+        memory_used_mb=min((reading.memory_used_mb or 0.0) + held_mb, reading.memory_total_mb or 0.0),
+        utilization_percent=min(max(reading.utilization_percent or 0.0, busy_percent), 100.0),
+    )
 
 
 def _sines(seed: str) -> _Sines:

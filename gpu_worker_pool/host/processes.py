@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from gpu_worker_pool.core.model.gpu import GpuProcess, ProcessId
 
+from .gpu_lock import user_of
+
 PROC = Path("/proc")
 MOST_ANCESTORS = 64
 
@@ -84,12 +86,20 @@ class ProcessTable:
             child = parent
         return tuple(found)
 
+    def user(self, pid: int) -> str | None:
+        """The Unix user that runs it: the name, or the number where it has none."""
+        try:
+            return user_of((self._proc / str(pid)).stat().st_uid)
+        except OSError:
+            return None
+
     def gpu_process(self, pid: int, memory_mb: float | None) -> GpuProcess:
         return GpuProcess(
             id=ProcessId(pid, self.started(pid)),
             memory_mb=memory_mb,
             name=self.name(pid),
             ancestors=self.ancestors(pid),
+            user=self.user(pid),
         )
 
 

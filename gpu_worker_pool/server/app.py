@@ -17,7 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
+from gpu_worker_pool.host.addresses import urls
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.gpu_lock import GpuLocks
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
@@ -58,7 +60,10 @@ class PoolApp:
         self.tokens = settings.load_tokens()
         self.why_not_started: str | None = None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
-        simulated_probe = SimulatedProbe(node, simulated) if simulated and make_probe is None else None
+        simulated_probe: SimulatedProbe | None = None
+        if simulated and make_probe is None:
+            simulated_probe = SimulatedProbe(node, simulated, outsiders=settings.simulated_outsiders)
+        self.locks = GpuLocks(urls(settings.host, settings.port, settings.api_prefix, names=())[0])
         self._sampler = Sampler(
             make_probe or (lambda: simulated_probe or choose_probe(node, None)),
             interval_s=settings.refresh_interval,
@@ -66,6 +71,7 @@ class PoolApp:
             visible_devices=settings.cuda_visible_devices,
             clock=boot_time,
             on_sample=lambda snapshot, is_regular: self._authority.observe(snapshot, is_regular=is_regular),
+            locks=self.locks,
         )
         self._authority = Authority(
             settings.pool_settings(),
@@ -129,6 +135,7 @@ class PoolApp:
         except JournalInUse as error:
             self.why_not_started = str(error)
             self._sampler.stop()
+            self.locks.close()
             raise
         with when_asked_to_stop(self._stop_waiting):
             watch = asyncio.create_task(self._watch_readings())
@@ -143,6 +150,7 @@ class PoolApp:
         self._stop_waiting()
         self._authority.stop()
         self._sampler.stop()
+        self.locks.close()
 
     def _stop_waiting(self) -> None:
         """Answer all calls that wait: they must not keep the server from stopping."""

@@ -10,6 +10,8 @@ from typing import Final
 
 import uvicorn
 
+from gpu_worker_pool.host.addresses import urls
+
 from .app import PoolApp
 from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
@@ -69,6 +71,7 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         ws="none",
     )
     host, port = listener.getsockname()[:2]
+    app.locks.url = urls(host, port, settings.api_prefix, names=())[0]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)
     # The socket listens already, so a client that is told of READY can connect at once.
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -30,6 +31,8 @@ from .http.access import Tokens
 logger = logging.getLogger(__name__)
 
 DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
+# What the settings that are being made have found invalid.
+_INVALID: ContextVar[set[str]] = ContextVar("_INVALID")
 NumberT = TypeVar("NumberT", int, float)
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
@@ -87,6 +90,7 @@ class ServerSettings(BaseSettings):
     log_format: str = Field(DEFAULT_LOG_FORMAT, min_length=1)
 
     simulated_gpus: Models = None
+    simulated_outsiders: str | None = None
     gpu_pool_node: Annotated[str, AfterValidator(_printable)] = Field(
         default_factory=socket.gethostname, min_length=1, max_length=253
     )
@@ -101,6 +105,7 @@ class ServerSettings(BaseSettings):
     gpu_pool_tokens_file: str | None = None
     gpu_memory_threshold_percent: float = Field(80.0, ge=0.0, le=100.0, allow_inf_nan=False)
     gpu_utilization_threshold_percent: float = Field(90.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = None
     gpu_pool_workers_per_gpu: int = Field(1, ge=1, le=1024)
     gpu_pool_drain_limit: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
     gpu_pool_max_queued: int = Field(10_000, ge=1, le=100_000)
@@ -109,6 +114,16 @@ class ServerSettings(BaseSettings):
 
     # A file that cannot be read may contain tokens.
     _is_env_file_unreadable: bool = PrivateAttr(default=False)
+    # The names of settings whose values were not usable.
+    _invalid: frozenset[str] = PrivateAttr(default=frozenset())
+
+    def __init__(self, **given: Any) -> None:
+        token = _INVALID.set(set())
+        try:
+            super().__init__(**given)
+            self._invalid = frozenset(_INVALID.get())
+        finally:
+            _INVALID.reset(token)
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -119,6 +134,7 @@ class ServerSettings(BaseSettings):
             name = info.field_name or ""
             default = cls.model_fields[name].get_default(call_default_factory=True)
             reason = error.errors()[0]["msg"]
+            _INVALID.get().add(name)
             logger.error("%s=%r is not usable (%s); using the default %r", name.upper(), value, reason, default)  # noqa: TRY400
             return default
 
@@ -136,12 +152,18 @@ class ServerSettings(BaseSettings):
     def pool_settings(self) -> PoolSettings:
         return PoolSettings(
             thresholds=Thresholds(self.gpu_memory_threshold_percent, self.gpu_utilization_threshold_percent),
+            outsiders=self.gpu_pool_outsiders or ("thresholds" if self._has_thresholds else "by_request"),
             workers_per_gpu=self.gpu_pool_workers_per_gpu,
             stale_after_s=self.stale_after_s,
             drain_limit_s=self.gpu_pool_drain_limit,
             max_queued=self.gpu_pool_max_queued,
             max_queued_per_owner=self.gpu_pool_max_queued_per_owner,
         )
+
+    @property
+    def _has_thresholds(self) -> bool:
+        names = {"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"}
+        return bool(names & self.model_fields_set - self._invalid)
 
     def load_tokens(self) -> Tokens:
         """Load the tokens. Tokens that cannot be read admit no caller, and do not count as "no tokens"."""

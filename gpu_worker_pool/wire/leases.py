@@ -20,6 +20,8 @@ VerdictCode = Literal[
     "unhealthy",
     "reading_unknown",
     "reading_stale",
+    "other_server",
+    "in_use_outside",
     "over_memory",
     "over_utilization",
     "no_room",
@@ -64,6 +66,10 @@ class VerdictView:
     committed_mb: float | None = None
     for_lease_id: str | None = None
     for_holder: str | None = None
+    server: str | None = None
+    user: str | None = None
+    program: str | None = None
+    others: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

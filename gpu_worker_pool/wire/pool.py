@@ -7,7 +7,9 @@ from typing import Literal
 
 from .leases import DrainingLeaseView, LeaseView, VerdictView
 
-GpuState = Literal["free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "held"]
+GpuState = Literal[
+    "free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "outside", "held"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,7 @@ class PoolProcess:
 
     pid: int
     name: str | None = None
+    user: str | None = None
     used_mb: float | None = None
     lease_ids: tuple[str, ...] = ()
     is_outside: bool | None = None

@@ -34,9 +34,11 @@ def process(
     name: str = "python",
     started: float | None = 1.0,
     parents: tuple[int, ...] = (),
+    user: str | None = None,
 ) -> GpuProcess:
     """A process; its parents started when it did."""
-    return GpuProcess(ProcessId(pid, started), memory_mb, name, tuple(ProcessId(parent, started) for parent in parents))
+    ancestors = tuple(ProcessId(parent, started) for parent in parents)
+    return GpuProcess(ProcessId(pid, started), memory_mb, name, ancestors, user)
 
 
 def reading(
@@ -52,6 +54,7 @@ def reading(
     fault: str | None = None,
     percent: float | None = None,
     has_utilization: bool = True,
+    other_server: str | None = None,
 ) -> Reading:
     """An idle A100, unless told otherwise."""
     return Reading(
@@ -64,6 +67,7 @@ def reading(
         fault=fault,
         reported_memory_percent=percent,
         has_utilization=has_utilization,
+        other_server=other_server,
     )
 
 
@@ -118,6 +122,12 @@ class Box:
     def release(self, lease_id: str) -> list[ev.Event]:
         """Release it, as its holder does."""
         return self.do(cmd.Release(lease_id, is_holder=True))
+
+    def revoke(self, lease_id: str) -> list[ev.Event]:
+        return self.do(cmd.Revoke(lease_id))
+
+    def ignore(self, name: str) -> list[ev.Event]:
+        return self.do(cmd.IgnoreProcess(name))
 
     def pass_time(self, seconds: float) -> list[ev.Event]:
         self.now += seconds

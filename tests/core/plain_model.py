@@ -74,6 +74,26 @@ class Model:
         mine = {member for lease in self.on(key) for member in self.members.get((key, lease.id), set())}
         return [p for p in processes if tuple(p.id) not in mine and p.name not in self.ignored]
 
+    def is_in_use_outside(self, key: Key) -> bool:
+        """Whether somebody outside computes there or holds more than a context. Load beside a lease may be the lease's,
+        and so may be a process where nobody knows which are the lease's.
+        """
+        outside = self.outside_processes(key)
+        if not outside or any(self.is_faceless(key, lease) for lease in self.on(key)):
+            return False
+        load = self.readings[key].utilization_percent
+        is_computing = not self.on(key) and load is not None and load >= self.settings.computing_percent
+        return bool(is_computing or sum(p.memory_mb for p in outside) > self.settings.context_mb)
+
+    def is_faceless(self, key: Key, lease: Lease) -> bool:
+        return lease.request.holder.process is None and not self.members.get((key, lease.id))
+
+    def avoids_outsiders(self, wishes: Any) -> bool:
+        asked = (wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
+        if wishes.memory_mb is not None or self.settings.outsiders == "thresholds":
+            return False
+        return bool(self.settings.outsiders == "avoid" or asked == (None, None))
+
     def committed(self, key: Key) -> float:
         """Every lease in the tests has a process whose memory is known, or none at all, so this is the plain sum;
         leases of one program share its processes, so what these hold is counted once.
@@ -112,7 +132,7 @@ class Model:
     def is_suitable(self, key: Key, wishes: Any) -> bool:
         """Whether a GPU could serve a request if nobody were on it."""
         reading = self.readings.get(key)
-        if reading is None or reading.fault or key in self.excluded:
+        if reading is None or reading.fault or reading.other_server or key in self.excluded:
             return False
         if self.now - reading.at > self.settings.stale_after_s:
             return False
@@ -133,6 +153,8 @@ class Model:
         else:
             ignored = sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
             if 100 * max(reading.memory_used_mb - ignored, 0) / reading.memory_total_mb >= memory:
+                return False
+            if self.avoids_outsiders(wishes) and self.is_in_use_outside(key):
                 return False
         return bool(reading.utilization_percent < utilization)
 
@@ -168,7 +190,9 @@ class Model:
     def is_left_to(self, key: Key, waiter: Lease) -> bool:
         """Whether nothing but what the waiter's own process gave back and still holds keeps a GPU from him."""
         others, process, wishes = self.on(key), waiter.request.holder.process, waiter.request.wishes
-        if process is None or wishes.gpus != 1 or not others or not self.is_suitable(key, wishes):
+        if process is None or wishes.gpus != 1 or not self.is_suitable(key, wishes):
+            return False
+        if not others and not self.is_used_by(key, process):
             return False
         if any(x.state != "draining" or x.how != "released" or x.request.holder.process != process for x in others):
             return False
@@ -179,6 +203,8 @@ class Model:
         # As if they had gone, and their processes with them.
         reading = self.readings[key]
         own = {member for lease in others for member in self.members.get((key, lease.id), set())}
+        if not others:
+            own = {tuple(p.id) for p in self.outside_processes(key) or []}
         left = [p for p in reading.processes if tuple(p.id) not in own]
         gone_mb = sum(p.memory_mb for p in reading.processes if tuple(p.id) in own)
         utilization = 0.0 if own and not left else reading.utilization_percent
@@ -188,6 +214,12 @@ class Model:
             reading, processes=tuple(left), memory_used_mb=used, utilization_percent=utilization
         )
         return empty.is_usable(key, wishes)
+
+    def is_used_by(self, key: Key, process: Any) -> bool:
+        """Whether a GPU is in use outside, and by nothing but this process and its children."""
+        if self.settings.outsiders == "thresholds" or not self.is_in_use_outside(key):
+            return False
+        return all(process in (p.id, *p.ancestors) for p in self.outside_processes(key) or [])
 
     def would_do(self, key: Key, wishes: Any) -> bool:
         memory_mb = self.thresholds(wishes)[0] * self.readings[key].memory_total_mb / 100
@@ -218,6 +250,7 @@ class Model:
             if key.node == node
             and key not in self.excluded
             and not reading.fault
+            and not reading.other_server
             and reading.memory_used_mb is not None
             and reading.utilization_percent is not None
             and self._fits(key, wishes)
@@ -256,7 +289,8 @@ class Model:
             return False
         if wishes.memory_mb is None:
             # An exclusive request is kept out by the leases, whatever the age of the reading.
-            return not reading.fault and key not in self.excluded and self._fits(key, wishes)
+            is_ours = not reading.fault and not reading.other_server
+            return is_ours and key not in self.excluded and self._fits(key, wishes)
         memory, _ = self.thresholds(wishes)
         limit = memory * reading.memory_total_mb / 100
         if not self.is_suitable(key, wishes) or wishes.memory_mb > limit:

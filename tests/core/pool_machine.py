@@ -19,9 +19,9 @@ GPUS = (
 )
 
 MEMORY = (0.0, 0.0, 0.3, 0.79, 0.8, 0.94)
-UTILIZATION = (0.0, 0.0, 49.0, 89.9, 90.0, 97.0)
+UTILIZATION = (0.0, 0.0, 5.0, 49.0, 89.9, 90.0, 97.0)
 
-KINDS = ("ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization")
+KINDS = ("ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization", "other server")
 
 # By index, by UUID, by how one UUID begins, by how several do (which names nobody), and by what is not there.
 AMONG: list[tuple[str, ...] | None] = [
@@ -51,7 +51,7 @@ looks = st.lists(
         st.sampled_from(MEMORY),  # used by nobody in particular
         st.sampled_from(UTILIZATION),
         st.booleans(),  # whether the leases' processes are seen to be running
-        st.sampled_from([None, "Xorg", "python"]),  # somebody outside
+        st.sampled_from([None, "Xorg", "python", "own"]),  # somebody outside; "own" is a child of a program that asks
         st.sampled_from(KINDS),
         st.booleans(),  # whether those who gave their GPU back have nothing left there but a context
     ),
@@ -66,6 +66,7 @@ class PoolMachine(RuleBasedStateMachine):
         {
             "workers_per_gpu": st.sampled_from([1, 1, 2]),
             "awaits_reading_after_release": st.booleans(),
+            "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
             "remembered_ended_leases": st.sampled_from([0, 3, 100]),
         }
     )
@@ -118,7 +119,8 @@ class PoolMachine(RuleBasedStateMachine):
                 )
             )
         if outsider is not None:
-            processes.append(gpu.GpuProcess(gpu.ProcessId(77, 1.0), 0.1 * total, outsider))
+            parents = (gpu.ProcessId(901, 901.0),) if outsider == "own" else ()
+            processes.append(gpu.GpuProcess(gpu.ProcessId(77, 1.0), 0.1 * total, outsider, parents))
         used = memory * total + sum(p.memory_mb or 0 for p in processes)
         return gpu.Reading(
             gpu.Gpu(key, index, name),
@@ -128,6 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
             None if kind == "unknown utilization" else utilization,
             processes=tuple(processes),
             fault="fell off the bus" if kind == "fault" else None,
+            other_server="bob's server" if kind == "other server" else None,
         )
 
     @rule()
@@ -198,6 +201,7 @@ class PoolMachine(RuleBasedStateMachine):
             node
             for number, (node, _, name, total) in enumerate(GPUS)
             if self.key(number) in seen
+            and not seen[self.key(number)].other_server
             and (wishes["model"] is None or wishes["model"] in name)
             and self.pool.model.is_among(self.key(number), wishes["among"])
             and (wishes["memory_mb"] or 0) <= percent * total / 100

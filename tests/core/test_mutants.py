@@ -99,6 +99,33 @@ MUTANTS = (
         "        slot.reading = reading\n",
         "        slot.reading = replace(reading, utilization_percent=reading.utilization_percent or 0.0)\n",
     ),
+    Mutant(
+        "a GPU in use outside the pool is not granted",
+        "eligibility",
+        "        if outside := _outside(state, slot, wishes):\n",
+        "        if outside := None:\n",
+        # The index keeps to it as well.
+        also=("capacity", "is_clear = is_clear and not found.is_in_use_outside", "pass"),
+    ),
+    Mutant(
+        "thresholds of a request decide about strangers",
+        "placement",
+        'if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):',
+        "if False:",
+    ),
+    Mutant(
+        "a process is no stranger to itself",
+        "assignment",
+        "may_reclaim = state.reclaimable or state.capacity.used_outside_by",
+        "may_reclaim = state.reclaimable",
+    ),
+    Mutant(
+        "a GPU of another server is not granted",
+        "capacity",
+        "if reading.other_server is not None:",
+        "if False:",
+        also=("eligibility", "if reading.other_server is not None:", "if False:"),
+    ),
     Mutant("a stale reading is not granted", "eligibility", "if now > stale_at(state, reading):", "if False:"),
     Mutant(
         "a GPU with a fault is not granted",
@@ -217,8 +244,8 @@ MUTANTS = (
     Mutant(
         "what a process has left keeps nobody of that process out",
         "assignment",
-        "if not outcome.grants and state.reclaimable and",
-        "if not outcome.grants and not state.reclaimable and",
+        "may_reclaim = state.reclaimable or state.capacity.used_outside_by",
+        "may_reclaim = state.capacity.used_outside_by",
     ),
     Mutant(
         "what a process has left is no way past somebody ahead",

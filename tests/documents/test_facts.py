@@ -28,6 +28,7 @@ from tests.documents.blocks import ROOT, all_blocks, documents, without_blocks
 NOT_SETTINGS = frozenset(
     {
         "GPU_POOL_FAILPOINT",
+        "GPU_POOL_LOCK_SCOPE",
         # What `gpu-pool run` and `batch` tell the command.
         "GPU_POOL_LEASE_ID",
         "GPU_POOL_LEASE_GPUS",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ def test_everything_about_a_process_on_a_gpu_is_put_together(proc: FakeProc) -> 
 
     found = proc.table().gpu_process(11, 512.0)
 
-    assert found == GpuProcess(ProcessId(11, 60.0), 512.0, "python", (ProcessId(10, 50.0), ProcessId(1, 1.0)))
+    ancestors = (ProcessId(10, 50.0), ProcessId(1, 1.0))
+    assert found == GpuProcess(ProcessId(11, 60.0), 512.0, "python", ancestors, getpass.getuser())
 
 
 @pytest.mark.parametrize("name", ["python", "a b", "tmux: server", "(sd-pam)", ":-) 1 2 3", "a) S 4 (b", ""])
@@ -103,7 +105,7 @@ def test_a_name_that_is_not_text_is_no_reason_to_fail(proc: FakeProc) -> None:
 def test_what_cannot_be_understood_is_unknown(proc: FakeProc, stat: bytes) -> None:
     proc.add_raw(10, stat)
 
-    assert proc.table().gpu_process(10, None) == GpuProcess(ProcessId(10))
+    assert proc.table().gpu_process(10, None) == GpuProcess(ProcessId(10), user=getpass.getuser())
 
 
 @pytest.mark.parametrize("pid", [0, -1])

@@ -19,6 +19,7 @@ from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
+from gpu_worker_pool.host.holder_mark import mark_names
 
 from .jobs import Batch, Job, Outcome
 from .state import StateFile
@@ -178,6 +179,7 @@ class BatchRunner:
                     group=0,
                     grace_s=self._grace_s,
                     safe_until=safe_until(assignment),
+                    marks=mark_names(assignment.lease_id or "", assignment.uuids),
                 )
             outcome = replace(outcome, exit_code=await wait_for_end(guarded, assignment, self.sources.ttl_s, lose))
         except GuardDied:

@@ -28,6 +28,7 @@ STATE_STYLES: Final = {
     "held": "blue",
     "draining": "magenta",
     "busy": "red",
+    "outside": "red",
     "out_of_service": "bold magenta",
     "unhealthy": "bold red",
     "unknown": "dim",

@@ -115,7 +115,7 @@ def endpoint_findings(servers: Servers, *, is_wanted: bool) -> list[Finding]:
     found: list[Finding | None] = []
     for facts in asked:
         found += [judge_reachable(facts, is_wanted=is_wanted), judge_right(facts), judge_open_token(facts)]
-        found += [judge_clock(facts), *judge_thresholds(facts, memory, utilization)]
+        found += [judge_clock(facts), *judge_thresholds(facts, memory, utilization), *judge_outside(facts)]
     return [finding for finding in found if finding is not None]
 
 
@@ -231,9 +231,30 @@ def judge_own_thresholds(
     return found
 
 
+def judge_outside(facts: EndpointFacts) -> list[Finding]:
+    """GPUs that another server on that machine has, or that processes outside the pool use."""
+    found = []
+    for gpu in facts.pool.gpus:
+        if gpu.state == "outside" and facts.same_as is None:
+            how = None
+            if gpu.verdict is not None and gpu.verdict.code == "in_use_outside":
+                how = "end the processes, or set GPU_POOL_OUTSIDERS=thresholds at the server"
+                if name := gpu.verdict.program:
+                    how += f"; if they are always there: curl -X PUT {facts.url.url}/admin/ignored-processes/{name}"
+            text = f"GPU {gpu.gpu_id} of {facts.id} is not granted: {gpu.reason}"
+            found.append(Finding("outside", "warning", text, how, facts.id))
+    return found
+
+
 def _outside_use(facts: EndpointFacts, gpu: PoolGpu, limit_percent: float) -> Finding | None:
     total_mb, outside_mb = gpu.memory_total_mb, gpu.memory_outside_mb
-    if not total_mb or outside_mb is None or gpu.leases or 100 * outside_mb / total_mb < limit_percent:
+    if (
+        gpu.state == "outside"
+        or not total_mb
+        or outside_mb is None
+        or gpu.leases
+        or 100 * outside_mb / total_mb < limit_percent
+    ):
         return None
     processes = gpu.processes or ()
     named = ", ".join(map(_process, processes)) or "processes that it cannot see"
@@ -249,7 +270,8 @@ def _outside_use(facts: EndpointFacts, gpu: PoolGpu, limit_percent: float) -> Fi
 
 def _process(process: PoolProcess) -> str:
     held = "" if process.used_mb is None else f", {show_memory(process.used_mb)}"
-    return f"{process.name or 'an unknown program'} (pid {process.pid}{held})"
+    whose = f" of {process.user}" if process.user else ""
+    return f"{process.name or 'an unknown program'}{whose} (pid {process.pid}{held})"
 
 
 def is_wanted(environ: Mapping[str, str], given: Sequence[str] | None) -> bool:

@@ -77,6 +77,15 @@ def descendants(of: int) -> list[int]:
     return found
 
 
+def mark(name: str) -> socket.socket:
+    """Mark a GPU as held by this process, as in host/holder_mark.py."""
+    bound = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):
+        bound.bind(name)
+        bound.listen(64)
+    return bound
+
+
 def frame(message: dict[str, Any]) -> bytes:
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
@@ -108,6 +117,7 @@ class Guard:
         self._kill_at: float | None = None
         self._kills = 0
         self._is_line_open = True
+        self._marks: list[socket.socket] = []
         self._has_children = False
         self._inherited = {number: signal.getsignal(number) for number in _IGNORED}
 
@@ -174,6 +184,7 @@ class Guard:
     def _start(self, message: dict[str, Any]) -> None:
         self._grace_s = message["grace_s"]
         self._safe_until = message["safe_until"]
+        self._marks = [mark(name) for name in message["marks"]]
         try:
             started = subprocess.Popen(  # noqa: S603 - the user's command is what this is for
                 message["command"],

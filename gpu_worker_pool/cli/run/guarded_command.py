@@ -79,14 +79,16 @@ class GuardedCommand:
         group: int,
         grace_s: float,
         safe_until: float | None,
+        marks: Sequence[str] = (),
     ) -> None:
         """Start the command with these standard streams, in this process group (0: one of its own).
 
         `grace_s` is the time between SIGTERM and SIGKILL if this process dies, or if the command leaves processes
-        behind. `safe_until` is as in `tell_safe_until`. Failure with 126 or 127 where the command cannot be run.
+        behind. `safe_until` is as in `tell_safe_until`. `marks` are the names by which the guard says which GPUs it holds.
+        Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
-        limits = {"safe_until": safe_until, "group": group, "grace_s": grace_s}
+        limits = {"safe_until": safe_until, "group": group, "grace_s": grace_s, "marks": list(marks)}
         message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits})
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])

@@ -17,6 +17,7 @@ from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
+from gpu_worker_pool.host.holder_mark import mark_names
 
 from .gpu_request import GpuRequest, acquire, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
@@ -142,6 +143,7 @@ class Runner:
                 group=os.getpgrp() if shares_terminal else 0,
                 grace_s=grace_s,
                 safe_until=safe_until(assignment) if stops else None,
+                marks=mark_names(assignment.lease_id or "", assignment.uuids),
             )
             async with signals.passed_to(pass_on):
                 code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose)

@@ -190,7 +190,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
         holder = find_server(settings.host, settings.port, settings.api_prefix)
         if holder is not None:
             why = f"a GPU server runs there already ({holder.node}, {count(holder.gpu_count, 'GPU')})"
-            raise Failure(f"{what}: {why}; use that one, or set --port to another port") from None
+            raise Failure(f"{what}: {why}; use that one: gpu-pool run --endpoint {holder.url} -- CMD") from None
         raise Failure(f"{what}: {advice(error, host='--host', port='--port')}") from None
 
 
@@ -239,15 +239,15 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
     addresses = urls(host, port, settings.api_prefix, names=names)
     unread = None if sampler.has_sampled else "the driver has not answered yet; they are shown as soon as it does"
+    others = dict.fromkeys(r.other_server for r in snapshot.readings if r.other_server)
+    error = unread or snapshot.error or "; ".join(filter(None, others)) or None
     return Announcement(
         version=gpu_worker_pool.__version__,
         pid=os.getpid(),
         urls=tuple(addresses),
         docs=f"{addresses[0]}{settings.docs_url}" if settings.docs_url else None,
         page=f"{addresses[0]}/ui",
-        gpus=GpusShown.of(
-            [r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, unread or snapshot.error
-        ),
+        gpus=GpusShown.of([r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, error),
         state=str(journal),
         trouble=app.pool.trouble,
         writing=Writing(

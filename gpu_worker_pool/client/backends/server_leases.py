@@ -13,6 +13,7 @@ from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.host.identity import own_proc, pid_namespace, user_name
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.endings import ending
@@ -59,6 +60,7 @@ class ServerLeases:
         self._endpoint = endpoint
         # Whether the server holds the answer to a renewal; an older one refuses to be asked.
         self._holds_renewals = True
+        self._marks = HolderMarks()
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))
@@ -83,12 +85,15 @@ class ServerLeases:
         answer = read(RenewAnswer, reply.data, clean=plain) if reply.status == 200 else None
         if answer is None:
             raise self._endpoint.error(reply.detail, status=reply.status)
+        for item in answer.lost:
+            self._marks.drop(item.id)
         renewed = frozenset(item.id for item in answer.renewed)
         return Renewal(
             reply.sent_at, renewed, {item.id: _over(item.reason, item.by, item.note) for item in answer.lost}
         )
 
     async def release(self, lease_id: str) -> None:
+        self._marks.drop(lease_id)
         reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}?as=holder", is_vital=True)
         if reply.status == 422:  # an older server does not know who releases
             reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
@@ -114,6 +119,8 @@ class ServerLeases:
                 except UnbelievableGrant as error:
                     return NotBelieved(str(error))
                 is_local = lease.is_local and lease.expires_in_s is None
+                if is_local and lease.pid == os.getpid():
+                    self._marks.add(lease.id, (gpu.key.uuid for gpu in gpus))
                 return Granted(gpus, lease.fence, env, _safe_since(reply, lease), is_local)
             case "queued":
                 return Queued(lease.reason or "")

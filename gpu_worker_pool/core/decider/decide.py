@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, LiveLease, QueuedLease
-from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.request import Request, Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
 
@@ -68,9 +68,18 @@ def _why_unservable(state: PoolState, request: Request) -> str | None:
         return None
     if not state.slots:
         return "this pool has no GPU"
+    if other := _other_server_of(state, request.wishes):
+        return f"no GPU of this server can serve {request.wishes}: {other}"
     if min(thresholds) <= 0:
         return "no GPU is below a threshold of 0 %; ask with a higher one"
     return f"no node of this pool could ever serve {request.wishes}, even with all of its GPUs free"
+
+
+def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
+    """The server that has a GPU which would do; None if none has."""
+    readings = [slot.reading for slot in state.slots.values() if slot.reading and slot.reading.is_other_server_up]
+    servers = (found.other_server for found in readings if matches_model(wishes.model, found.gpu.name))
+    return next(filter(None, servers), None)
 
 
 def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
@@ -180,7 +189,7 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     for lease_id in state.deadlines.due(now):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
-            # The drain limit has passed: from here on the thresholds decide.
+            # The drain limit has passed: what is left of the lease is outside the pool from here on.
             events += [ev.GpuDrained(now, lease_id, key) for key in lease.gpus]
         else:
             events.append(_ended(state, lease, EndReason.EXPIRED, now))

@@ -45,6 +45,8 @@ class GpuProcess:
     memory_mb: float | None = None
     name: str | None = None
     ancestors: tuple[ProcessId, ...] = ()
+    # The Unix user that runs it.
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Reading:
 
     `at` is when the reading began, on the pool's clock. A reading that began before a lease ended says nothing about
     what that lease left behind. `fault` is set if the GPU answers with an error (it fell off the bus, for example);
-    such a GPU is never granted. NaN and infinite values become None.
+    such a GPU is never granted. `other_server` is set if another server has the GPU, and names it; this pool never
+    grants it. NaN and infinite values become None.
     """
 
     gpu: Gpu
@@ -70,6 +73,9 @@ class Reading:
     has_utilization: bool = True
     # Some statistics servers report a percentage and no megabytes.
     reported_memory_percent: float | None = None
+    other_server: str | None = None
+    # False if that server is gone, and only the holder of one of its leases is left.
+    is_other_server_up: bool = True
 
     def __post_init__(self) -> None:
         if not isfinite(self.at):

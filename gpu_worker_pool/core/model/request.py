@@ -51,6 +51,10 @@ class Wishes:
     def is_shared(self) -> bool:
         return self.memory_mb is not None
 
+    @property
+    def has_thresholds(self) -> bool:
+        return self.memory_threshold_percent is not None or self.utilization_threshold_percent is not None
+
     def __str__(self) -> str:
         what = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs on one node"
         if self.memory_mb is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .checks import check_number, check_whole
 from .request import Wishes
@@ -28,6 +28,10 @@ class PoolSettings:
 
     `context_mb`: a process that released its GPU and runs on keeps the driver's context there until it exits. A process
     that holds no more memory than this counts as gone.
+
+    `outsiders`: whether GPUs that processes outside the pool use are kept from exclusive leases: "avoid" (always),
+    "thresholds" (never: the thresholds alone decide) or "by_request" (unless the request has thresholds of its own).
+    `computing_percent`: an idle process shows a utilization below this one, as does a desktop that nothing moves on.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
@@ -36,6 +40,8 @@ class PoolSettings:
     drain_limit_s: float = 60.0
     awaits_reading_after_release: bool = True
     context_mb: float = 1024.0
+    outsiders: Literal["avoid", "thresholds", "by_request"] = "by_request"
+    computing_percent: float = 5.0
     remembered_ended_leases: int = 10_000
     max_queued: int = 10_000
     max_queued_per_owner: int = 1_000
@@ -47,15 +53,22 @@ class PoolSettings:
         check_number("stale_after_s", self.stale_after_s, 0, 1e9)
         check_number("drain_limit_s", self.drain_limit_s, 0, 1e9)
         check_number("context_mb", self.context_mb, 0, 1e9)
+        check_number("computing_percent", self.computing_percent, 0, 100)
         check_whole("remembered_ended_leases", self.remembered_ended_leases, 0, 10_000_000)
         check_whole("max_queued", self.max_queued, 1, 1_000_000)
         check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)
 
+    def avoids_outsiders(self, wishes: Wishes) -> bool:
+        """Whether GPUs in use outside the pool are kept from this request."""
+        if wishes.is_shared or self.outsiders == "thresholds":
+            return False
+        return self.outsiders == "avoid" or not wishes.has_thresholds
+
     def thresholds_for(self, wishes: Wishes) -> Thresholds:
         """The request's thresholds; the pool's where the request has none."""
-        memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
-        if memory is None and utilization is None:
+        if not wishes.has_thresholds:
             return self.thresholds
+        memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
         return Thresholds(
             self.thresholds.memory_percent if memory is None else memory,
             self.thresholds.utilization_percent if utilization is None else utilization,

@@ -55,7 +55,8 @@ def serve_queue(state: PoolState, now: float) -> QueuePass:
         outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over_queue(state, now)
     else:
         outcome = _pass_over_queue(state, now)
-    if not outcome.grants and state.reclaimable and (grant := reclaim(state, now)) is not None:
+    may_reclaim = state.reclaimable or state.capacity.used_outside_by
+    if not outcome.grants and may_reclaim and (grant := reclaim(state, now)) is not None:
         return QueuePass([grant], outcome.holds, outcome.reserver, None)
     return outcome
 

@@ -17,8 +17,9 @@ from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
-from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GpuNames
+from gpu_worker_pool.core.model.outsiders import outside_use
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
@@ -43,8 +44,8 @@ class Use(Enum):
 class Group(NamedTuple):
     """The GPUs of a sorted list: those of a class, or nodes with GPUs of these names.
 
-    `is_clear` lists have only GPUs below the pool's own thresholds. The others are in use from outside the pool, and
-    few requests need them. For nodes, lists that are not clear count all GPUs.
+    `is_clear` lists have only GPUs below the pool's own thresholds and, for exclusive leases, without use that keeps
+    them from one. The others are in use from outside the pool, and few requests need them. For nodes, lists that are not clear count all GPUs.
     """
 
     of: GpuClass | frozenset[str]
@@ -75,6 +76,11 @@ class SlotFacts(NamedTuple):
     load_percent: float = 0.0
     committed_mb: float | None = None
     is_used_by_leases_only: bool = False
+    is_in_use_outside: bool = False
+    # Of a GPU that only processes outside the pool use: the processes that all of those are, or descend from.
+    outside_roots: frozenset[ProcessId] = frozenset()
+    # False if another server has it.
+    is_ours: bool = True
 
     @property
     def is_in_service(self) -> bool:
@@ -105,6 +111,8 @@ class Capacity:
         self._lists: dict[Use, dict[Group, list[Entry]]] = {use: {} for use in Use}
         self._makeups: Counter[tuple[GpuClass, ...]] = Counter()
         self._names = GpuNames()
+        # The GPUs that only one process outside the pool and its descendants use.
+        self.used_outside_by: dict[ProcessId, set[GpuKey]] = {}
 
     def refresh(
         self,
@@ -121,6 +129,7 @@ class Capacity:
             facts = None if slot is None else _facts_of(slot, settings, excluded, ignored_processes)
             if facts != (index.facts.get(key) if index else None):
                 changed.setdefault(key.node, {})[key] = facts
+                self._note_roots(key, index.facts.get(key) if index else None, facts)
         matters = [self._reindex(node, changed[node], slots, settings) for node in sorted(changed)]
         return any(matters)
 
@@ -155,6 +164,15 @@ class Capacity:
             self._names.change(old.indexed if old else (), new.indexed)
         # If a name now means another GPU, or none, a request by that name could use other GPUs than before.
         return old is None or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
+
+    def _note_roots(self, key: GpuKey, old: SlotFacts | None, new: SlotFacts | None) -> None:
+        before, after = (facts.outside_roots if facts else frozenset() for facts in (old, new))
+        for process in before - after:
+            self.used_outside_by[process].discard(key)
+            if not self.used_outside_by[process]:
+                del self.used_outside_by[process]
+        for process in after - before:
+            self.used_outside_by.setdefault(process, set()).add(key)
 
     @property
     def has_shared_gpus(self) -> bool:
@@ -228,7 +246,7 @@ class Capacity:
         return [
             found.gpu_class
             for key, found in self._nodes[node].facts.items()
-            if key in named and found.gpu_class and (found.is_in_service or not in_service)
+            if key in named and found.gpu_class and (found.is_in_service or (found.is_ours and not in_service))
         ]
 
     def _listed(self, use: Use, wishes: Wishes) -> Iterable[tuple[Group, list[Entry]]]:
@@ -266,12 +284,15 @@ def _facts_of(
     if reading is None:
         return SlotFacts(inf, None)
     gpu_class = GpuClass(reading.gpu.name, reading.memory_total_mb)
+    if reading.other_server is not None:
+        return SlotFacts(reading.gpu.index, gpu_class, is_ours=not reading.is_other_server_up)
     load_percent = reading.load_percent
     is_measured = reading.fault is None and load_percent is not None and reading.memory_percent is not None
     if not is_measured or load_percent is None or slot.key in excluded:
         return SlotFacts(reading.gpu.index, gpu_class)
     is_open_to_shared = slot.is_open_for(shared=True, workers_per_gpu=settings.workers_per_gpu)
     use = memory_use(slot, ignored_processes) if is_open_to_shared else None
+    outside = None if settings.outsiders == "thresholds" else outside_use(slot, settings, ignored_processes)
     return SlotFacts(
         reading.gpu.index,
         gpu_class,
@@ -281,6 +302,8 @@ def _facts_of(
         load_percent,
         use.committed_mb if use else None,
         is_open_to_shared and is_used_by_leases_only(slot, ignored_processes),
+        outside is not None,
+        outside.roots if outside and not slot.occupants else frozenset(),
     )
 
 
@@ -294,7 +317,9 @@ def _index_node(
         facts,
         open_to_exclusive=[slots[key] for key, _ in exclusive],
         open_to_shared=[slots[key] for key, _ in shared],
-        makeup=tuple(sorted((found.gpu_class for _, found in ordered if found.gpu_class), key=_by_name)),
+        makeup=tuple(
+            sorted((found.gpu_class for _, found in ordered if found.gpu_class and found.is_ours), key=_by_name)
+        ),
         makeup_in_service=tuple(found.gpu_class for _, found in ordered if found.gpu_class and found.is_in_service),
         indexed=tuple((found.gpu_index, key) for key, found in ordered if found.gpu_class),
     )
@@ -303,8 +328,9 @@ def _index_node(
     for key, found in exclusive:
         if found.percent is not None and found.gpu_class is not None:
             is_clear = found.percent < limits.memory_percent and found.load_percent < limits.utilization_percent
+            is_clear = is_clear and not found.is_in_use_outside
             score = found.percent + found.load_percent
-            by_use = (score, len(exclusive), node, found.gpu_index, found.percent, key)
+            by_use = (score, len(exclusive), node, found.gpu_index, found.percent, found.is_in_use_outside, key)
             index.entries.add((Use.EXCLUSIVE, Group(found.gpu_class, is_clear), by_use))
             clear_to_exclusive += [found] if is_clear else []
     clear_to_shared: list[SlotFacts] = []

@@ -11,6 +11,7 @@ from typing import ClassVar
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.outsiders import outside_use
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
@@ -121,6 +122,39 @@ class ReadingStale:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherServer:
+    """Another server on this machine grants it; `server` says which one, and how to use that."""
+
+    code: ClassVar[str] = "other_server"
+    server: str
+
+    def __str__(self) -> str:
+        return self.server
+
+
+@dataclass(frozen=True, slots=True)
+class InUseOutside:
+    """A process outside the pool computes there or holds much memory. It is the one with the most memory; `others` are
+    there too. `memory_mb` is that of all of them. Both numbers are None if they are unknown, or not theirs.
+    """
+
+    code: ClassVar[str] = "in_use_outside"
+    pid: int
+    user: str | None
+    program: str | None
+    memory_mb: float | None
+    utilization_percent: float | None = None
+    others: int = 0
+
+    def __str__(self) -> str:
+        who = f"{self.program or 'a process'}{f' of {self.user}' if self.user else ''} (pid {self.pid})"
+        who += f" and {self.others} more" if self.others else ""
+        held = "memory unknown" if self.memory_mb is None else f"{self.memory_mb / 1024:.1f} GiB"
+        busy = "" if self.utilization_percent is None else f", {self.utilization_percent:.0f} % busy"
+        return f"in use outside the pool: {who}, {held}{busy}"
+
+
+@dataclass(frozen=True, slots=True)
 class OverMemory:
     code: ClassVar[str] = "over_memory"
     memory_percent: float
@@ -176,6 +210,8 @@ Ineligible = (
     | Unhealthy
     | ReadingUnknown
     | ReadingStale
+    | OtherServer
+    | InUseOutside
     | OverMemory
     | OverUtilization
     | NoRoom
@@ -209,6 +245,8 @@ def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thr
         return Excluded(excluded_because)
     if reading is None:
         return None
+    if reading.other_server is not None:
+        return OtherServer(reading.other_server)
     if wishes.model is not None and not matches_model(wishes.model, reading.gpu.name):
         return WrongModel(reading.gpu.name, wishes.model)
     if wishes.memory_mb is not None and reading.memory_total_mb is not None:
@@ -272,6 +310,8 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
     if utilization is None:
         return ReadingUnknown("utilization")
     if wishes.memory_mb is None:
+        if outside := _outside(state, slot, wishes):
+            return outside
         if percent >= thresholds.memory_percent:
             return OverMemory(percent, thresholds.memory_percent)
     else:
@@ -288,3 +328,14 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
     ):
         return OverUtilization(utilization, thresholds.utilization_percent)
     return Eligible(percent + utilization)
+
+
+def _outside(state: PoolState, slot: GpuSlot, wishes: Wishes) -> InUseOutside | None:
+    if not state.settings.avoids_outsiders(wishes):
+        return None
+    use = outside_use(slot, state.settings, state.ignored_processes)
+    if use is None:
+        return None
+    first = use.processes[0]
+    others = len(use.processes) - 1
+    return InUseOutside(first.id.pid, first.user, first.name, use.memory_mb, use.utilization_percent, others)

@@ -82,8 +82,11 @@ class Survey:
         ]
 
     def is_lax(self, wishes: Wishes) -> bool:
-        """Whether GPUs over the pool's own thresholds may do; only then are they considered."""
-        own, wished = self.state.settings.thresholds, self.state.settings.thresholds_for(wishes)
+        """Whether GPUs that are not clear may do (see capacity.py); only then are they considered."""
+        settings = self.state.settings
+        own, wished = settings.thresholds, settings.thresholds_for(wishes)
+        if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):
+            return True
         return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
 
     def _candidates(self, wishes: Wishes) -> Iterator[GpuKey]:

@@ -1,14 +1,18 @@
-"""A released GPU may go back to the process that released it.
+"""A GPU may go to the process that uses it already.
 
 A program with several workers releases a GPU and asks for one again, while its memory stays allocated: frameworks keep
-what they once allocated. For all other processes that GPU drains; for the same process it is usable.
+what they once allocated. For all other processes that GPU drains, and after the drain limit it is in use outside the
+pool; for the same process it is usable.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.model.outsiders import outside_use
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -22,7 +26,9 @@ MOST_WAITERS = 64
 
 def reclaim(state: PoolState, now: float) -> Grant | None:
     """The first waiter that can have a GPU on which only its own process has left memory."""
-    for process, keys in state.reclaimable.items():
+    used_outside_by = state.capacity.used_outside_by
+    for process in (*state.reclaimable, *_in_both(used_outside_by, state.queue.processes)):
+        keys = {*state.reclaimable.get(process, ()), *used_outside_by.get(process, ())}
         for queue_key in state.queue.of_process(process)[:MOST_WAITERS]:
             for key in sorted(keys):
                 if _may_reclaim(state, queue_key, key, process, now):
@@ -30,11 +36,16 @@ def reclaim(state: PoolState, now: float) -> Grant | None:
     return None
 
 
+def _in_both(some: Collection[ProcessId], others: Collection[ProcessId]) -> Iterator[ProcessId]:
+    fewer, more = sorted((some, others), key=len)
+    return (process for process in fewer if process in more)
+
+
 def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: ProcessId, now: float) -> bool:
     waiter = state.queued(queue_key[2]).request
     wishes, owner = waiter.wishes, waiter.holder.owner
     slot = state.slots[key]
-    released = state.reclaimable[process][key]
+    released = state.reclaimable.get(process, {}).get(key, ())
     if wishes.gpus != 1 or any(
         # A lease of another process, an active lease or a revoked one blocks every waiter.
         lease_id not in released
@@ -43,7 +54,13 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
         for lease_id in slot.occupants
     ):
         return False
-    cleared = _without_own(slot)
+    if slot.occupants:
+        cleared = _without(slot, {member for members in slot.members.values() for member in members})
+    else:
+        use = outside_use(slot, state.settings, state.ignored_processes)
+        if use is None or any(None not in (found.user, owner) and found.user != owner for found in use.processes):
+            return False
+        cleared = _without(slot, {found.id for found in use.processes})
     if not isinstance(judge(state, cleared, wishes, now), Eligible):
         return False
     # A waiter ahead that needs such a GPU must not be overtaken forever by a process that keeps it warm.
@@ -52,12 +69,11 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
     )
 
 
-def _without_own(slot: GpuSlot) -> GpuSlot:
-    """The GPU without what its draining leases left there."""
+def _without(slot: GpuSlot, own: AbstractSet[ProcessId]) -> GpuSlot:
+    """The GPU without its leases and these processes."""
     reading = slot.reading
     if reading is None or reading.processes is None:
         return GpuSlot(slot.key, reading)
-    own = {member for members in slot.members.values() for member in members}
     others = tuple(found for found in reading.processes if found.id not in own)
     own_mb = sum(found.memory_mb or 0.0 for found in reading.processes if found.id in own)
     return GpuSlot(

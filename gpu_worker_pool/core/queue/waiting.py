@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import QueuedLease
@@ -54,6 +54,11 @@ class LeaseQueue:
 
     def of_process(self, process: ProcessId) -> Sequence[QueueKey]:
         return self._by_process.get(process, ())
+
+    @property
+    def processes(self) -> KeysView[ProcessId]:
+        """The processes of waiters, where they are known."""
+        return self._by_process.keys()
 
     @property
     def by_wishes(self) -> dict[Wishes, list[QueueKey]]:

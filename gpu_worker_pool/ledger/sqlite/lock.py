@@ -24,9 +24,7 @@ class JournalLock:
             pid = _read_pid(descriptor)
             os.close(descriptor)
             holder = "another process" if pid is None else f"the process with pid {pid}"
-            raise JournalInUse(
-                f"{path} is in use by {holder}; stop it, or give this server another GPU_POOL_STATE_DIR", pid
-            ) from None
+            raise JournalInUse(f"{path} is in use by {holder}; use that server, or stop it first", pid) from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -60,8 +58,7 @@ class FileLock:
         except BlockingIOError:
             self._close()
             raise JournalInUse(
-                f"{path} is in use by another process, under this or another name; stop it, or give this server another "
-                "GPU_POOL_STATE_DIR",
+                f"{path} is in use by another process, under this or another name; use that server, or stop it first",
                 None,
             ) from None
         _held.add(self)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -128,13 +129,23 @@ class Authority:
         logger.warning("the journal is open; leases are granted from now on")
 
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
-        readings = snapshot.readings
+        readings = tuple(self._marked(reading, snapshot) for reading in snapshot.readings)
         if not is_regular:
             # This reading was made because leases ended; the next regular one is soon enough for the other GPUs.
             slots = self._driver.state.slots
             readings = tuple(reading for reading in readings if _is_draining(slots.get(reading.gpu.key)))
         if readings and self._loop is not None:
             self._driver.note(cmd.Observe(readings))
+
+    def _marked(self, reading: Reading, snapshot: Snapshot) -> Reading:
+        """The reading, with the process that holds the GPU under a lease of a server that is gone, if there is one."""
+        if reading.other_server is not None:
+            return reading
+        for mark in snapshot.marks:
+            if mark.uuid == reading.gpu.key.uuid and self._driver.state.find(mark.lease_id) is None:
+                text = f"held under a lease of another server, which does not run ({mark.who}); free when that process ends"
+                return replace(reading, other_server=text, is_other_server_up=False)
+        return reading
 
     def _on_death(self, lease_id: str) -> None:
         logger.info("the holder of lease %s is dead", lease_id)

@@ -14,6 +14,8 @@ from gpu_worker_pool.core.endpoints.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
+from gpu_worker_pool.host.gpu_lock import GpuLocks
+from gpu_worker_pool.host.holder_mark import HolderMark, MarkReader
 
 from .snapshot import Snapshot
 
@@ -35,12 +37,15 @@ class Sampler:
         visible_devices: str | None,
         clock: Callable[[], float] = time.monotonic,
         on_sample: Callable[[Snapshot, bool], None] | None = None,
+        locks: GpuLocks | None = None,
     ) -> None:
         self._make_probe = make_probe
         self._interval_s = interval_s
         self._visible_devices = visible_devices
         self._clock = clock
         self._on_sample = on_sample
+        self._locks = locks
+        self._marks = MarkReader()
         self._probe: Probe | None = None
         self._attempts = 0
         self._last_error: str | None = None
@@ -91,7 +96,11 @@ class Sampler:
         else:
             visible = self._visible_of(found.readings)
             source = probe.source if probe else "none"
-            self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error)
+            marks: tuple[HolderMark, ...] = ()
+            if source != "simulated":
+                visible = tuple(map(self._locked, visible))
+                marks = self._marks.read()
+            self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
             if for_history:
                 self.history.append(self.snapshot)
             if self._on_sample is not None:
@@ -143,6 +152,11 @@ class Sampler:
             return None
         logger.info("reading GPUs with %s", self._probe.source)
         return self._probe
+
+    def _locked(self, reading: Reading) -> Reading:
+        """The reading, with the other server that has this GPU, if there is one."""
+        holder = self._locks.take(reading.gpu.key.uuid) if self._locks else None
+        return replace(reading, other_server=str(holder)) if holder else reading
 
     def _visible_of(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
         installed = [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings]

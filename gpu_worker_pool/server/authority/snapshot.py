@@ -10,13 +10,17 @@ from statistics import fmean
 from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.host.holder_mark import HolderMark
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.wire import statistics as wire
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The visible GPUs at one time. `at` is on the clock for ages; `taken` is for people."""
+    """The visible GPUs at one time. `at` is on the clock for ages; `taken` is for people.
+
+    `marks` are the processes of this machine that say which GPUs they hold; simulated GPUs have none.
+    """
 
     at: float
     taken: datetime
@@ -24,6 +28,7 @@ class Snapshot:
     source: str
     installed: int
     error: str | None = None
+    marks: tuple[HolderMark, ...] = ()
 
     @property
     def timestamp(self) -> str:

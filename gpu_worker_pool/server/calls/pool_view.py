@@ -30,6 +30,8 @@ _STATES: dict[str, GpuState] = {
     "unhealthy": "unhealthy",
     "reading_unknown": "unknown",
     "reading_stale": "unknown",
+    "other_server": "outside",
+    "in_use_outside": "outside",
     "over_memory": "busy",
     "over_utilization": "busy",
     "held": "held",
@@ -153,6 +155,7 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
             PoolProcess(
                 pid=process.id.pid,
                 name=process.name,
+                user=process.user,
                 used_mb=process.memory_mb,
                 lease_ids=tuple(ownership.lease_ids),
                 is_outside=ownership.is_outside,

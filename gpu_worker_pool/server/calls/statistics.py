@@ -103,7 +103,8 @@ class Statistics:
         snapshot = self.snapshot()
         faulty = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
         trouble = self._pool.trouble
-        reasons = [snapshot.error, *faulty, f"no GPU can be granted: {trouble}" if trouble else None]
+        others = [f"GPU {r.gpu.index}: {r.other_server}" for r in snapshot.readings if r.other_server is not None]
+        reasons = [snapshot.error, *faulty, *others, f"no GPU can be granted: {trouble}" if trouble else None]
         reason = "; ".join(filter(None, reasons)) or None
         body = service.Health(
             status="healthy" if reason is None else "degraded",

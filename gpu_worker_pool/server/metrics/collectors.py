@@ -140,7 +140,7 @@ class LeaseMetrics(Collector):
         yield seconds
 
     def _gpu_states(self) -> GaugeMetricFamily:
-        """Nine samples for each GPU, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""
+        """A sample of each state for each GPU, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""
         family = GaugeMetricFamily(
             "gpupool_gpu_state",
             "1 for the state the GPU is in, as in /pool; 0 for the others.",

@@ -100,7 +100,8 @@ def test_a_second_one_on_the_same_port_or_the_same_leases_does_not_start(serving
 
     assert (same_port.code, same_port.out) == (125, "")
     assert "a GPU server runs there already (by-file, 3 GPUs)" in same_port.err
-    assert "--port" in same_port.err
+    assert f"use that one: gpu-pool run --endpoint http://{host}:{port} -- CMD" in same_port.err.replace("\n", " ")
+    assert "another port" not in same_port.err
     assert (same_leases.code, same_leases.out) == (125, "")
     assert len(same_leases.err.splitlines()) == 1
     assert f"in use by the process with pid {serving.process.pid}" in same_leases.err

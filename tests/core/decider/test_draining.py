@@ -218,7 +218,7 @@ def test_after_the_drain_limit_the_thresholds_decide() -> None:
     box = held(drain_limit_s=60.0)
     box.release("a")
     box.ask("strict", memory_threshold_percent=10)
-    box.ask("usual")
+    box.ask("usual", memory_threshold_percent=80)
     box.pass_time(59)
     box.observe_now(running())
 

@@ -125,11 +125,11 @@ def test_every_named_query_is_one_statement_that_fits_the_tables(path: Path) -> 
 def test_a_second_process_is_told_who_has_it(path: Path) -> None:
     with children.running("hold", path) as (child, said):
         assert said == {"pid": child.pid}
-        with pytest.raises(JournalInUse, match=f"in use by the process with pid {child.pid}; stop it, or") as caught:
+        with pytest.raises(JournalInUse, match=f"in use by the process with pid {child.pid}; use that") as caught:
             SqliteJournal(path)
         assert caught.value.pid == child.pid
         assert str(path) in str(caught.value)
-        assert "GPU_POOL_STATE_DIR" in str(caught.value)
+        assert "GPU_POOL_STATE_DIR" not in str(caught.value), "two servers for the same GPUs are no way out"
     SqliteJournal(path).close()
 
 

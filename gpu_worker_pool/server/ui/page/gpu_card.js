@@ -146,7 +146,7 @@ function outsideLines(gpu) {
   const worth = gpu.processes.filter((process) => process.isIgnored || process.isOutside === true || (process.isOutside === null && isMuch));
   const lines = worth.slice(0, MOST_PROCESSES).map((process) => {
     const kind = process.isIgnored ? "not counted" : process.isOutside ? "outside the pool" : "of the lease or outside";
-    return `${kind}: ${process.name ?? "a process"} (pid ${process.pid ?? "unknown"}), ${memory(process.used_mb)}`;
+    return `${kind}: ${process.name ?? "a process"}${process.user === null ? "" : ` of ${process.user}`} (pid ${process.pid ?? "unknown"}), ${memory(process.used_mb)}`;
   });
   if (worth.length > MOST_PROCESSES) lines.push(`and ${worth.length - MOST_PROCESSES} more`);
   return lines;

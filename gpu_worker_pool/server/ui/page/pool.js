@@ -2,7 +2,7 @@
 // unknown.
 
 /** All states of a GPU, in the order in which they are shown. */
-export const STATES = ["free", "leased", "shared", "held", "draining", "busy", "out_of_service", "unhealthy", "unknown"];
+export const STATES = ["free", "leased", "shared", "held", "draining", "busy", "outside", "out_of_service", "unhealthy", "unknown"];
 
 const word = (value) => (typeof value === "string" ? value : null);
 const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
@@ -67,6 +67,7 @@ function readProcess(process) {
   return {
     pid: number(process.pid),
     name: word(process.name),
+    user: word(process.user),
     used_mb: number(process.used_mb),
     isOutside: typeof process.is_outside === "boolean" ? process.is_outside : null,
     isIgnored: process.is_ignored === true,

@@ -1,0 +1,173 @@
+"""One authority per GPU on a machine: a lock on each GPU's UUID that servers of all users meet.
+
+The lock is an abstract Unix socket. The kernel frees it when the process ends, no file can be deleted under it, and a
+process that connects learns the holder's user and pid from the kernel. A process in another network namespace (a
+container without the host's network) does not see it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pwd
+import selectors
+import socket
+import struct
+import sys
+import threading
+import weakref
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+# Separates the servers of tests from each other and from the machine's own.
+SCOPE_VARIABLE: Final = "GPU_POOL_LOCK_SCOPE"
+_LONGEST_NAME: Final = 100
+_ANSWER_BYTES: Final = 512
+_ANSWER_S: Final = 1.0
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """The process that has a GPU. `user` and `pid` are the kernel's word; `url` is its own, and None if it gave none."""
+
+    pid: int
+    user: str
+    url: str | None
+
+    def __str__(self) -> str:
+        who = f"another server on this machine has this GPU (user {self.user}, pid {self.pid})"
+        how = f"use it at {self.url}" if self.url else "use that one"
+        return f"{who}; {how}, or end it and restart this server"
+
+
+def user_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+class GpuLocks:
+    """The locks of one server. `take` may wait a moment for another server's answer: not for an event loop.
+
+    A GPU that another server had is not taken later: that server may only be restarting, and its leases go on.
+    """
+
+    def __init__(self, url: str | None = None, scope: str | None = None) -> None:
+        self.url = url
+        self._scope = os.environ.get(SCOPE_VARIABLE, "") if scope is None else scope
+        self._held: dict[str, socket.socket] = {}
+        self._others: dict[str, LockHolder] = {}
+        self._ready = selectors.DefaultSelector()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        _all.add(self)
+
+    def take(self, uuid: str) -> LockHolder | None:
+        """Take the lock of a GPU, or keep it; the other holder if there is one."""
+        if uuid in self._held or self._is_closed or not sys.platform.startswith("linux"):
+            return None
+        if uuid not in self._others:
+            name = _name(self._scope, uuid)
+            lock = socket.socket(socket.AF_UNIX)
+            try:
+                lock.bind(name)
+                lock.listen(16)
+            except OSError:
+                lock.close()
+                self._others[uuid] = holder = ask_holder(name)
+                logger.warning("GPU %s is not granted here: %s", uuid, holder)
+            else:
+                lock.settimeout(0)
+                self._held[uuid] = lock
+                self._ready.register(lock, selectors.EVENT_READ)
+                self._start_answering()
+        return self._others.get(uuid)
+
+    def close(self) -> None:
+        """Give all locks back."""
+        self._is_closed = True
+        for lock in self._held.values():
+            with suppress(KeyError, ValueError, OSError):
+                self._ready.unregister(lock)
+            lock.close()
+
+    def _start_answering(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._answer, name="gpu-locks", daemon=True)
+            self._thread.start()
+
+    def _answer(self) -> None:
+        while not self._is_closed:
+            for key, _ in self._ready.select(timeout=1.0):
+                lock = key.fileobj
+                if isinstance(lock, socket.socket):
+                    with suppress(OSError):
+                        caller, _ = lock.accept()
+                        with closing(caller):
+                            caller.settimeout(0)
+                            caller.send(json.dumps({"url": self.url, "pid": os.getpid()}).encode() + b"\n")
+
+
+def holder_of(uuid: str, scope: str | None = None) -> LockHolder | None:
+    """The server that has a GPU; None if none has. It takes no lock."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return ask_holder(_name(os.environ.get(SCOPE_VARIABLE, "") if scope is None else scope, uuid), is_certain=False)
+    except ConnectionRefusedError:
+        return None
+
+
+def ask_holder(name: str, *, is_certain: bool = True, needs_answer: bool = True) -> LockHolder:
+    """Ask the holder of a lock. What cannot be learned stays unknown; the GPU is not free for that."""
+    pid, user, url = 0, "unknown", None
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_S)
+        try:
+            connection.connect(name)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, uid, _ = _CREDENTIALS.unpack(credentials)
+            user = user_of(uid)
+            said = json.loads(connection.recv(_ANSWER_BYTES)) if needs_answer else None
+            url = _cleaned(said.get("url")) if isinstance(said, dict) else None
+        except ConnectionRefusedError:
+            if not is_certain:
+                raise
+        except (OSError, ValueError):
+            pass
+    return LockHolder(pid, user, url)
+
+
+def _cleaned(url: object) -> str | None:
+    """The holder's address, if it is one: another user's process may say anything."""
+    if not isinstance(url, str) or len(url) > 200 or not url.startswith(("http://", "https://")):
+        return None
+    return url if url.isascii() and url.isprintable() and " " not in url else None
+
+
+def _name(scope: str, uuid: str) -> str:
+    name = "/".join(("gpu-worker-pool", *filter(None, (scope,)), "gpu", uuid))
+    if len(name.encode()) > _LONGEST_NAME:
+        name = f"gpu-worker-pool/gpu/{hashlib.sha256(name.encode()).hexdigest()}"
+    return f"\0{name}"
+
+
+_all: weakref.WeakSet[GpuLocks] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A fork shares the sockets; the lock must end with this server, whatever its children do.
+    for locks in list(_all):
+        locks._is_closed = True  # noqa: SLF001 - of this module
+        for lock in locks._held.values():  # noqa: SLF001
+            lock.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,90 @@
+"""One authority per GPU: the lock that servers of all users meet."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gpu_worker_pool.host.gpu_lock import GpuLocks, holder_of
+
+OTHER = """
+import sys
+from gpu_worker_pool.host.gpu_lock import GpuLocks
+locks = GpuLocks(sys.argv[2], sys.argv[1])
+print(locks.take("GPU-1"), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def scope() -> str:
+    return f"test-{secrets.token_hex(4)}"
+
+
+def other_process(scope: str, url: str = "http://localhost:8123") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", OTHER, scope, url]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "None\n", "it has the lock"
+    return other
+
+
+def test_the_second_server_learns_who_has_the_gpu_and_does_not_take_it_over(scope: str) -> None:
+    with other_process(scope) as other:
+        locks = GpuLocks("http://localhost:1", scope)
+        holder = locks.take("GPU-1")
+        assert holder is not None
+        me = pwd.getpwuid(os.getuid()).pw_name
+        assert (holder.pid, holder.user, holder.url) == (other.pid, me, "http://localhost:8123")
+        assert f"user {me}, pid {other.pid}); use it at http://localhost:8123" in str(holder)
+        assert locks.take("GPU-2") is None
+
+        other.kill()
+        other.wait()
+
+        assert locks.take("GPU-1") == holder, "that server may only be restarting"
+        assert GpuLocks("http://localhost:1", scope).take("GPU-1") is None, "the kernel has freed it"
+        assert GpuLocks(None, scope).take("GPU-2") is not None
+
+
+@pytest.mark.parametrize("url", ["javascript:x", "http://a\x1b[31mb", "http://" + "x" * 300, "http://two words"])
+def test_what_the_holder_says_is_not_believed_where_it_is_no_address(scope: str, url: str) -> None:
+    with other_process(scope, url) as other:
+        holder = holder_of("GPU-1", scope)
+        assert holder is not None
+        assert (holder.pid, holder.url) == (other.pid, None)
+        other.kill()
+
+
+def test_a_holder_that_says_nothing_has_the_gpu_all_the_same(scope: str) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"\0gpu-worker-pool/{scope}/gpu/GPU-1")
+
+        assert GpuLocks(None, scope).take("GPU-1") is not None
+
+
+def test_a_fork_does_not_keep_the_lock(scope: str) -> None:
+    locks = GpuLocks(None, scope)
+    assert locks.take("GPU-1") is None
+    (asks, tells), (hears, says) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tells)
+        os.write(says, b"forked")
+        os.read(asks, 1)
+        os._exit(0)
+    try:
+        os.read(hears, 6)
+        locks.close()
+        assert GpuLocks(None, scope).take("GPU-1") is None
+        assert holder_of("GPU-2", scope) is None
+    finally:
+        for end in (asks, tells, hears, says):
+            os.close(end)
+        os.waitpid(child, 0)
