@@ -36,7 +36,7 @@ _NAMES: dict[type, tuple[str, ...]] = {
 
 # Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
 # and older programs can read journals that do not use the field.
-_LATER: dict[type, dict[str, object]] = {Wishes: {"among": None}}
+_LATER: dict[type, dict[str, object]] = {Wishes: {"among": None}, Request: {"parent": None}}
 
 
 def encode_event(event: ev.DurableEvent) -> str:
