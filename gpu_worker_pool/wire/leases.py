@@ -89,7 +89,10 @@ class WishesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """A lease, from the request to its end. `env` is for the environment of a process that uses it; position 1 is next."""
+    """A lease, from the request to its end. `env` is for the environment of a process that uses it; position 1 is next.
+
+    With a `parent` it is inside another lease: it uses that lease's GPUs, waits for others inside it, and ends with it.
+    """
 
     id: str
     state: LeaseState
@@ -111,6 +114,7 @@ class LeaseView:
     wishes: WishesView = WishesView()
     labels: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
+    parent: str | None = None
     ended_at: str | None = None
     end_reason: EndReason | None = None
 

@@ -91,7 +91,6 @@ class Explainer:
             self._texts[wishes] = explanation.obstacles
         return f"{explanation.head}: {self._texts[wishes]}"
 
-
     def _explain_inside(self, lease: QueuedLease, parent: str) -> Explanation:
         state, outer, found = self._state, parent_of(self._state, lease), []
         for key in outer.gpus:
