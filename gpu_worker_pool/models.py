@@ -41,6 +41,8 @@ class LeaseFacts:
     fence: int | None = None
     gpu_ids: tuple[GpuId, ...] = ()
     uuids: tuple[str, ...] = ()
+    # The URL of the server that granted it; None where this process decides by itself.
+    server_url: str | None = None
     env: Mapping[str, str] = MappingProxyType({})
     lost: Loss | None = None
 

@@ -185,9 +185,12 @@ class _Leases:
 
     def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
         from . import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
+        from .client.inherited_lease import inherited_lease  # noqa: PLC0415 - see above
 
         among = _visible(self._caller_sees)
-        if os.environ.get("GPU_POOL_LEASE_ID") and self._caller_sees is not None:
+        if inherited_lease(os.environ) is not None:
+            among = None  # the lease around pytest has set it, and its GPUs are used
+        elif os.environ.get("GPU_POOL_LEASE_ID") and self._caller_sees is not None:
             # The only visible GPUs are those that `gpu-pool run` holds: the request would wait for its own caller.
             _fail(
                 f"pytest runs inside `gpu-pool run`, which holds the GPUs of {VISIBLE}; run it without, or unset {VISIBLE}"

@@ -51,6 +51,12 @@ Remote = Annotated[
         "--remote", help="Request GPUs of other machines too, for a command that goes there itself (by ssh, say)."
     ),
 ]
+New = Annotated[
+    bool,
+    typer.Option(
+        "--new", help="Inside a gpu-pool run or batch: request other GPUs, and not those of the lease around it."
+    ),
+]
 
 
 class OnLost(StrEnum):

@@ -229,14 +229,13 @@ def gpu(
     model: str | None = None,
     among: Iterable[int | str] | None = None,
     priority: int = 0,
+    new: bool = False,
     **options: Any,
 ) -> Iterator[Assignment]:
     """A GPU for the length of a `with` block, for a program that needs no more than that.
 
     The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
-    with (
-        GPUWorkerPool(**options) as pool,
-        pool.gpu(timeout, gpus=gpus, memory_mb=memory_mb, model=model, among=among, priority=priority) as assignment,
-    ):
+    wishes = {"gpus": gpus, "memory_mb": memory_mb, "model": model, "among": among, "priority": priority, "new": new}
+    with GPUWorkerPool(**options) as pool, pool.gpu(timeout, **wishes) as assignment:
         yield assignment

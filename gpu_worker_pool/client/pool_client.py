@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
@@ -28,6 +29,7 @@ from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatu
 
 from .acquire.tally import Tally
 from .events import ClientEvent, Hook, log_event, say_in_notebook
+from .inherited_lease import config_inside
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
@@ -83,9 +85,8 @@ class GPUWorkerPoolClient:
         on_lost: Callable[[Assignment], None] | None = None,
         on_event: Hook | None = None,
     ) -> None:
-        self._config = ClientConfig.build(
-            service_endpoint=service_endpoint,
-            service_endpoints=service_endpoints,
+        build = partial(
+            ClientConfig.build,
             load_balancing_strategy=load_balancing_strategy,
             memory_threshold=memory_threshold,
             utilization_threshold=utilization_threshold,
@@ -98,6 +99,7 @@ class GPUWorkerPoolClient:
             token=token,
             workers_per_gpu=workers_per_gpu,
         )
+        self._config, self._lease = config_inside(build, service_endpoint, service_endpoints)
         self._on_lost = on_lost
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._fleet: Fleet | None = None
@@ -168,13 +170,15 @@ class GPUWorkerPoolClient:
         priority: int = 0,
         labels: Mapping[str, str] | None = None,
         pid: int | None = None,
+        new: bool = False,
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
         Several `gpus` are all on one server. With `memory_mb` a GPU is shared with other requests that name an amount.
         `among`: only these GPUs will do, by index as nvidia-smi has it, by UUID or by the beginning of one. `labels`
         are shown with the lease. `pid` is the process that is to use the GPU, where that is not this one: its death
-        then frees the GPU. Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout),
+        then frees the GPU. Inside a `gpu-pool run` or `batch` the request uses the GPUs of that lease, and waits for
+        others inside it; `new` asks for other GPUs. Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout),
         RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing behind.
         """
         fleet = self._started()
@@ -193,7 +197,8 @@ class GPUWorkerPoolClient:
             None if among is None else as_gpu_names(among),
         )
         labelled = tuple(sorted((labels or {}).items()))
-        request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled)
+        parent = self._lease.id if self._lease is not None and not new else None
+        request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
@@ -297,7 +302,10 @@ class GPUWorkerPoolClient:
             worker_id = request.holder.worker_id or ""
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
-        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, on_queued=queued)
+        members = list(fleet.members.values())
+        if request.parent is not None and self._lease is not None:
+            members = [member for member in members if self._lease.is_at(member.endpoint.url)][:1]
+        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, members=members, on_queued=queued)
         over = asyncio.get_running_loop().create_future()
         self._acquiring.add(over)
         try:
@@ -337,6 +345,7 @@ class GPUWorkerPoolClient:
             assignment.gpu_ids = indices
         assignment.lease_id = won.lease_id
         assignment.fence = won.grant.fence
+        assignment.server_url = won.member.endpoint.url.url if won.book.needs_heartbeat else None
         assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
         assignment.env = dict(won.grant.env)
         assignment.lost = lost

@@ -38,6 +38,7 @@ _NAMES: dict[type, tuple[str, ...]] = {
 # and older programs can read journals that do not use the field.
 _LATER: dict[type, dict[str, object]] = {
     Wishes: {"among": None},
+    Request: {"parent": None},
     ev.LeaseEnded: {"by": None, "why": None},
     EndedLease: {"by": None, "why": None},
 }

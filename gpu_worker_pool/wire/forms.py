@@ -60,6 +60,9 @@ class LeaseForm:
     boot_id: Text = None
     pid_namespace: Text = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    parent: Annotated[
+        str | None, Note("The id of an active lease of the same owner, whose GPUs are to be used instead of others.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ class LeaseView:
 
     `expires_in_s` is null for an active lease whose holder's process the server watches: it lasts as long as the process.
     `ended_by` names the caller that ended it, unless the holder did; `end_note` has that caller's words.
+    With a `parent` it is inside another lease: it uses that lease's GPUs, waits for others inside it, and ends with it.
     """
 
     id: str
@@ -121,6 +122,7 @@ class LeaseView:
     wishes: WishesView = WishesView()
     labels: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
+    parent: str | None = None
     ended_at: str | None = None
     end_reason: EndReason | None = None
     ended_by: str | None = None

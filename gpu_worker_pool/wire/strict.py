@@ -159,7 +159,21 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {"model": _model, "among": _among, "labels": _labels, "ids": _ids}
+def _parent(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _fault(name, f"{_show(value)} is not a text")
+    if not is_lease_id(value):
+        raise _fault(name, _not_an_id(value).removesuffix("."))
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "model": _model,
+    "among": _among,
+    "labels": _labels,
+    "ids": _ids,
+    "parent": _parent,
+}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

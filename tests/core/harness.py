@@ -80,6 +80,7 @@ class CheckedPool:
         assert model.next_served() is None, "somebody who could be served is left waiting"
         assert [lease.id for lease in model.queue()] == list(state.queue)
         assert set(model.leases) == set(state.leases)
+        self._check_inside()
         for lease in model.leases.values():
             assert lease.due > model.now, "a lease has outlived its time"
             assert state.deadlines.due_at(lease.id) == (None if lease.due == FOREVER else lease.due)
@@ -88,6 +89,31 @@ class CheckedPool:
             assert explanation is not None
             assert str(explanation)
             assert explanation.position == list(state.queue).index(lease_id) + 1
+
+    def _check_inside(self) -> None:
+        """A lease inside another uses its parent's GPUs, alone or within its share, and does not outlive it."""
+        model, state = self.model, self.state
+        inner = [lease for lease in model.leases.values() if lease.request.parent is not None]
+        assert sorted(x.id for x in inner if x.state == "queued") == sorted(state.inside)
+        for lease in inner:
+            parent = model.leases.get(lease.request.parent)
+            assert parent is not None, "a lease has outlived the one it is in"
+            assert parent.state == "active", "a lease has outlived the one it is in"
+            assert set(lease.gpus) <= set(parent.gpus), "a lease has GPUs that are not its parent's"
+            for slot in state.slots.values():
+                assert lease.id not in slot.occupants, "a lease inside another takes a place of its own"
+            assert model.next_inside(parent.id) is None, "somebody who could be served inside a lease is left waiting"
+            for key in lease.gpus:
+                beside = [x for x in inner if x.request.parent == parent.id and key in x.gpus]
+                shares = [x.request.wishes.memory_mb for x in beside]
+                assert len(beside) == 1 or None not in shares, "two have one GPU inside a lease"
+                if None not in shares and key in model.readings:
+                    assert sum(shares) <= model.limit_inside(key, parent), "more than the parent may use"
+            if lease.state == "queued":
+                explanation = self.core.explain.explain(state, lease.id, model.now)
+                assert explanation is not None
+                assert f"inside lease {parent.id}" in str(explanation)
+                assert explanation.position == model.queue(parent.id).index(lease) + 1
 
     def check_replay(self, prefix: int) -> None:
         """From the start at once, in two parts, and from what the journal keeps. The parts are of whole steps: between
@@ -105,6 +131,7 @@ class CheckedPool:
             "leases",
             "ended",
             "queue",
+            "inside",
             "fences",
             "next_seq",
             "excluded",
@@ -150,6 +177,9 @@ class CheckedPool:
 
     def _LeaseGranted(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
+        if model.leases[event.lease_id].request.parent is not None:
+            self._granted_inside(event)
+            return
         expected = model.next_served()
         assert expected is not None, "nobody could be served"
         lease, options = expected
@@ -166,6 +196,22 @@ class CheckedPool:
         lease.state, lease.gpus = "active", event.gpus
         lease.due = event.at + model.lasts_s(lease)
 
+    def _granted_inside(self, event: Any) -> None:
+        model, lease = self.model, self.model.leases[event.lease_id]
+        expected = model.next_inside(lease.request.parent)
+        assert expected is not None, "nobody could be served inside the lease"
+        assert expected[0] is lease, "the wrong waiter is served"
+        assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
+        assert set(event.gpus) <= set(expected[1]), "GPUs that are not his to take"
+        node = event.gpus[0].node
+        assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
+        model.fences[node] = event.fence
+        lease.state, lease.gpus = "active", event.gpus
+        lease.due = event.at + model.lasts_s(lease)
+
+    def _SubLeasesSettled(self, event: Any, command: Any) -> None:  # noqa: N802
+        assert not any(map(self.model.next_inside, event.parents)), "somebody inside a lease is passed over"
+
     def _LeasesRenewed(self, event: Any, command: Any) -> None:  # noqa: N802
         for lease_id in event.lease_ids:
             lease = self.model.leases[lease_id]
@@ -175,17 +221,18 @@ class CheckedPool:
     def _LeaseEnded(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
         assert lease.state in {"queued", "active"}
+        line = self.model.outwards(lease)
         if event.reason == "expired":
-            assert lease.due <= self.model.now, "a lease has ended before its time"
+            assert any(x.due <= self.model.now for x in line), "a lease has ended before its time"
         elif isinstance(command, self.core.commands.Open):
-            assert lease.request.holder.is_local
+            assert any(x.request.holder.is_local for x in line)
         else:
-            assert command.lease_id == lease.id
+            assert command.lease_id in [x.id for x in line]
             is_release = isinstance(command, self.core.commands.Release)
             assert (event.by is None) == (not is_release or command.is_holder)
         must_drain = {
             key
-            for key in lease.gpus
+            for key in (lease.gpus if lease.request.parent is None else ())
             if self.settings.awaits_reading_after_release or self.model.members.get((key, lease.id))
         }
         if isinstance(command, self.core.commands.Open):

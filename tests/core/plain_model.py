@@ -45,14 +45,57 @@ class Model:
     # What is asked of it
 
     def on(self, key: Key) -> list[Lease]:
-        return [lease for lease in self.leases.values() if key in lease.gpus]
+        return [lease for lease in self.leases.values() if key in lease.gpus and lease.request.parent is None]
 
     def lasts_s(self, lease: Lease) -> float:
         """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever."""
         return FOREVER if lease.state == "active" and lease.request.holder.process else float(lease.request.ttl_s)
 
-    def queue(self) -> list[Lease]:
-        return sorted((lease for lease in self.leases.values() if lease.state == "queued"), key=lambda x: x.order)
+    def queue(self, parent: str | None = None) -> list[Lease]:
+        """Those who wait for the pool's GPUs, or inside a lease."""
+        waiting = (x for x in self.leases.values() if x.state == "queued" and x.request.parent == parent)
+        return sorted(waiting, key=lambda x: x.order)
+
+    def outwards(self, lease: Lease) -> list[Lease]:
+        """A lease and those it is inside of."""
+        found = [lease]
+        while found[-1].request.parent is not None:
+            found.append(self.leases[found[-1].request.parent])
+        return found
+
+    def limit_inside(self, key: Key, parent: Lease) -> float:
+        shares = [x.request.wishes.memory_mb for x in self.outwards(parent) if x.request.wishes.memory_mb is not None]
+        return float(shares[0] if shares else self.readings[key].memory_total_mb)
+
+    def suits_inside(self, key: Key, parent: Lease, wishes: Any) -> bool:
+        """Whether a GPU of a lease could serve a request inside it if no other were inside."""
+        if key not in self.readings:
+            return True
+        return self._fits(key, wishes) and (wishes.memory_mb or 0) <= self.limit_inside(key, parent)
+
+    def usable_inside(self, parent: Lease, wishes: Any) -> list[Key]:
+        """The GPUs of a lease that a request inside it could have now."""
+        found = []
+        for key in parent.gpus:
+            others = [x for x in self.leases.values() if x.request.parent == parent.id and key in x.gpus]
+            shares = [x.request.wishes.memory_mb for x in others]
+            if key not in self.readings or not self.suits_inside(key, parent, wishes):
+                continue
+            if not others or (
+                wishes.memory_mb is not None
+                and None not in shares
+                and sum(shares) + wishes.memory_mb <= self.limit_inside(key, parent)
+            ):
+                found.append(key)
+        return found
+
+    def next_inside(self, parent_id: str) -> tuple[Lease, list[Key]] | None:
+        """The first waiter inside a lease, if it can be served: nobody passes it."""
+        for lease in self.queue(parent_id)[:1]:
+            usable = self.usable_inside(self.leases[parent_id], lease.request.wishes)
+            if len(usable) >= lease.request.wishes.gpus:
+                return lease, usable
+        return None
 
     def is_mine(self, key: Key, lease: Lease, process: Any) -> bool:
         """Whether a process is a lease's: its nearest kin counts, and of leases with the same kin those not over."""

@@ -208,6 +208,33 @@ class PoolMachine(RuleBasedStateMachine):
         ]
         return any(fitting.count(node) >= wishes["gpus"] for node in fitting)
 
+    @rule(
+        target=leases,
+        lease=leases,
+        wishes=wishes,
+        is_plain=st.booleans(),
+        priority=st.sampled_from([0, 0, 5]),
+        ttl_s=st.sampled_from([10.0, 1000.0]),
+        is_local=st.booleans(),
+    )
+    def request_inside(
+        self, lease: Any, wishes: dict[str, Any], is_plain: bool, priority: int, ttl_s: float, is_local: bool
+    ) -> Any:
+        self.count += 1
+        request, model = self.core.request, self.pool.model
+        process = self.core.gpu.ProcessId(self.count, float(self.count)) if is_local else None
+        holder = request.Holder(worker_id=f"w{self.count}", pid=self.count, process=process)
+        wanted = request.Wishes() if is_plain else request.Wishes(**wishes)
+        asked = request.Request(wanted, holder, priority, ttl_s, parent=lease[0])
+        events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
+        was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
+        parent = model.leases.get(lease[0])
+        is_active = parent is not None and parent.state == "active"
+        suiting = [key for key in parent.gpus if model.suits_inside(key, parent, wanted)] if parent is not None else []
+        could_be = is_active and len(suiting) >= wanted.gpus
+        assert was_refused == (not could_be)
+        return multiple() if was_refused else (f"lease{self.count}", asked)
+
     @rule(lease=leases)
     def request_again(self, lease: Any) -> None:
         lease_id, asked = lease

@@ -35,10 +35,10 @@ class Scene:
         links = tuple(gpu.ProcessId(ancestor, 1.0) for ancestor in ancestors)
         return gpu.GpuProcess(gpu.ProcessId(pid, 1.0), memory_mb, "train", links)
 
-    def ask(self, pid: int, now: float, *, again: int = 0, **wishes: Any) -> None:
+    def ask(self, pid: int, now: float, *, again: int = 0, parent: str | None = None, **wishes: Any) -> None:
         request = self.core.request
         holder = request.Holder(process=self.core.gpu.ProcessId(pid, 1.0))
-        asked = request.Request(request.Wishes(**wishes), holder)
+        asked = request.Request(request.Wishes(**wishes), holder, parent=parent)
         self.pool.do(self.core.commands.RequestLease(f"lease{pid}{'again' * again}", asked), now)
 
     def release(self, pid: int, now: float) -> None:
@@ -241,6 +241,20 @@ def wait_for_one_behind_who_waits_for_another(core: Core) -> None:
     scene.see(7.0)
 
 
+def share_a_gpu_inside_a_lease(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.ask(2, 3.0, parent="lease1", memory_mb=60_000.0)
+    scene.ask(3, 4.0, parent="lease1", memory_mb=60_000.0)
+
+
+def take_a_gpu_twice_inside_a_lease(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.ask(2, 3.0, parent="lease1")
+    scene.ask(3, 4.0, parent="lease1")
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
     "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
     "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
@@ -269,4 +283,6 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_then_taken_away,
     "only what the own process has left does not count": two_leave_something_and_one_asks_again,
     "what a process has left is no way past somebody ahead": another_asks_for_what_a_process_has_left,
+    "leases inside another share what that one may use": share_a_gpu_inside_a_lease,
+    "a GPU has one exclusive lease inside another": take_a_gpu_twice_inside_a_lease,
 }

@@ -350,6 +350,30 @@ MUTANTS = (
         "        _restart_deadline(state, lease, event.at)\n",
         "        pass\n",
     ),
+    Mutant(
+        "a GPU has one exclusive lease inside another",
+        "sub_leases",
+        "if others and (wishes.memory_mb is None or",
+        "if False and (wishes.memory_mb is None or",
+    ),
+    Mutant(
+        "leases inside another share what that one may use",
+        "sub_leases",
+        "if committed_mb + wishes.memory_mb > limit_mb:",
+        "if False:",
+    ),
+    Mutant(
+        "leases inside another end with it",
+        "decide",
+        "for each in (*leases_inside(state, lease.id), lease)]",
+        "for each in (lease,)]",
+    ),
+    Mutant(
+        "waiters inside a lease are served when one has left",
+        "inside",
+        "                del self._waiting[parent]\n        self.unsettled.add(parent)\n",
+        "                del self._waiting[parent]\n",
+    ),
 )
 
 

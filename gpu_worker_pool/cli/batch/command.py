@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpu_worker_pool.cli.failure import SIGNAL_BASE, USAGE, Failure
-from gpu_worker_pool.cli.options import Endpoints, Gpus, Grace, Json, MemoryPerGpu, Model, Priority, Remote, Timeout
+from gpu_worker_pool.cli.options import (
+    Endpoints,
+    Gpus,
+    Grace,
+    Json,
+    MemoryPerGpu,
+    Model,
+    New,
+    Priority,
+    Remote,
+    Timeout,
+)
 from gpu_worker_pool.cli.output import complain, err, pass_on_warnings, stop_printing
 
 if TYPE_CHECKING:
@@ -51,6 +62,7 @@ def batch(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run all jobs, also those that were done before.")] = False,
     grace: Grace = 10.0,
     remote: Remote = False,
+    new: New = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> int:
@@ -59,6 +71,8 @@ def batch(
     Each job writes to its own log. A state file keeps which jobs are done: the same command, after a failure, a Ctrl-C
     or a crash, runs the others. Without --keep-going no more jobs are started once one has failed; those that run may
     finish.
+
+    Inside a gpu-pool run or another batch, the jobs use the GPUs of that lease; --new requests other GPUs.
 
     Exit codes: 0 all jobs are done; 1 a job failed; 2 the arguments are invalid or FILE cannot be read; 125 gpu-pool
     failed; 128+N signal N interrupted it.
@@ -78,7 +92,7 @@ def batch(
     state_path = state or (None if file == "-" else Path(f"{file}.state"))
     folder = logs or Path(f"{name}.logs")
     labels = {"command": label_text(f"batch {Path(name).name}")}
-    request = GpuRequest(gpus, memory, model, priority, timeout, labels)
+    request = GpuRequest(gpus, memory, model, priority, timeout, labels, is_new=new)
     work = Batch(jobs, retries=retries, keeps_going=keep_going)
     plan = BatchPlan(work, request, folder, grace, parallel, is_remote=remote)
     try:
@@ -113,8 +127,7 @@ def _read(file: str) -> str:
 
 
 async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | None) -> int:
-    from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415
-    from gpu_worker_pool.cli.run.sources import find_sources  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.sources import choose_sources  # noqa: PLC0415 - loads the client
 
     from .runner import BatchRunner  # noqa: PLC0415 - the same
     from .view import BatchDisplay  # noqa: PLC0415
@@ -123,8 +136,7 @@ async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | N
     if work.done == len(work.jobs):
         complain("all jobs were done before; --fresh runs them again")
         return 0
-    async with Servers(endpoints) as servers:
-        sources = await find_sources(servers, os.environ, is_remote=plan.is_remote)
+    sources = await choose_sources(endpoints, os.environ, is_remote=plan.is_remote, is_new=plan.request.is_new)
     display = BatchDisplay(work, err())
     runner = BatchRunner(plan, sources, kept, display.attempt_ended)
     display.running = runner.running

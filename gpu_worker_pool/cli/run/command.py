@@ -24,6 +24,7 @@ def run(
         str | None, typer.Option(help="The name that others see in `status`; otherwise program and script.")
     ] = None,
     remote: options.Remote = False,
+    new: options.New = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
@@ -33,7 +34,8 @@ def run(
     """Wait for GPUs, run a command on them, release them.
 
     The command gets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. If CUDA_VISIBLE_DEVICES is set already, only GPUs among
-    those are requested. Processes that the command leaves running when it ends are ended too.
+    those are requested. Inside another gpu-pool run or batch, the command uses GPUs of that lease and waits for others
+    inside it; --new requests other GPUs. Processes that the command leaves running when it ends are ended too.
 
     Exit codes are those of timeout(1): the command's own; 128+N if signal N ended it; 124 if --timeout passed before
     there was a GPU; 125 if gpu-pool failed or the lease was lost; 126 if the command cannot be run; 127 if there is
@@ -47,6 +49,6 @@ def run(
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
     label = label_text(name) if name else command_label(command)
-    request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label})
+    request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, is_new=new)
     reporter = RunReporter(is_json=json, is_quiet=quiet)
     return asyncio.run(Runner(command, request, on_lost, grace, remote, endpoint, reporter).run())

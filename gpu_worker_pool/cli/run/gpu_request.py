@@ -17,7 +17,7 @@ _UNLIMITED_S = 1e9
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """What to ask for. `timeout_s` limits the wait; None: no limit."""
+    """What to ask for. `timeout_s` limits the wait; None: no limit. `is_new`: not inside the lease around this process."""
 
     gpus: int = 1
     memory_mb: float | None = None
@@ -25,6 +25,7 @@ class GpuRequest:
     priority: int = 0
     timeout_s: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    is_new: bool = False
 
 
 async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuRequest, holder_pid: int) -> Assignment:
@@ -39,6 +40,7 @@ async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuReq
             labels=request.labels,
             among=sources.among,
             pid=holder_pid,
+            new=request.is_new,
         )
     except NoEndpointAnsweredError:
         raise

@@ -25,7 +25,7 @@ from .lease_facts import command_env
 from .lease_loss import grace_after_loss, safe_until, wait_for_end
 from .reporter import RunReporter
 from .signals import ENDING, Received, Signals, has_controlling_terminal
-from .sources import Sources, find_sources
+from .sources import Sources, choose_sources
 from .waiting_line import WaitingLine
 
 
@@ -57,8 +57,14 @@ class Runner:
 
     async def _find_and_run(self, signals: Signals) -> int:
         check_can_run(self.command[0], os.environ)
-        async with self._in_time(), Servers(self.endpoints) as servers:
-            sources = await find_sources(servers, os.environ, is_remote=self.is_remote, warn=self.reporter.warn)
+        async with self._in_time():
+            sources = await choose_sources(
+                self.endpoints,
+                os.environ,
+                is_remote=self.is_remote,
+                is_new=self.request.is_new,
+                warn=self.reporter.warn,
+            )
         with closing(GuardedCommand()) as guarded:
             return await self._acquire_and_run(guarded, sources, signals)
 

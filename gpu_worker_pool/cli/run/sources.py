@@ -11,14 +11,16 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import complain
 from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
 from gpu_worker_pool.client.events import Hook
+from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE, InheritedLease, inherited_lease
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import machine_fingerprint
+from gpu_worker_pool.wire.leases import LeaseView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
-from .lease_facts import LEASE_ID_VARIABLE, VISIBLE_DEVICES_VARIABLE
+from .lease_facts import VISIBLE_DEVICES_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,69 @@ class Sources:
             return GPUWorkerPoolClient(**endpoints, on_event=on_event)
         except ValueError as error:
             raise Failure(str(error), USAGE) from None
+
+
+async def choose_sources(
+    endpoints: Sequence[str] | None,
+    environ: Mapping[str, str],
+    *,
+    is_remote: bool,
+    is_new: bool,
+    warn: Callable[[str], None] = complain,
+) -> Sources:
+    """The servers of these endpoints; inside a lease the server of that one, unless the request `is_new`."""
+    try:
+        lease = inherited_lease(environ)
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
+    if lease is not None:
+        known = Servers(endpoints).config.endpoints.values()
+        if not endpoints and not lease.is_among(known):
+            endpoints = [lease.url.url]
+        elif not lease.is_among(known):
+            lease = None  # these servers know nothing of it
+    if lease is not None and not is_new:
+        async with Servers([lease.url.url]) as servers:
+            return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)
+    if is_new and environ.get(LEASE_ID_VARIABLE):
+        # The lease around this process set it, and this request is for other GPUs.
+        environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
+    async with Servers(endpoints) as servers:
+        return await find_sources(servers, environ, is_remote=is_remote, warn=warn)
+
+
+async def _find_inside(
+    lease: InheritedLease,
+    servers: Servers,
+    environ: Mapping[str, str],
+    *,
+    is_remote: bool,
+    warn: Callable[[str], None],
+) -> Sources:
+    """The server of the lease around this process. Its GPUs are those that may be asked for."""
+    (answer,) = await servers.ask_all(f"/leases/{lease.id}")
+    if answer.status is None:
+        raise nobody_answered([answer])
+    view = read(LeaseView, answer.data) if answer.status == 200 else None
+    if view is None or view.state != "active":
+        fate = f"has ended ({view.end_reason})" if view is not None and view.end_reason else "is not active there"
+        raise Failure(
+            f"{LEASE_ID_VARIABLE} names the lease {lease.id} of {answer.url}, which {fate}. "
+            f"Use --new to request other GPUs, or unset {LEASE_ID_VARIABLE}."
+        )
+    if not is_remote:
+        (pool,) = await servers.ask_all("/pool?queue=0")
+        if not _is_here(answer.url, read(PoolView, pool.data)):
+            raise Failure(
+                f"the lease {lease.id} around this command has GPUs of another machine, and the command runs on this "
+                "one. Use --new to request GPUs of this machine, or --remote if the command goes there itself."
+            )
+    gpus = [InstalledGpu(gpu.gpu_id, gpu.uuid) for gpu in view.gpus if gpu.gpu_id is not None]
+    among = None if is_remote else _visible_uuids(environ, gpus, warn)
+    if among is not None and len(among) == len(gpus):
+        among = None  # as the lease around this command set it
+    count = len(view.gpus if among is None else among)
+    return Sources((answer.url,), is_multi=False, among=among, gpu_count=count, ttl_s=servers.config.ttl_s)
 
 
 async def find_sources(
@@ -92,10 +157,10 @@ def _visible_uuids(
     chosen = select_visible(value, gpus)
     for warning in chosen.warnings:
         warn(warning)
-    if environ.get(LEASE_ID_VARIABLE):
+    if environ.get(LEASE_ID_VARIABLE) and inherited_lease(environ) is None:
         warn(
             f"{VISIBLE_DEVICES_VARIABLE} was set by an outer gpu-pool run, which holds those GPUs; "
-            "unset it to request others"
+            "use --new to request others"
         )
     if not chosen.is_filtering or not chosen.indices:
         raise Failure(

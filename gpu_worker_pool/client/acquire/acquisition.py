@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -69,6 +69,7 @@ class Acquisition:
         leave: Leave,
         tally: Tally,
         *,
+        members: Sequence[Member],
         on_queued: Callable[[str, str, str], None],
     ) -> None:
         self._fleet = fleet
@@ -76,6 +77,8 @@ class Acquisition:
         self._request = request
         self._leave = leave
         self._tally = tally
+        # The endpoints that may be asked.
+        self._members = {member.id: member for member in members}
         # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()
@@ -117,6 +120,8 @@ class Acquisition:
     async def _race(self, *, is_patient: bool) -> Won:
         # One after the other, in the order of the strategy, as long as they answer.
         for member in self._fleet.order():
+            if member.id not in self._members:
+                continue
             self._start(member, self._ask(member))
             won = await self._next(PATIENCE_S)
             if won is not None:
@@ -146,7 +151,7 @@ class Acquisition:
         """Wait at every endpoint that has the request in its queue; ask every other one that is up."""
         busy = {member.id for member, _ in self._tasks.values()}
         now = boot_time()
-        for member in self._fleet.members.values():
+        for member in self._members.values():
             if member.id in busy or member.id in self._refused:
                 continue
             if member.id in self._waiting_at:
@@ -172,7 +177,7 @@ class Acquisition:
             member, book = self._tasks.pop(task)
             found = await self._take_in(task, member, book)
             won = won or found
-        if won is None and self._refused.keys() >= self._fleet.members.keys():
+        if won is None and self._refused.keys() >= self._members.keys():
             raise RequestRefusedError(self._refused, has_granted=self._granted_at & self._refused.keys() != set())
         return won
 

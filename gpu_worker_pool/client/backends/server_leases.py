@@ -131,7 +131,13 @@ def _body(request: Request) -> dict[str, Any]:
     """What is sent; what is not set is left out, so that the server's own default is used."""
     facts = {**asdict(request.wishes), **asdict(request.holder)}
     del facts["process"]  # for the server to find out
-    form = LeaseForm(**facts, priority=request.priority, ttl_s=request.ttl_s, labels=dict(request.labels))
+    form = LeaseForm(
+        **facts,
+        priority=request.priority,
+        ttl_s=request.ttl_s,
+        labels=dict(request.labels),
+        parent=request.parent,
+    )
     return {name: value for name, value in asdict(form).items() if value is not None and value != {}}
 
 

@@ -37,7 +37,7 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
         for lease in granted
         if isinstance(lease, DrainingLease)
     ]
-    for lease_id in state.queue:
+    for lease_id in (*state.queue, *state.inside):
         waiting = state.queued(lease_id)
         events.append(ev.LeaseQueued(at, waiting.id, waiting.request, waiting.seq, waiting.requested_at))
     events += [ev.GpuExcluded(at, key, reason) for key, reason in state.excluded.items()]

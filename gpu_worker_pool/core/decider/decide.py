@@ -16,6 +16,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.request import Request, Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
+from gpu_worker_pool.core.queue.sub_leases import leases_inside, serve_inside, why_refused_inside
 
 # Names a caller without a name, so that its release is told from the holder's own.
 UNNAMED = "an unnamed caller"
@@ -33,12 +34,14 @@ def _open(state: PoolState, command: cmd.Open, now: float) -> list[ev.Event]:
         return [opened]
     # The machine rebooted: no process from before is alive, and none holds memory on a GPU.
     ended: list[ev.Event] = []
+    over: dict[str, None] = {}
     # Sorted, so that the same leases are remembered however the history was told.
     for _, lease in sorted(state.leases.items()):
         if isinstance(lease, DrainingLease):
             ended += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus]
         elif lease.request.holder.is_local:
-            ended.append(ev.LeaseEnded(now, lease.id, EndReason.HOLDER_DIED, (), now + command.wall_offset_s))
+            over.update(dict.fromkeys(each.id for each in (*leases_inside(state, lease.id), lease)))
+    ended += [ev.LeaseEnded(now, id_, EndReason.HOLDER_DIED, (), now + command.wall_offset_s) for id_ in over]
     return [opened, *ended]
 
 
@@ -52,15 +55,22 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     if why := _why_unservable(state, request):
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
+    queued = ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)
+    if request.parent is not None:
+        limit = settings.max_queued_per_owner
+        is_full = len(state.inside.waiting_in(request.parent)) >= limit
+        return [ev.QueueFull(now, lease_id, limit, is_owners_limit=True, owner=owner) if is_full else queued]
     if len(state.queue) >= settings.max_queued:
         return [ev.QueueFull(now, lease_id, settings.max_queued, is_owners_limit=False, owner=owner)]
     if state.queue.length_of(owner) >= settings.max_queued_per_owner:
         return [ev.QueueFull(now, lease_id, settings.max_queued_per_owner, is_owners_limit=True, owner=owner)]
-    return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
+    return [queued]
 
 
 def _why_unservable(state: PoolState, request: Request) -> str | None:
     """Why no GPU of the pool could ever serve this request; None if one could, or if none was seen yet."""
+    if request.parent is not None:
+        return why_refused_inside(state, request)
     if not state.has_been_observed:
         return None
     thresholds = state.settings.thresholds_for(request.wishes)
@@ -124,11 +134,19 @@ def _end(
         return [ev.LeaseUnknown(now, lease_id)]
     if isinstance(lease, DrainingLease | EndedLease):
         return []
-    return [replace(_ended(state, lease, reason, now), by=by, why=why)]
+    return [replace(event, by=by, why=why) for event in _all_ended(state, lease, reason, now)]
+
+
+def _all_ended(
+    state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float
+) -> list[ev.LeaseEnded]:
+    """The end of a lease, after that of the leases inside it: these end with it, for its reason."""
+    return [_ended(state, each, reason, now) for each in (*leases_inside(state, lease.id), lease)]
 
 
 def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
-    gpus = lease.gpus if isinstance(lease, ActiveLease) else ()
+    # The GPUs of a lease inside another stay the other's, whose draining covers the processes of both.
+    gpus = lease.gpus if isinstance(lease, ActiveLease) and lease.request.parent is None else ()
     draining = tuple(
         key for key in gpus if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
     )
@@ -186,21 +204,25 @@ def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tupl
 
 def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
+    over: set[str] = set()
     for lease_id in state.deadlines.due(now):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
             # The drain limit has passed: what is left of the lease is outside the pool from here on.
             events += [ev.GpuDrained(now, lease_id, key) for key in lease.gpus]
         else:
-            events.append(_ended(state, lease, EndReason.EXPIRED, now))
+            ended = [event for event in _all_ended(state, lease, EndReason.EXPIRED, now) if event.lease_id not in over]
+            over.update(event.lease_id for event in ended)
+            events += ended
     return events
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
     found = serve_queue(state, now)
+    inside = serve_inside(state)
     fences: dict[str, int] = {}
-    events: list[ev.Event] = []
-    for grant in found.grants:
+    events: list[ev.Event] = [ev.SubLeasesSettled(now, inside.settled)] if inside.settled else []
+    for grant in (*inside.grants, *found.grants):
         node = grant.gpus[0].node
         fences[node] = fences.get(node, state.fences.get(node, 0)) + 1
         events.append(ev.LeaseGranted(now, grant.lease_id, grant.gpus, fences[node], now + state.wall_offset_s))

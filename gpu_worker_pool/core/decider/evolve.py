@@ -54,24 +54,30 @@ def _history_condensed(state: PoolState, event: ev.HistoryCondensed) -> None:
 def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     lease = QueuedLease(event.lease_id, event.request, event.seq, event.requested_at)
     state.leases[lease.id] = lease
-    state.queue.join(lease)
-    state.newcomers.append(lease.id)
+    if lease.request.parent is None:
+        state.queue.join(lease)
+        state.newcomers.append(lease.id)
+    else:
+        state.inside.join(lease)
     _restart_deadline(state, lease, event.at)
     state.next_seq = max(state.next_seq, event.seq + 1)
 
 
 def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     waited = state.queued(event.lease_id)
-    state.queue.leave(waited)
-    state.unsettle()
     request = waited.request
     lease = ActiveLease(waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at)
     state.leases[lease.id] = lease
     _restart_deadline(state, lease, event.at)
-    for key in event.gpus:
-        state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
     node = event.gpus[0].node
     state.fences[node] = max(state.fences.get(node, 0), event.fence)
+    if request.parent is not None:
+        state.inside.enter(waited)
+        return
+    state.queue.leave(waited)
+    state.unsettle()
+    for key in event.gpus:
+        state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
     state.touch(event.gpus)
 
 
@@ -83,6 +89,10 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
     state.newcomers.clear()
 
 
+def _sub_leases_settled(state: PoolState, event: ev.SubLeasesSettled) -> None:
+    state.inside.settle(event.parents)
+
+
 def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
     for lease_id in event.lease_ids:
         _restart_deadline(state, state.leases[lease_id], event.at)
@@ -91,10 +101,14 @@ def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     lease = state.leases.pop(event.lease_id)
     state.deadlines.drop(lease.id)
+    is_inside = lease.request.parent is not None
+    if is_inside and isinstance(lease, QueuedLease | ActiveLease):
+        state.inside.leave(lease)
     if isinstance(lease, QueuedLease):
         if lease.id in state.holds.values() or state.newcomers:
             state.unsettle()  # the GPUs it held are free for others
-        state.queue.leave(lease)
+        if not is_inside:
+            state.queue.leave(lease)
         _remember(
             state,
             EndedLease(
@@ -124,6 +138,9 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         event.by,
         event.why,
     )
+    if is_inside:
+        _remember(state, ended)  # its GPUs stay its parent's
+        return
     for key in lease.gpus:
         occupants = state.slots[key].occupants
         if key in event.draining:
@@ -171,6 +188,8 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
     state.has_been_observed = True
     for reading in event.readings:
         slot = state.slot(reading.gpu.key)
+        if slot.reading is None:
+            state.inside.unsettle()
         if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
             state.unsettle()
         slot.reading = reading
@@ -238,6 +257,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.LeaseGranted: _lease_granted,
     ev.LeasesRenewed: _leases_renewed,
     ev.QueueSettled: _queue_settled,
+    ev.SubLeasesSettled: _sub_leases_settled,
     ev.LeaseEnded: _lease_ended,
     ev.GpuDrained: _gpu_drained,
     ev.ProcessesAttributed: _processes_attributed,

@@ -147,8 +147,15 @@ class QueueSettled(VolatileEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class SubLeasesSettled(VolatileEvent):
+    """No waiter inside these leases can be served unless another event happens there."""
+
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRefused(Refusal):
-    """No GPU of the pool could ever serve this request."""
+    """No GPU of the pool, or of the request's parent, could ever serve this request."""
 
     lease_id: str
     why: str

@@ -96,11 +96,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """`parent` is the id of the lease whose GPUs are to be used (see queue/sub_leases.py); None: GPUs of the pool."""
+
     wishes: Wishes = Wishes()
     holder: Holder = Holder()
     priority: int = 0
     ttl_s: float = DEFAULT_TTL_S
     labels: tuple[tuple[str, str], ...] = ()
+    parent: str | None = None
 
     def __post_init__(self) -> None:
         check_whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)

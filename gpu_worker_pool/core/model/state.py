@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpu_worker_pool.core.queue.capacity import Capacity
+from gpu_worker_pool.core.queue.inside import LeasesInside
 from gpu_worker_pool.core.queue.waiting import LeaseQueue
 
 from .deadlines import Deadlines
@@ -35,6 +36,8 @@ class PoolState:
     leases: dict[str, LiveLease] = field(default_factory=dict)
     ended: dict[str, EndedLease] = field(default_factory=dict)
     queue: LeaseQueue = field(default_factory=LeaseQueue)
+    # The leases inside other leases. They are in `leases` too, but not in `queue` and not on a slot.
+    inside: LeasesInside = field(default_factory=LeasesInside)
     deadlines: Deadlines = field(default_factory=Deadlines)
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
@@ -56,6 +59,10 @@ class PoolState:
         lease = self.leases[lease_id]
         assert isinstance(lease, QueuedLease), lease  # noqa: S101 - a broken invariant must not go on
         return lease
+
+    def position(self, lease: QueuedLease) -> int:
+        """The position in the queue, or among the waiters inside the same lease; 1 is served next."""
+        return (self.queue if lease.request.parent is None else self.inside).position(lease)
 
     def slot(self, key: GpuKey) -> GpuSlot:
         """The slot of a GPU, created on first mention: a journal names GPUs before their first reading."""

@@ -10,7 +10,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, HeldForAnother, Leased, Verdict, judge
+from .eligibility import Eligible, HeldForAnother, Leased, NoRoom, Verdict, judge
+from .sub_leases import judge_inside, parent_of
 
 MAX_NAMES = 3
 
@@ -31,13 +32,18 @@ class Explanation:
     queue_length: int
     verdicts: tuple[GpuVerdict, ...]
     wants: str
+    # The lease inside which it waits. Position and length are then those of the waiters there.
+    parent: str | None = None
 
     @property
     def head(self) -> str:
-        return f"Position {self.position} of {self.queue_length}, waiting for {self.wants}"
+        where = "" if self.parent is None else f" inside lease {self.parent}"
+        return f"Position {self.position} of {self.queue_length}{where}, waiting for {self.wants}"
 
     @property
     def obstacles(self) -> str:
+        if self.parent is not None:
+            return _obstacles_inside(self)
         return "; ".join(_summary(self.verdicts)) if self.verdicts else "no GPU has been seen yet"
 
     def __str__(self) -> str:
@@ -63,6 +69,8 @@ class Explainer:
         self._texts: dict[Wishes, str] = {}
 
     def explain(self, lease: QueuedLease) -> Explanation:
+        if lease.request.parent is not None:
+            return self._explain_inside(lease, lease.request.parent)
         state, wishes = self._state, lease.request.wishes
         verdicts = self._verdicts.get(wishes)
         if verdicts is None:
@@ -77,11 +85,32 @@ class Explainer:
 
     def reason(self, lease: QueuedLease) -> str:
         explanation, wishes = self.explain(lease), lease.request.wishes
-        if self._state.holds:
+        if self._state.holds or explanation.parent is not None:
             return str(explanation)
         if wishes not in self._texts:
             self._texts[wishes] = explanation.obstacles
         return f"{explanation.head}: {self._texts[wishes]}"
+
+    def _explain_inside(self, lease: QueuedLease, parent: str) -> Explanation:
+        state, outer, found = self._state, parent_of(self._state, lease), []
+        for key in outer.gpus:
+            reading = state.slots[key].reading
+            verdict = judge_inside(state, outer, key, lease.request.wishes)
+            found.append(GpuVerdict(key, reading.gpu if reading else None, verdict))
+        length = len(state.inside.waiting_in(parent))
+        return Explanation(
+            lease.id, state.inside.position(lease), length, tuple(found), str(lease.request.wishes), parent
+        )
+
+
+def _obstacles_inside(explanation: Explanation) -> str:
+    verdicts = [item.verdict for item in explanation.verdicts]
+    holders = [name for each in verdicts if isinstance(each, Leased | NoRoom) for name in each.holders]
+    if holders:
+        return f"another job inside this lease uses its GPU ({_some(list(dict.fromkeys(holders)))})"
+    if explanation.position > 1:
+        return "another job inside this lease is ahead"
+    return "; ".join(_summary(explanation.verdicts))
 
 
 def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:

@@ -24,8 +24,8 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
     """The lease in a list: without the obstacles of a waiting lease, and far back in the queue without the reason."""
     if not isinstance(lease, QueuedLease):
         return lease_view(state, lease, now)
-    position = state.queue.position(lease)
-    if position <= MOST_EXPLAINED:
+    position = state.position(lease)
+    if position <= MOST_EXPLAINED or lease.request.parent is not None:
         reason = explainer.reason(lease)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
@@ -110,6 +110,7 @@ def _view(kind: type[ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -
         ),
         labels=dict(request.labels),
         is_local=holder.is_local,
+        parent=request.parent,
         **own,
     )
 

@@ -44,8 +44,9 @@ class LeaseCalls:
         form = await call.form(LeaseForm)
         request = to_request(form, owner_for(caller, form.owner, self._tokens))
         known = await pool.find(lease_id)
-        if known is not None:
-            self._check_may_manage(caller, known)
+        for involved in (known, request.parent and await pool.find(request.parent)):
+            if involved:
+                self._check_may_manage(caller, involved)
         events = await pool.request(lease_id, request, is_known=known is not None, is_loopback=call.is_loopback)
         _refuse(lease_id, events)
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
@@ -169,6 +170,7 @@ def to_request(form: LeaseForm, owner: str | None) -> Request:
         ttl_s=form.ttl_s,
         # Sorted, so that the same labels make the same request.
         labels=tuple(sorted(form.labels.items())),
+        parent=form.parent,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
@@ -45,9 +45,10 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
     await pool.caught_up()
     state, loop_share = pool.state, LoopShare()
     others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
+    waiting = chain(state.queue, state.inside)
     queue: list[bytes] = []
     leases: list[bytes] = []
-    async for lease, view in encode_leases(pool, [*islice(state.queue, most_queued), *others], loop_share):
+    async for lease, view in encode_leases(pool, [*islice(waiting, most_queued), *others], loop_share):
         # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
@@ -63,7 +64,7 @@ async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
                 memory_percent=limits.memory_percent, utilization_percent=limits.utilization_percent
             ),
             workers_per_gpu=state.settings.workers_per_gpu,
-            queue_length=len(state.queue),
+            queue_length=len(state.queue) + len(state.inside),
             server_id=pool.id,
             machine=machine_fingerprint(),
             ignored_processes=tuple(sorted(state.ignored_processes)),

@@ -111,7 +111,8 @@ class LeaseMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._pool.state
-        kinds = Counter(type(lease) for lease in state.leases.values())
+        # Leases inside others are part of those, here and in the GPU-seconds.
+        kinds = Counter(type(lease) for lease in state.leases.values() if lease.request.parent is None)
         can_grant, stale_after_s = float(self._pool.trouble is None), state.settings.stale_after_s
         for name, text, value in (
             ("leases_active", "Leases that hold GPUs.", kinds[ActiveLease]),
@@ -158,7 +159,7 @@ class LeaseMetrics(Collector):
         now_at = self._pool.wall_now()
         totals = dict(self._gpu_seconds)
         for lease in self._pool.state.leases.values():
-            if isinstance(lease, ActiveLease):
+            if isinstance(lease, ActiveLease) and lease.request.parent is None:
                 owner = self._label(lease.request.holder.owner)
                 totals[owner] = totals.get(owner, 0.0) + self._counted_s(lease.granted_at, now_at) * len(lease.gpus)
         return totals
@@ -179,7 +180,7 @@ class LeaseMetrics(Collector):
                 self._note_end(self._now(event.lease_id))
 
     def _note_end(self, lease: QueuedLease | ActiveLease | EndedLease | None) -> None:
-        if isinstance(lease, EndedLease) and lease.granted_at is not None:
+        if isinstance(lease, EndedLease) and lease.granted_at is not None and lease.request.parent is None:
             self._hold.observe(max(lease.ended_at - lease.granted_at, 0.0))
             owner = self._label(lease.request.holder.owner)
             counted_s = self._counted_s(lease.granted_at, lease.ended_at)

@@ -64,17 +64,22 @@ SELECT complete_since FROM accounting;
 -- name: read_ended_within
 -- Arguments: since, and three times until. Leases that ended after `since` and were requested or granted before `until`,
 -- by the index on ended_at. If a clock was set, any of the three times may be the first. Unknown end times are included.
+-- Leases inside another lease are left out here and below: they are part of that one. A text in JSON cannot contain
+-- the key with its quotes, so its presence in the body tells.
 SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at FROM ended_lease
-WHERE ended_at >= ? AND (ended_at < ? OR requested_at < ? OR granted_at < ?) OR ended_at IS NULL;
+WHERE (ended_at >= ? AND (ended_at < ? OR requested_at < ? OR granted_at < ?) OR ended_at IS NULL)
+    AND instr(body, '"parent":') = 0;
 
 -- name: read_held_within
 -- Arguments: since and now. Leases that held GPUs and ended in between, last one first, by the index on ended_at.
 SELECT lease_id, body FROM ended_lease
 WHERE ended_at BETWEEN ? AND ? AND gpu_count > 0 AND granted_at BETWEEN 0 AND ended_at
+    AND instr(body, '"parent":') = 0
 ORDER BY ended_at DESC;
 
 -- name: read_unknown_within
 -- Arguments: since and now. Leases that held GPUs, ended since then or at an unknown time, and are not among those above.
 SELECT lease_id FROM ended_lease
 WHERE (ended_at >= ? OR ended_at IS NULL) AND gpu_count > 0
-    AND NOT coalesce(ended_at <= ? AND granted_at BETWEEN 0 AND ended_at, 0);
+    AND NOT coalesce(ended_at <= ? AND granted_at BETWEEN 0 AND ended_at, 0)
+    AND instr(body, '"parent":') = 0;

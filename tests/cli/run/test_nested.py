@@ -1,0 +1,144 @@
+"""`gpu-pool run`, `batch` and the Python client inside a `gpu-pool run`: they use the GPUs of the lease around them."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.testing import ServerProcess
+from tests.cli.own_process import GPU_POOL, end_all, gpu_pool, start_gpu_pool
+from tests.cli.run.test_run import end
+from tests.server.leasing import OFTEN, eventually, take, wait_until_free
+
+RUN = shlex.join([*GPU_POOL, "run", "-q"])
+SHOW = "sh -c 'echo $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_ID'"
+PYTHON = "from gpu_worker_pool import gpu\nwith gpu(20{}) as a: print(a.env['CUDA_VISIBLE_DEVICES'], a.lease_id)"
+
+
+@pytest.fixture(scope="module")
+def two_gpus() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(two_gpus: ServerProcess) -> Iterator[ServerProcess]:
+    yield two_gpus
+    end_all()
+    for lease in two_gpus.json("/leases")["leases"]:
+        two_gpus.ask(f"/leases/{lease['id']}", "DELETE")
+    wait_until_free(two_gpus)
+
+
+def python(options: str = "") -> str:
+    return shlex.join([sys.executable, "-c", PYTHON.format(options)])
+
+
+def outer(server: ServerProcess, script: str, *options: str) -> list[list[str]]:
+    """The words of each line that the script writes, run on one GPU; the first line is the outer lease's."""
+    done = gpu_pool("run", *options, "--", "sh", "-ec", f"{SHOW}\n{script}", server=server)
+    assert done.code == 0, done.err
+    return [line.split() for line in done.out.splitlines()]
+
+
+def leases(server: ServerProcess) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.json("/leases")["leases"]
+    return found
+
+
+def test_a_run_and_a_python_client_inside_a_run_use_its_gpu(server: ServerProcess) -> None:
+    outer_one, *inner = outer(server, f"{RUN} -- {SHOW}\n{python()}\n{RUN} -- {RUN} -- {SHOW}")
+    assert [gpu for gpu, _ in inner] == [outer_one[0]] * 3
+    assert len({lease_id for _, lease_id in (outer_one, *inner)}) == 4
+    ended = server.json(f"/leases/{inner[0][1]}")
+    assert (ended["parent"], ended["end_reason"]) == (outer_one[1], "released")
+
+
+def test_inside_a_run_on_a_share_the_share_is_used(server: ServerProcess) -> None:
+    share, whole, smaller = outer(server, f"{RUN} -- {SHOW}\n{RUN} --memory 1GB -- {SHOW}", "--memory", "4GB")
+    assert share[0] == whole[0] == smaller[0]
+
+
+def test_new_asks_for_other_gpus(server: ServerProcess) -> None:
+    outer_one, run, client = outer(server, f"{RUN} --new -- {SHOW}\n{python(', new=True')}")
+    assert run[0] == client[0] != outer_one[0]
+
+
+def test_the_server_of_the_lease_is_asked_however_it_was_named(server: ServerProcess) -> None:
+    done = gpu_pool("run", "-e", server.url, "--", "sh", "-ec", f"{SHOW}\n{RUN} -- {SHOW}\n{python()}")
+    assert done.code == 0, done.err
+    gpus = [line.split()[0] for line in done.out.splitlines()]
+    assert len(gpus) == 3
+    assert len(set(gpus)) == 1
+
+
+def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, tmp_path: Path) -> None:
+    begun, go, second = tmp_path / "begun", tmp_path / "go", tmp_path / "second"
+    first_job = f"touch {begun}; until [ -e {go} ]; do sleep 0.05; done; test ! -e {second}"
+    script = f"""
+        {RUN} -- sh -c '{first_job}' & first=$!
+        until [ -e {begun} ]; do sleep 0.05; done
+        {RUN} -- touch {second} & second=$!
+        wait $first
+        wait $second
+    """
+    process = start_gpu_pool("run", "--", "sh", "-ec", script, server=server)
+    waiting = eventually(lambda: next((x for x in leases(server) if x["state"] == "queued"), None), "a waiter inside")
+    assert waiting["position"] == 1
+    assert f"inside lease {waiting['parent']}" in waiting["reason"]
+    assert "another job inside this lease" in waiting["reason"]
+    shown = gpu_pool("status", server=server).out
+    assert "inside" in shown
+    pool = server.json("/pool")
+    assert [len(gpu["leases"]) for gpu in pool["gpus"]].count(1) == 1
+    go.touch()
+    assert end(process) == 0
+    assert second.exists()
+
+
+def test_what_the_lease_cannot_satisfy_is_refused_with_advice(server: ServerProcess) -> None:
+    done = gpu_pool("run", "--", "sh", "-c", f"{RUN} --gpus 2 -- true", server=server)
+    assert done.code != 0
+    assert "--new" in done.err
+    assert "not 2 GPUs" in done.err
+
+
+def test_killed_with_9_the_outer_run_takes_the_inner_leases_with_it(server: ServerProcess) -> None:
+    process = start_gpu_pool("run", "--", "sh", "-c", f"{RUN} -- sleep 600; true", server=server)
+    inner = eventually(
+        lambda: next((x for x in leases(server) if x["parent"] and x["state"] == "active"), None), "a lease inside"
+    )
+    process.send_signal(signal.SIGKILL)
+    end(process)
+    ended = eventually(
+        lambda: (view := server.json(f"/leases/{inner['id']}"))["state"] == "ended" and view, "the end of the inner one"
+    )
+    assert ended["gpus"] == inner["gpus"]
+    wait_until_free(server)
+
+
+def test_a_lease_that_is_left_over_is_refused_and_takes_no_gpu(server: ServerProcess) -> None:
+    lease = take(server)
+    server.ask(f"/leases/{lease['id']}", "DELETE")
+    stale = {"GPU_POOL_LEASE_ID": lease["id"], "GPU_POOL_LEASE_URL": server.url, "CUDA_VISIBLE_DEVICES": "0"}
+    done = gpu_pool("run", "--", "true", server=server, env=stale)
+    assert done.code == 125
+    assert "has ended (released)" in done.err
+    assert "--new" in done.err
+    assert "unset GPU_POOL_LEASE_ID" in done.err
+    assert gpu_pool("run", "--new", "--", "true", server=server, env=stale).code == 0
+
+
+def test_the_jobs_of_a_batch_inside_a_run_take_turns_on_its_gpu(server: ServerProcess, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.write_text('echo "on $CUDA_VISIBLE_DEVICES"\n' * 3, encoding="utf-8")
+    batch = shlex.join([*GPU_POOL, "batch", str(jobs)])
+    outer_one, *_ = outer(server, f"{batch} >/dev/null")
+    logs = [path.read_text(encoding="utf-8") for path in (tmp_path / "jobs.logs").iterdir()]
+    assert [f"on {outer_one[0]}\n" in log for log in logs] == [True] * 3
