@@ -83,7 +83,8 @@ class ServerProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.command = [part.replace("{port}", str(self.port)) for part in command]
         ours = {"HOST": "127.0.0.1", "PORT": str(self.port), "SIMULATED_GPUS": "4", "REFRESH_INTERVAL": "0.1"}
-        state = {"GPU_POOL_STATE_DIR": str(self.folder / "state")}
+        # No Unix socket where programs look for those of real servers.
+        state = {"GPU_POOL_STATE_DIR": str(self.folder / "state"), "GPU_POOL_SOCKET": ""}
         self.env = {**inherited_environment(os.environ), **ours, **state, **(settings or {})}
         self.state_dir = Path(self.env["GPU_POOL_STATE_DIR"])
         self.process: subprocess.Popen[bytes] | None = None

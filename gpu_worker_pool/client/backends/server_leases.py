@@ -13,8 +13,9 @@ from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.identity import pid_namespace, user_name
+from gpu_worker_pool.host.identity import pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import GpuRef, LeaseView, RenewAnswer
 from gpu_worker_pool.wire.reader import read
