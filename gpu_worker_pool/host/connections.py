@@ -156,5 +156,3 @@ def _address_in_proc(text: str) -> IPv4Address | IPv6Address:
     """An address of /proc/net: words of four bytes in the order of this machine."""
     words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
     return _plain((str(ip_address(b"".join(words))), 0))[0]
-
-

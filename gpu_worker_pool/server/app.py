@@ -22,7 +22,7 @@ from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.ledger.journal import JournalInUse
+from gpu_worker_pool.ledger.journal import JournalInUse, StateDirUnsafe
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
@@ -135,7 +135,7 @@ class PoolApp:
         self._log_gpus()
         try:
             await self._authority.start()
-        except JournalInUse as error:
+        except (JournalInUse, StateDirUnsafe) as error:
             self.why_not_started = str(error)
             self._sampler.stop()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import Any
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
@@ -58,7 +60,9 @@ class ServerLeases:
         self._endpoint = endpoint
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
-        reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))
+        reply = await self._endpoint.call(
+            "PUT", f"/leases/{lease_id}", body=_body(request, is_local=is_this_machine(self._endpoint.url.host))
+        )
         return self._answer(reply)
 
     async def wait(self, lease_id: str, wait_s: float) -> LeaseAnswer:
@@ -101,12 +105,17 @@ class ServerLeases:
         return Over(lease.end_reason or lease.reason or "ended")
 
 
-def _body(request: Request) -> dict[str, Any]:
-    """What is sent; what is not set is left out, so that the server's own default is used."""
+def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
+    """What is sent; what is not set is left out, so that the server's own default is used.
+
+    A server on this machine knows the user. In a container the same user may have another name.
+    """
     facts = {**asdict(request.wishes), **asdict(request.holder)}
     del facts["process"]  # for the server to find out
     form = LeaseForm(**facts, priority=request.priority, ttl_s=request.ttl_s, labels=dict(request.labels))
-    return {name: value for name, value in asdict(form).items() if value is not None and value != {}}
+    unsaid = {"owner"} if is_local and sys.platform == "linux" else set()
+    sent = {name: value for name, value in asdict(form).items() if value is not None and value != {}}
+    return {name: value for name, value in sent.items() if name not in unsaid}
 
 
 def _gpu(ref: GpuRef) -> Gpu | None:

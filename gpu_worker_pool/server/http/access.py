@@ -144,7 +144,9 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
         name = _name_by_token(authorization, tokens)
         return Caller(name=name, is_admin=name == ADMIN)
     _refuse_unless_local(origin, headers)
-    where = f"its Unix socket {rules.socket}" if rules.socket else "its Unix socket, which is turned off (GPU_POOL_SOCKET)"
+    where = (
+        f"its Unix socket {rules.socket}" if rules.socket else "its Unix socket, which is turned off (GPU_POOL_SOCKET)"
+    )
     if not origin.is_unix and not rules.takes_loopback:
         raise Denied(
             401,
@@ -155,7 +157,8 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
         user = origin.find_user()
     except UserNotKnown as unknown:
         raise Denied(
-            401, f"The server cannot tell which user of its machine calls: {unknown}; use {where}, or {HOW_TO_PROVE_IT}."
+            401,
+            f"The server cannot tell which user of its machine calls: {unknown}; use {where}, or {HOW_TO_PROVE_IT}.",
         ) from None
     if user is None:
         return Caller(is_local=True, is_admin=tokens.is_unset)
