@@ -86,7 +86,7 @@ def _why_open(folder: os.stat_result) -> str | None:
 
 
 class UnixListener:
-    """A listening Unix socket, whose file is removed by `close`. SocketUnusable if it cannot be had.
+    """A listening Unix socket, whose file `remove` removes. SocketUnusable if it cannot be had.
 
     The file of a server that died is replaced; that of a server that answers is not.
     """
@@ -100,8 +100,8 @@ class UnixListener:
         except OSError as error:
             raise SocketUnusable(f"{path}: {error.strerror or error}; set {VARIABLE} to another path") from None
 
-    def close(self) -> None:
-        self.socket.close()
+    def remove(self) -> None:
+        """Remove the file, unless another server has put its own there."""
         try:
             if self.path.lstat().st_ino == self._inode:
                 self.path.unlink()

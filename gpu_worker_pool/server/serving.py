@@ -77,12 +77,9 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     unix = _listen_unix(app, port)
     # The sockets listen already, so a client that is told of READY can connect at once.
     try:
-        _Server(config, on_ready).run(sockets=[listener, *([unix.socket] if unix else [])])
+        _Server(config, on_ready, unix).run(sockets=[listener, *([unix.socket] if unix else [])])
     except KeyboardInterrupt:
         return 130  # a shell's exit code for Ctrl-C
-    finally:
-        if unix is not None:
-            unix.close()
     return 0
 
 
@@ -103,9 +100,16 @@ def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None, unix: UnixListener | None) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._unix = unix
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Here, because uvicorn raises the signal that stopped it once more.
+        if self._unix is not None:
+            self._unix.remove()
+        await super().shutdown(sockets=sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

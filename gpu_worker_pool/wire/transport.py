@@ -114,20 +114,20 @@ class Transport:
         sockets = self._sockets
         path = None if sockets is None else sockets.choose(url)
         try:
-            reply = await self._call(method, url, path, body, token, timeout_s, is_parsed=is_parsed)
+            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         except _NotConnected:
             if path is None or sockets is None or sockets.is_settled(url):
                 raise
             # The socket is that of a server that died: nothing was sent.
             path = None
-            reply = await self._call(method, url, path, body, token, timeout_s, is_parsed=is_parsed)
+            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         if sockets is not None:
             sockets.answered(url, path, self._ask)
         return reply
 
     async def _ask(self, url: str, path: Path | None) -> Any:
         try:
-            return (await self._call("GET", url, path, None, None, COMPARE_S, is_parsed=True)).data
+            return (await self._call("GET", url, path, None, None, timeout_s=COMPARE_S, is_parsed=True)).data
         except CallFailed:
             return None
 
@@ -138,8 +138,8 @@ class Transport:
         path: Path | None,
         body: Mapping[str, Any] | None,
         token: str | None,
-        timeout_s: float,
         *,
+        timeout_s: float,
         is_parsed: bool,
     ) -> Reply:
         import aiohttp  # noqa: PLC0415 - loaded by now

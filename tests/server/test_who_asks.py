@@ -1,0 +1,151 @@
+"""Who is asking, over real sockets and as different Unix users. The rules by themselves are in tests/server/http."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.testing import ServerProcess
+from tests.other_user import ALICE, BOB, folder_of
+from tests.server.calls_as import ask_as
+from tests.server.leasing import assert_problem, new_id, put, release_all
+
+ALICES, BOBS = f"uid-{ALICE}", f"uid-{BOB}"
+WAYS = ["port", "socket"]
+
+
+@pytest.fixture(scope="module")
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = folder_of(os.geteuid(), tmp_path_factory.mktemp("sockets"))
+    folder.chmod(0o755)
+    return folder / "pool.sock"
+
+
+@pytest.fixture(scope="module")
+def running(socket_path: Path) -> Iterator[ServerProcess]:
+    settings = {"SIMULATED_GPUS": "4", "GPU_POOL_SOCKET": str(socket_path), "GPU_POOL_TOKENS": f"{ALICES}:alice-token"}
+    with ServerProcess(settings) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
+    yield running
+    release_all(running)
+
+
+def way(socket_path: Path, name: str) -> Path | None:
+    return socket_path if name == "socket" else None
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_the_owner_is_the_unix_user(server: ServerProcess, socket_path: Path, by: str) -> None:
+    lease_id = new_id()
+    calls = [
+        ("PUT", f"/leases/{lease_id}", {}),
+        ("PUT", f"/leases/{new_id()}", {"owner": BOBS}),
+        ("PUT", f"/leases/{new_id()}", {"owner": ALICES}),
+        ("GET", "/ui/data/me", None),
+    ]
+    own, anothers, named, me = ask_as(ALICE, server, calls, by=way(socket_path, by))
+
+    assert (own.status, own.json["owner"]) == (201, ALICES)
+    assert_problem(anothers, 403, ALICES, BOBS, "leave owner out")
+    assert (named.status, named.json["owner"]) == (201, ALICES)
+    assert me.json == {"name": ALICES, "is_admin": False}
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_nobody_changes_a_lease_of_another_user(server: ServerProcess, socket_path: Path, by: str) -> None:
+    lease_id = new_id()
+    assert ask_as(ALICE, server, [("PUT", f"/leases/{lease_id}", {})])[0].status == 201
+    refused = ask_as(
+        BOB,
+        server,
+        [
+            ("PUT", f"/leases/{lease_id}", {}),
+            ("DELETE", f"/leases/{lease_id}", None),
+            ("POST", "/leases/renew", {"ids": [lease_id]}),
+        ],
+        by=way(socket_path, by),
+    )
+    for answer in refused:
+        assert_problem(answer, 403, lease_id, ALICES, f"you are {BOBS}")
+    assert server.json(f"/leases/{lease_id}")["state"] == "active"
+    (gone,) = ask_as(ALICE, server, [("DELETE", f"/leases/{lease_id}", None)], by=way(socket_path, by))
+    assert gone.json["state"] in {"ended", "draining"}
+
+
+def test_only_administrators_may_use_the_operators_calls(server: ServerProcess, socket_path: Path) -> None:
+    lease_id = new_id()
+    assert ask_as(ALICE, server, [("PUT", f"/leases/{lease_id}", {})])[0].status == 201
+    operating = [
+        ("POST", f"/admin/leases/{lease_id}/revoke", None),
+        ("POST", "/admin/gpus/0/drain", {"reason": "x"}),
+        ("POST", "/admin/gpus/0/undrain", None),
+        ("PUT", "/admin/ignored-processes/Xorg", None),
+        ("DELETE", "/admin/ignored-processes/Xorg", None),
+    ]
+    for by in WAYS:
+        for answer in ask_as(BOB, server, operating, by=way(socket_path, by)):
+            assert_problem(answer, 403, "administrator", "root", BOBS)
+    assert server.json(f"/leases/{lease_id}")["state"] == "active"
+    assert server.ask(f"/admin/leases/{lease_id}/revoke", "POST").status == 200, "the tests run as the server's user"
+
+
+def test_a_token_of_the_same_name_is_the_same_owner(server: ServerProcess) -> None:
+    lease_id, token = new_id(), {"Authorization": "Bearer alice-token"}
+    assert ask_as(ALICE, server, [("PUT", f"/leases/{lease_id}", {})])[0].status == 201
+    assert server.ask("/leases/renew", "POST", token, {"ids": [lease_id]}).json["lost"] == []
+    (answer,) = ask_as(BOB, server, [("PUT", f"/leases/{new_id()}", {})], headers=token)
+    assert answer.json["owner"] == ALICES, "a token counts more than the user who sends it"
+
+
+def test_a_request_whose_connection_is_closed_is_not_roots(server: ServerProcess) -> None:
+    """A closed connection has no user; older kernels say that root has it."""
+    before = server.json("/pool")["ignored_processes"]
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port)) as closing:
+            closing.sendall(b"PUT /admin/ignored-processes/evil HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            closing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    found = set(server.json("/pool")["ignored_processes"]) - set(before)
+    assert found <= {"evil"}, "as root it may get through, before it is closed"
+    server.ask("/admin/ignored-processes/evil", "DELETE")
+
+
+def test_the_socket_is_for_all_users_and_its_directory_is_not(running: ServerProcess, socket_path: Path) -> None:
+    assert stat.S_ISSOCK(socket_path.stat().st_mode)
+    assert socket_path.stat().st_mode & 0o777 == 0o666
+    assert f"listening on the Unix socket {socket_path}" in running.log()
+
+
+def test_local_callers_by_the_socket_only(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "pool.sock"
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(path), "GPU_POOL_LOCAL": "socket"}
+    with ServerProcess(settings) as server:
+        assert_problem(put(server, new_id()), 401, str(path), "GPU_POOL_LOCAL=socket")
+        folder_of(os.geteuid(), path.parent).chmod(0o755)
+        (answer,) = ask_as(ALICE, server, [("PUT", f"/leases/{new_id()}", {})], by=path)
+        assert answer.json["owner"] == ALICES
+        server.kill()
+        assert path.exists()
+        server.start()
+        assert "no Unix socket" not in server.log(), "the file of a dead server is replaced"
+        server.stop()
+        assert not path.exists()
+
+
+def test_a_directory_that_others_may_write_to_gets_no_socket(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(folder / "pool.sock")}) as server:
+        assert "no Unix socket" in server.log()
+        assert "other users may write to it" in server.log()
+        assert put(server, new_id()).status == 201
+        assert list(folder.iterdir()) == []
