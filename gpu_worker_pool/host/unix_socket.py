@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 VARIABLE = "GPU_POOL_SOCKET"
@@ -60,20 +61,21 @@ def is_trustworthy(path: Path, uid: int) -> bool:
         found = folder.lstat()
         if not stat.S_ISSOCK(path.lstat().st_mode) or _why_open(found) is not None:
             return False
-        above = {*folder.absolute().parents, *folder.resolve().parents}
-        return all(_keeps(parent.lstat(), found.st_uid, uid) for parent in above)
+        chains = [(whole, *whole.parents) for whole in (folder.absolute(), folder.resolve())]
+        pairs = {pair for chain in chains for pair in pairwise(chain)}
+        return all(_keeps(parent.lstat(), below.lstat(), found.st_uid, uid) for below, parent in pairs)
     except OSError:
         return False
 
 
-def _keeps(parent: os.stat_result, owner: int, uid: int) -> bool:
-    """Whether no user but root and the owner of the directory below can have made that directory there."""
+def _keeps(parent: os.stat_result, below: os.stat_result, owner: int, uid: int) -> bool:
+    """Whether no user but root, `uid` and the owner of the socket's directory can have put there what is below."""
     if parent.st_uid not in {0, owner}:
         return False
     if stat.S_ISLNK(parent.st_mode) or not parent.st_mode & _OTHERS_WRITE:
         return True
     # As in /tmp: every user may make a directory, but none can replace another user's.
-    return bool(parent.st_mode & stat.S_ISVTX) and owner in {0, uid}
+    return bool(parent.st_mode & stat.S_ISVTX) and below.st_uid in {0, uid}
 
 
 def _why_open(folder: os.stat_result) -> str | None:

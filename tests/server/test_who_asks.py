@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.other_user import ALICE, BOB, folder_of
+from tests.other_user import ALICE, BOB
 from tests.server.calls_as import ask_as
 from tests.server.leasing import assert_problem, new_id, put, release_all
 
@@ -20,10 +20,11 @@ WAYS = ["port", "socket"]
 
 
 @pytest.fixture(scope="module")
-def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = folder_of(os.geteuid(), tmp_path_factory.mktemp("sockets"))
-    folder.chmod(0o755)
-    return folder / "pool.sock"
+def socket_path() -> Iterator[Path]:
+    """Where other users can reach it, which they cannot in pytest's own folders."""
+    with TemporaryDirectory(prefix="gpu-pool-sockets-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "pool.sock"
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +125,11 @@ def test_the_socket_is_for_all_users_and_its_directory_is_not(running: ServerPro
     assert f"listening on the Unix socket {socket_path}" in running.log()
 
 
-def test_local_callers_by_the_socket_only(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "pool.sock"
+def test_local_callers_by_the_socket_only(socket_path: Path) -> None:
+    path = socket_path.parent / "only.sock"
     settings = {"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(path), "GPU_POOL_LOCAL": "socket"}
     with ServerProcess(settings) as server:
         assert_problem(put(server, new_id()), 401, str(path), "GPU_POOL_LOCAL=socket")
-        folder_of(os.geteuid(), path.parent).chmod(0o755)
         (answer,) = ask_as(ALICE, server, [("PUT", f"/leases/{new_id()}", {})], by=path)
         assert answer.json["owner"] == ALICES
         server.kill()

@@ -255,5 +255,6 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
             tuple(sorted(tokens.names)),
             is_open_here=is_every_address(host) or is_this_machine(host),
         ),
+        socket=app.access.socket,
         is_default=not any(os.environ.get(name, "").strip() for name in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
     )
