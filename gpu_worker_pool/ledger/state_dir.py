@@ -31,11 +31,16 @@ def state_dir(configured: str | None, environ: Mapping[str, str], *, platform: s
 
 
 def make_state_dir(folder: Path) -> None:
-    """Make the directory if it is not there; StateDirUnsafe if another user could change the files in it.
+    """Make the directory if it is not there; StateDirUnsafe if another user could change the files in it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_is_private(folder)
+
+
+def check_is_private(folder: Path) -> None:
+    """StateDirUnsafe if another user could change the files in this directory.
 
     A link counts as the directory that it leads to: systemd makes such links for services with a DynamicUser.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     advice = "or set GPU_POOL_STATE_DIR to a folder inside it, which the server makes itself"
     if found.st_uid not in {0, os.geteuid()}:

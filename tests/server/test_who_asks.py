@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.other_user import ALICE, BOB
+from tests.other_user import ALICE, BOB, python_as
 from tests.server.calls_as import ask_as
 from tests.server.leasing import assert_problem, new_id, put, release_all
 
@@ -107,16 +107,34 @@ def test_a_token_of_the_same_name_is_the_same_owner(server: ServerProcess) -> No
     assert answer.json["owner"] == ALICES, "a token counts more than the user who sends it"
 
 
-def test_a_request_whose_connection_is_closed_is_not_roots(server: ServerProcess) -> None:
+def test_a_call_over_a_closed_connection_is_not_roots(server: ServerProcess) -> None:
     """A closed connection has no user; older kernels say that root has it."""
-    before = server.json("/pool")["ignored_processes"]
-    for _ in range(20):
-        with socket.create_connection(("127.0.0.1", server.port)) as closing:
-            closing.sendall(b"PUT /admin/ignored-processes/evil HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            closing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    found = set(server.json("/pool")["ignored_processes"]) - set(before)
-    assert found <= {"evil"}, "as root it may get through, before it is closed"
-    server.ask("/admin/ignored-processes/evil", "DELETE")
+    send = """
+import socket, sys
+for linger in (0, 1) * 20:
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sent:
+        sent.sendall(b"PUT /admin/ignored-processes/evil HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+        if linger:
+            sent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
+"""
+    subprocess.run(python_as(ALICE, "-c", send, str(server.port)), check=True, cwd="/", timeout=60)
+    assert ask_as(ALICE, server, [("GET", "/ui/data/me", None)])[0].status == 200, "all before it was read"
+    assert server.json("/pool")["ignored_processes"] == []
+
+
+def test_the_command_says_who_may(server: ServerProcess) -> None:
+    lease_id = new_id()
+    assert put(server, lease_id).status == 201
+    endpoint = ("--endpoint", server.url)
+    whose = str(server.json(f"/leases/{lease_id}")["owner"])
+    for arguments in (("release", lease_id), ("drain", "0")):
+        command = python_as(ALICE, "-m", "gpu_worker_pool", *arguments, *endpoint)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd="/", timeout=60)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "administrator" in done.stderr
+        assert ALICES in done.stderr
+        assert whose in done.stderr
+    assert server.json(f"/leases/{lease_id}")["state"] == "active"
 
 
 def test_the_socket_is_for_all_users_and_its_directory_is_not(running: ServerProcess, socket_path: Path) -> None:

@@ -77,7 +77,7 @@ class Tokens:
 
     @property
     def is_unset(self) -> bool:
-        """Whether no tokens were configured, so that every local caller is trusted."""
+        """Whether no tokens were configured."""
         return not self._entries and not self.is_broken
 
     @cached_property
