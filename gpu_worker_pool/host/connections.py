@@ -120,11 +120,15 @@ def _uid_in_answer(body: bytes, local: Plain, remote: Plain) -> int | None:
     own_port, other_port, own, other = _SOCKET_ID.unpack_from(body, _ANSWER_BODY.size)
     *_, uid, inode = _ANSWER_END.unpack_from(body, _ANSWER_BODY.size + _SOCKET_ID.size + len(_NO_INTERFACE_NO_COOKIE))
     found = (_unpacked(own, family), own_port), (_unpacked(other, family), other_port)
-    # Where there is no such connection, the kernel answers with a listening socket. A socket that its program has
-    # closed has no inode, and older kernels say that root has it.
-    if state == _LISTENS or inode == 0 or found != (local, remote):
+    # Where there is no such connection, the kernel answers with a listening socket.
+    if state == _LISTENS or found != (local, remote):
         return None
-    return int(uid)
+    return _uid_unless_closed(uid, inode)
+
+
+def _uid_unless_closed(uid: int, inode: int) -> int | None:
+    """The uid. A socket that its program has closed has no inode, and older kernels say that root has it."""
+    return None if uid == 0 and inode == 0 else uid
 
 
 def _unpacked(packed: bytes, family: int) -> IPv4Address | IPv6Address:
@@ -142,13 +146,13 @@ def _uid_by_proc(local: Plain, remote: Plain) -> int | None:
             continue
         for line in lines:
             fields = line.split()
-            if len(fields) > 9 and fields[9] != "0" and int(fields[3], 16) != _LISTENS:
+            if len(fields) > 9 and int(fields[3], 16) != _LISTENS:
                 # The ports are compared first: most lines are other connections.
                 ends = [end.rpartition(":") for end in fields[1:3]]
                 if [int(port, 16) for *_, port in ends] == [local[1], remote[1]]:
                     found = [_address_in_proc(address) for address, *_ in ends]
                     if found == [local[0], remote[0]]:
-                        return int(fields[7])
+                        return _uid_unless_closed(int(fields[7]), int(fields[9]))
     return None
 
 

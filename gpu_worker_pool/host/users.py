@@ -38,6 +38,15 @@ class Users:
         self._admin_group = admin_group
         self._known: dict[int, tuple[float, User]] = {}
 
+    def why_no_admins(self) -> str | None:
+        """Why the group gives no rights to any user; None where it is not set, or exists."""
+        try:
+            if self._admin_group:
+                grp.getgrnam(self._admin_group)
+        except (KeyError, OSError):
+            return f"GPU_POOL_ADMIN_GROUP={self._admin_group!r} is not a group of this machine, so it has no members"
+        return None
+
     def find(self, uid: int) -> User:
         now = monotonic()
         looked_up_at, user = self._known.get(uid, (-_KEEP_S, None))

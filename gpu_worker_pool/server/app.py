@@ -59,6 +59,8 @@ class PoolApp:
         self.settings = settings
         self.tokens = settings.load_tokens()
         users = Users(settings.gpu_pool_admin_group)
+        if why := users.why_no_admins():
+            logger.error("%s", why)
         self.access = AccessRules(
             self.tokens,
             takes_loopback=settings.gpu_pool_local == "loopback",

@@ -150,6 +150,20 @@ def test_local_callers_by_the_socket_only(socket_path: Path) -> None:
         assert_problem(put(server, new_id()), 401, str(path), "GPU_POOL_LOCAL=socket")
         (answer,) = ask_as(ALICE, server, [("PUT", f"/leases/{new_id()}", {})], by=path)
         assert answer.json["owner"] == ALICES
+        assert server.ask(f"/leases/{answer.json['id']}", "DELETE").status == 401
+        (gone,) = ask_as(ALICE, server, [("DELETE", f"/leases/{answer.json['id']}", None)], by=path)
+        assert gone.status == 200
+        command = python_as(ALICE, "-m", "gpu_worker_pool", "run", "--endpoint", server.url, "--", "true")
+        used = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            timeout=60,
+            env={"GPU_POOL_SOCKET": str(path)},
+        )
+        assert used.returncode == 0, used.stderr
         server.kill()
         assert path.exists()
         server.start()
