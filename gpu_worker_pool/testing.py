@@ -83,10 +83,12 @@ class ServerProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.command = [part.replace("{port}", str(self.port)) for part in command]
         ours = {"HOST": "127.0.0.1", "PORT": str(self.port), "SIMULATED_GPUS": "4", "REFRESH_INTERVAL": "0.1"}
-        # Several servers of tests may read the same stand-in for a GPU.
+        # Several servers of tests may read the same stand-in for a GPU. No Unix socket where programs look for those of
+        # real servers.
         state = {
             "GPU_POOL_STATE_DIR": str(self.folder / "state"),
             "GPU_POOL_LOCK_SCOPE": f"test-{os.getpid()}-{self.port}",
+            "GPU_POOL_SOCKET": "",
         }
         self.env = {**inherited_environment(os.environ), **ours, **state, **(settings or {})}
         self.state_dir = Path(self.env["GPU_POOL_STATE_DIR"])

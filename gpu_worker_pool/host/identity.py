@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 from dataclasses import dataclass
@@ -95,14 +94,6 @@ def own_proc() -> Path | None:
     try:
         return PROC if (PROC / "self").readlink() == Path(str(os.getpid())) else None
     except OSError:
-        return None
-
-
-def user_name() -> str | None:
-    """The name of the user who runs this process; None where it has none, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
         return None
 
 

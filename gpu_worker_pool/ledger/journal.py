@@ -14,6 +14,10 @@ class JournalError(Exception):
     """The journal cannot be written or read; the message says why and what to do."""
 
 
+class StateDirUnsafe(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """Another user could change the journal. The message says why, and what to do."""
+
+
 class JournalInUse(JournalError):  # noqa: N818 - a state of affairs, not a mistake
     """Another process writes this journal; `pid` is its pid, if known."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from .journal import JournalError
+from .journal import JournalError, StateDirUnsafe
 
 FOLDER = "gpu-worker-pool"
 
@@ -26,6 +28,46 @@ def state_dir(configured: str | None, environ: Mapping[str, str], *, platform: s
     if xdg.startswith("/"):
         return Path(xdg) / FOLDER
     return _home(environ, uid) / ".local" / "state" / FOLDER
+
+
+def make_state_dir(folder: Path) -> None:
+    """Make the directory if it is not there; StateDirUnsafe if another user could change the files in it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_is_private(folder)
+
+
+def check_is_private(folder: Path) -> None:
+    """StateDirUnsafe if another user could change the files in this directory.
+
+    A link counts as the directory that it leads to: systemd makes such links for services with a DynamicUser.
+    """
+    found = folder.stat()
+    advice = "or set GPU_POOL_STATE_DIR to a folder inside it, which the server makes itself"
+    if found.st_uid not in {0, os.geteuid()}:
+        raise StateDirUnsafe(
+            f"the state directory {folder} belongs to another user (uid {found.st_uid}), who could change the leases; "
+            f"give it to the user of the server (uid {os.geteuid()}), or set GPU_POOL_STATE_DIR to another folder"
+        )
+    if found.st_mode & 0o022:
+        raise StateDirUnsafe(
+            f"other users may write to the state directory {folder} (mode {stat.S_IMODE(found.st_mode):04o}), and could "
+            f"change the leases; chmod go-w {folder}, {advice}"
+        )
+    if folder.is_symlink() and folder.lstat().st_uid not in {0, os.geteuid()}:
+        raise StateDirUnsafe(
+            f"the state directory {folder} is a link of another user (uid {folder.lstat().st_uid}); set "
+            "GPU_POOL_STATE_DIR to a folder of the server's own"
+        )
+
+
+def refuse_links(*files: Path) -> None:
+    """StateDirUnsafe if one of the journal's files is a link: it might lead to a file of another user."""
+    for file in files:
+        if file.is_symlink():
+            raise StateDirUnsafe(
+                f"{file} is a link, and the files of the leases must not be; put the file itself there, or set "
+                "GPU_POOL_STATE_DIR to the folder that has it"
+            )
 
 
 def _expanded(configured: str, environ: Mapping[str, str], uid: int) -> Path:

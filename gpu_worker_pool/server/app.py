@@ -23,7 +23,8 @@ from gpu_worker_pool.host.gpu_lock import GpuLocks
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
-from gpu_worker_pool.ledger.journal import JournalInUse
+from gpu_worker_pool.host.users import Users
+from gpu_worker_pool.ledger.journal import JournalInUse, StateDirUnsafe
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
@@ -38,6 +39,7 @@ from .calls.admin import AdminCalls
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
 from .calls.statistics import Statistics
+from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
 from .http.router import Router
 from .logs import configure_logging_if_unset
@@ -58,6 +60,14 @@ class PoolApp:
     def __init__(self, settings: ServerSettings, make_probe: Callable[[], Probe] | None = None) -> None:
         self.settings = settings
         self.tokens = settings.load_tokens()
+        users = Users(settings.gpu_pool_admin_group)
+        if why := users.why_no_admins():
+            logger.error("%s", why)
+        self.access = AccessRules(
+            self.tokens,
+            takes_loopback=settings.gpu_pool_local == "loopback",
+            administrators=users.administrators(),
+        )
         self.why_not_started: str | None = None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
         simulated_probe: SimulatedProbe | None = None
@@ -108,7 +118,8 @@ class PoolApp:
             (*TABLE, *self._docs.resources()),
             (part.handlers() for part in handlers),
             prefix=settings.api_prefix,
-            tokens=self.tokens,
+            rules=self.access,
+            users=users,
             enable_cors=settings.enable_cors,
             page_headers=PAGE_HEADERS,
         )
@@ -132,7 +143,7 @@ class PoolApp:
         self._log_gpus()
         try:
             await self._authority.start()
-        except JournalInUse as error:
+        except (JournalInUse, StateDirUnsafe) as error:
             self.why_not_started = str(error)
             self._sampler.stop()
             self.locks.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 import uvicorn
 
 from gpu_worker_pool.host.addresses import urls
+from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
 
 from .app import PoolApp
 from .http.protocol import BoundedProtocol
@@ -20,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 # A long poll or a stream that is open when the server stops is cut off after this time.
 GRACE_S: Final = 1
+BACKLOG: Final = 2048
 
 
 def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
@@ -39,7 +42,7 @@ def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.sock
 
 def listen(settings: ServerSettings) -> socket.socket:
     """Listen before anything else starts, so that a failure is one clear line."""
-    return bind(settings, backlog=2048)
+    return bind(settings, backlog=BACKLOG)
 
 
 def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:
@@ -73,18 +76,42 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     host, port = listener.getsockname()[:2]
     app.locks.url = urls(host, port, settings.api_prefix, names=())[0]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)
-    # The socket listens already, so a client that is told of READY can connect at once.
+    unix = _listen_unix(app, port)
+    # The sockets listen already, so a client that is told of READY can connect at once.
     try:
-        _Server(config, on_ready).run(sockets=[listener])
+        _Server(config, on_ready, unix).run(sockets=[listener, *([unix.socket] if unix else [])])
     except KeyboardInterrupt:
         return 130  # a shell's exit code for Ctrl-C
     return 0
 
 
+def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:
+    """Listen on the Unix socket as well, if there is to be one. A server without it goes on, and says why."""
+    path = server_socket(app.settings.gpu_pool_socket, os.environ, port=port, uid=os.geteuid())
+    unix = None
+    try:
+        unix = None if path is None else UnixListener(path, backlog=BACKLOG)
+    except SocketUnusable as why:
+        logger.warning("no Unix socket: %s", why)
+    if unix is not None:
+        app.access.socket = str(unix.path)
+        logger.info("listening on the Unix socket %s", unix.path)
+    elif not app.access.takes_loopback:
+        logger.error("GPU_POOL_LOCAL=socket, and there is no Unix socket: only callers with a token may request GPUs")
+    return unix
+
+
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None, unix: UnixListener | None) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._unix = unix
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Here, because uvicorn raises the signal that stopped it once more.
+        if self._unix is not None:
+            self._unix.remove()
+        await super().shutdown(sockets=sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

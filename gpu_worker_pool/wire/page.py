@@ -76,7 +76,7 @@ class PastView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeView:
-    """The name that a token proves."""
+    """Who calls: the name of its token, or its Unix user."""
 
     name: str | None
     is_admin: bool

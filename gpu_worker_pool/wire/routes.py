@@ -258,7 +258,7 @@ TABLE: tuple[Resource, ...] = (
         "Whether the server has fresh readings",
         _get("readyz", "Whether the server has fresh readings", service.Alive, (503,)),
     ),
-    _for_page("/ui/data/me", None, _get("page_me", "The name that the token proves", page.MeView, (401, 403, 422))),
+    _for_page("/ui/data/me", None, _get("page_me", "Who calls", page.MeView, (401, 403, 422))),
     _for_page("/ui/data/pool", None, _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
     _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
     _for_page("/ui/data/usage", None, _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),

@@ -8,17 +8,20 @@ import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gpu_worker_pool.host.clock import boot_time
 
+from .local_sockets import LocalSockets
 from .reader import plain
 
 if TYPE_CHECKING:
     import aiohttp
 
 MAX_BYTES = 16 * 1024 * 1024
+COMPARE_S = 5.0
 
 
 class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
@@ -27,6 +30,10 @@ class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
     def __init__(self, reason: str, *, is_temporary: bool = True) -> None:
         super().__init__(reason)
         self.is_temporary = is_temporary
+
+
+class _NotConnected(CallFailed):
+    """Nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +55,15 @@ class Reply:
 
 
 class Transport:
-    """Calls servers over HTTP. `open` loads aiohttp, so that importing the client is cheap."""
+    """Calls servers over HTTP. `open` loads aiohttp, so that importing the client is cheap.
 
-    def __init__(self, *, ca_file: str | None = None, max_bytes: int = MAX_BYTES) -> None:
+    `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted.
+    """
+
+    def __init__(self, *, ca_file: str | None = None, max_bytes: int = MAX_BYTES, uses_sockets: bool = True) -> None:
         self._ca_file = ca_file
+        self._sockets = LocalSockets() if uses_sockets else None
+        self._by_socket: dict[Path, aiohttp.ClientSession] = {}
         self._max_bytes = max_bytes
         self._session: aiohttp.ClientSession | None = None
 
@@ -67,19 +79,18 @@ class Transport:
                 tls = ssl.create_default_context(cafile=self._ca_file)
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(f"GPU_POOL_CA_FILE={self._ca_file!r} cannot be used: {error}") from error
-        # No cookies, no proxy of the environment, no compression: two compressed megabytes may be gigabytes.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=30, resolver=PatientResolver()),
-            headers={"User-Agent": "gpu-worker-pool", "Accept-Encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
+        self._session = _session(
+            aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=30, resolver=PatientResolver())
         )
 
     async def close(self) -> None:
+        if self._sockets is not None:
+            await self._sockets.close()
         session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        for opened in (session, *self._by_socket.values()):
+            if opened is not None:
+                await opened.close()
+        self._by_socket.clear()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -101,18 +112,46 @@ class Transport:
         is_parsed: bool = True,
     ) -> Reply:
         """Make one call; CallFailed if there is no readable answer. Without `is_parsed`, the answer has its body only."""
+        sockets = self._sockets
+        path = None if sockets is None else sockets.choose(url)
+        try:
+            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
+        except _NotConnected:
+            if path is None or sockets is None or sockets.is_settled(url):
+                raise
+            # The socket is that of a server that died: nothing was sent.
+            path = None
+            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
+        if sockets is not None:
+            sockets.answered(url, path, self._ask)
+        return reply
+
+    async def _ask(self, url: str, path: Path | None) -> Any:
+        try:
+            return (await self._call("GET", url, path, None, None, timeout_s=COMPARE_S, is_parsed=True)).data
+        except CallFailed:
+            return None
+
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        path: Path | None,
+        body: Mapping[str, Any] | None,
+        token: str | None,
+        *,
+        timeout_s: float,
+        is_parsed: bool,
+    ) -> Reply:
         import aiohttp  # noqa: PLC0415 - loaded by now
 
-        if self._session is None:
-            raise CallFailed("the client is stopped")
+        session = self._session_for(path)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         sent = None if body is None else json.dumps(body).encode()
         sent_at = boot_time()
         try:
             async with asyncio.timeout(timeout_s):
-                async with self._session.request(
-                    method, url, data=sent, headers=headers, allow_redirects=False
-                ) as response:
+                async with session.request(method, url, data=sent, headers=headers, allow_redirects=False) as response:
                     text = await self._read(response)
         except TimeoutError:
             # The timeout was long enough: the caller must not try again at once.
@@ -120,7 +159,8 @@ class Transport:
         except aiohttp.ClientSSLError as error:
             raise CallFailed(str(error)) from None
         except aiohttp.ClientConnectorError as error:
-            raise CallFailed(f"cannot connect: {_in_words(error.os_error)}") from None
+            where = "" if path is None else f" to the socket {path}"
+            raise _NotConnected(f"cannot connect{where}: {_in_words(error.os_error)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
         status = response.status
@@ -129,6 +169,17 @@ class Transport:
         took_s = boot_time() - sent_at
         data = _parse(text, status) if is_parsed else None
         return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text)
+
+    def _session_for(self, path: Path | None) -> aiohttp.ClientSession:
+        import aiohttp  # noqa: PLC0415 - loaded by now
+
+        if self._session is None:
+            raise CallFailed("the client is stopped")
+        if path is None:
+            return self._session
+        if path not in self._by_socket:
+            self._by_socket[path] = _session(aiohttp.UnixConnector(str(path), limit=0, keepalive_timeout=30))
+        return self._by_socket[path]
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         chunks: list[bytes] = []
@@ -140,6 +191,19 @@ class Transport:
                 raise CallFailed(f"its answer is larger than {self._max_bytes // (1024 * 1024)} MiB")
             chunks.append(chunk)
         return b"".join(chunks)
+
+
+def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    import aiohttp  # noqa: PLC0415 - loaded by now
+
+    # No cookies, no proxy of the environment, no compression: two compressed megabytes may be gigabytes.
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers={"User-Agent": "gpu-worker-pool", "Accept-Encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+    )
 
 
 def _in_words(error: OSError) -> str:

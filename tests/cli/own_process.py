@@ -45,6 +45,8 @@ def environment(server: ServerProcess | str | None = None, extra: Mapping[str, s
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     endpoint = server.url if isinstance(server, ServerProcess) else server
     pool = {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
+    # A server started by a test leaves nothing where the servers of this machine have their sockets.
+    kept["GPU_POOL_SOCKET"] = ""
     return {**kept, **NO_CERTIFICATES, "PYTHONPATH": str(ROOT), **pool, **(extra or {})}
 
 

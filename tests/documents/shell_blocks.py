@@ -63,6 +63,8 @@ class Shell:
             **kept,
             "PATH": f"{folder / '.bin'}:{os.environ['PATH']}",
             "HOME": str(folder),
+            # Unless root runs it, which would leave it where the servers of this machine have theirs.
+            "GPU_POOL_SOCKET": str(folder / "pool.sock"),
             "PYTHONPATH": f"{folder / '.python'}:{ROOT}",
             "SERVE_PORT": str(self._port),
             "GPU_POOL_STATE_DIR": str(folder / "state"),

@@ -19,6 +19,7 @@ from gpu_worker_pool.core.model import lease
 from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
 from gpu_worker_pool.core.queue import eligibility
 from gpu_worker_pool.gpus.simulated import MODELS
+from gpu_worker_pool.host import unix_socket
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.forms import LeaseForm
@@ -168,10 +169,10 @@ def test_the_variables_of_the_client_are_all_there() -> None:
 
 
 def client_variables() -> set[str]:
-    """Every name of a variable that stands in the client's configuration."""
+    """Every name of a variable that stands in the client's configuration, and the one of the transport."""
     tree = ast.parse(Path(config.__file__).read_text(encoding="utf-8"))
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return {text for text in texts if re.fullmatch(r"GPU_[A-Z_]+", text)}
+    return {unix_socket.VARIABLE, *(text for text in texts if re.fullmatch(r"GPU_[A-Z_]+", text))}
 
 
 # --- everywhere ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
-from gpu_worker_pool.host.identity import user_name
+from gpu_worker_pool.host.users import user_name
 
 
 class LiveState(StrEnum):
@@ -45,7 +45,7 @@ def leases(
     """
     reports = Servers(endpoint).run(ask_pools_or_fail)
     live = distinct_leases(reports)
-    owner = user_name()  # as the client sends it
+    owner = user_name()  # as the server names a caller on its machine
     found = [
         lease for lease in live if (not state or lease.view.state in state) and (not mine or lease.view.owner == owner)
     ]

@@ -28,7 +28,8 @@ def release(ids: LeaseIds, reason: Reason = None, endpoint: Endpoints = None, *,
     """Give leases back, or take requests out of the queue.
 
     A worker that still runs is told that its lease is lost; the GPU goes to nobody else while its processes are seen
-    to hold memory there. Only a lease's owner and admin may do this: GPU_POOL_TOKEN tells who you are.
+    to hold memory there. Only a lease's owner and an administrator may do this. On the
+    server's machine you are your Unix user; from elsewhere GPU_POOL_TOKEN tells who you are.
     Ends with 1 if one of them is not known or not yours.
     """
     if not all(ids):
@@ -79,9 +80,9 @@ async def _release_at(servers: Servers, lease: LeaseReport, reason: str | None) 
     if answer.status is None or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise Failure(f"{detail.rstrip('.')}; try again")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        owner = lease.view.owner
-        whose = f"of {owner} or of admin" if owner else "of admin"
-        detail += f" It is {owner or 'another user'}'s: set GPU_POOL_TOKEN to the token {whose}."
+        owner = lease.view.owner or "its owner"
+        detail += f" On the server's machine {owner}, its administrators and root may release it; from elsewhere set "
+        detail += f"GPU_POOL_TOKEN to the token of {owner} or of admin."
     raise Failure(detail, REFUSED)
 
 

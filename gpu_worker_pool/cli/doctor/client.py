@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import NOTHING
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
@@ -19,6 +20,7 @@ from gpu_worker_pool.cli.units import count, show_memory
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import EndpointUrl, split_endpoints
+from gpu_worker_pool.wire.page import MeView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolProcess, PoolView
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.same_server import same_as
@@ -31,6 +33,7 @@ SLOW_S = 1.0
 CLOCK_OFF_S = 5.0
 # The renewal of no lease: the server checks the right to write before it reads the body.
 RIGHT_CALL = "/leases/renew"
+WHO_CALL = "/ui/data/me"
 NO_LEASES: Mapping[str, Any] = {"ids": []}
 AS_IF_WRITTEN = 422
 MAX_VERSION = 40
@@ -40,7 +43,7 @@ NO_GPU_SERVER = "its answer is not a GPU server's"
 @dataclass(frozen=True, slots=True)
 class EndpointFacts:
     """What an endpoint showed: its `pool`, or in `error` why it cannot be used. `has_leases` is False where the pool is
-    made from statistics. `same_as` names an earlier endpoint that is the same server.
+    made from statistics. `me` is whom the server takes us for. `same_as` names an earlier endpoint that is the same server.
     """
 
     id: str
@@ -53,6 +56,7 @@ class EndpointFacts:
     has_leases: bool = True
     clock_off_s: float | None = None
     right: ServerAnswer | None = None
+    me: MeView | None = None
     same_as: str | None = None
 
 
@@ -75,8 +79,10 @@ async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
     answer = await servers.ask(endpoint, "/")
     clock_off_s = _clock_off_s(answer)
     home = read(Home, answer.data)
+    me = await servers.ask(endpoint, WHO_CALL) if report.has_leases else None
     return replace(
         facts,
+        me=read(MeView, me.data, clean=plain) if me is not None and me.is_ok else None,
         version=home.version[:MAX_VERSION] if home and home.version else None,
         clock_off_s=clock_off_s,
         right=await servers.ask(endpoint, RIGHT_CALL, "POST", NO_LEASES) if report.has_leases else None,
@@ -173,7 +179,10 @@ def judge_right(facts: EndpointFacts) -> Finding | None:
     status, detail = facts.right.status, str(facts.right.error or "")
     by = "with GPU_POOL_TOKEN" if facts.has_token else "without a token"
     if status in {200, AS_IF_WRITTEN}:
-        return Finding("right", "ok", f"{facts.id}: we may ask for GPUs, {by}", endpoint=facts.id)
+        who = "" if facts.me is None or not facts.me.name else f" as {facts.me.name}"
+        if who and facts.me is not None and facts.me.is_admin:
+            who += ", an administrator"
+        return Finding("right", "ok", f"{facts.id}: we may ask for GPUs{who}, {by}", endpoint=facts.id)
     if status in {401, 403}:
         how = "set GPU_POOL_TOKEN to the token that its operator gives you"
         if facts.has_token:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.cli.units import count, show_memory
-from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.journal import JournalError, StateDirUnsafe
+from gpu_worker_pool.ledger.state_dir import check_is_private
 from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.authority.deaths import open_pidfd
 from gpu_worker_pool.server.http.access import Tokens
@@ -208,7 +209,12 @@ def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> lis
 
 def check_state_dir(settings: ServerSettings) -> list[Finding]:
     try:
-        return judge_state_dir(StateDir.of(journal_path(settings)))
+        state = StateDir.of(journal_path(settings))
+        if state.exists and state.holder_pid is None:  # the server that has it may be another user's
+            check_is_private(state.journal.parent)
+        return judge_state_dir(state)
+    except StateDirUnsafe as error:
+        return [Finding("state-dir", "problem", *str(error).split("; ", 1))]
     except JournalError as error:
         return [Finding("state-dir", "problem", str(error), "set GPU_POOL_STATE_DIR")]
 

@@ -46,7 +46,11 @@ class Writing:
     is_open_here: bool
 
     def __str__(self) -> str:
-        here = "every user of this machine" if self.is_open_here else "only callers with a token, also on this machine"
+        here = (
+            "every user of this machine, for their own leases"
+            if self.is_open_here
+            else "only callers with a token, also on this machine"
+        )
         if self.tokens_are == "set":
             return f"{here}; from everywhere with a token: {', '.join(self.tokens)}"
         if self.tokens_are == "broken":
@@ -70,11 +74,14 @@ class Announcement:
     trouble: str | None
     writing: Writing
     is_default: bool
+    socket: str | None = None
 
     def lines(self) -> list[tuple[str, str]]:
         """Each line as a heading and its text. A line with an empty heading continues the one before."""
         endpoint = "" if self.is_default and DEFAULT_URL in self.urls else f"--endpoint {self.urls[0]} "
         lines = [("address", "  ".join(self.urls)), ("live page", self.page)]
+        if self.socket:
+            lines.append(("Unix socket", self.socket))
         if self.docs:
             lines.append(("try it out", self.docs))
         lines.append(("GPUs", str(self.gpus)))

@@ -199,7 +199,8 @@ def usable_journal(settings: ServerSettings) -> Path:
 
     A server that runs as a service starts all the same and serves statistics. Here a person is present who can fix it.
     """
-    from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
+    from gpu_worker_pool.ledger.journal import JournalError, StateDirUnsafe  # noqa: PLC0415 - slow
+    from gpu_worker_pool.ledger.state_dir import make_state_dir  # noqa: PLC0415
     from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
 
     try:
@@ -207,8 +208,10 @@ def usable_journal(settings: ServerSettings) -> Path:
     except JournalError as error:
         raise Failure(f"{error} (--state-dir)") from None
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_state_dir(path.parent)
         reason = None if os.access(path.parent, os.W_OK | os.X_OK) else "this user may not write there"
+    except StateDirUnsafe as error:
+        raise Failure(f"{error} (--state-dir)") from None
     except OSError as error:
         reason = error.strerror or str(error)
     if reason is not None:
@@ -255,5 +258,6 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
             tuple(sorted(tokens.names)),
             is_open_here=is_every_address(host) or is_this_machine(host),
         ),
+        socket=app.access.socket,
         is_default=not any(os.environ.get(name, "").strip() for name in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
     )

@@ -39,5 +39,5 @@ def find_server(host: str, port: int, prefix: str = "") -> PortHolder | None:
 
 
 async def _ask(url: str) -> Reply:
-    async with Transport() as transport:
+    async with Transport(uses_sockets=False) as transport:
         return await transport.call("GET", url, timeout_s=ANSWER_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -12,10 +13,12 @@ from typing import Any
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.holder_mark import HolderMarks
-from gpu_worker_pool.host.identity import own_proc, pid_namespace, user_name
+from gpu_worker_pool.host.identity import own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import LeaseView, RenewAnswer
@@ -63,7 +66,8 @@ class ServerLeases:
         self._marks = HolderMarks()
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
-        reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request))
+        is_local = is_this_machine(self._endpoint.url.host)
+        reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request, is_local=is_local))
         return self._answer(reply, lease_id, request)
 
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
@@ -127,8 +131,11 @@ class ServerLeases:
         return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
 
 
-def _body(request: Request) -> dict[str, Any]:
-    """What is sent; what is not set is left out, so that the server's own default is used."""
+def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
+    """What is sent; what is not set is left out, so that the server's own default is used.
+
+    A server on this machine knows the user. In a container the same user may have another name.
+    """
     facts = {**asdict(request.wishes), **asdict(request.holder)}
     del facts["process"]  # for the server to find out
     form = LeaseForm(
@@ -138,7 +145,9 @@ def _body(request: Request) -> dict[str, Any]:
         labels=dict(request.labels),
         parent=request.parent,
     )
-    return {name: value for name, value in asdict(form).items() if value is not None and value != {}}
+    unsaid = {"owner"} if is_local and sys.platform == "linux" else set()
+    sent = {name: value for name, value in asdict(form).items() if value is not None and value != {}}
+    return {name: value for name, value in sent.items() if name not in unsaid}
 
 
 def _over(reason: str, by: str | None, note: str | None) -> Over:

@@ -28,16 +28,23 @@ class HighWaterMark:
     def missing_after(self, position: int) -> int:
         """The number of events that were written after `position`, the last one found."""
         try:
-            noted, was_durable, boot, crc = _FORM.unpack(self._path.read_bytes()[: _FORM.size])
+            noted, was_durable, boot, crc = _FORM.unpack(self._read())
         except (OSError, struct.error):
             return 0  # no mark, or an unreadable one
         if crc != _crc(noted, was_durable, boot) or not (was_durable or boot == self._boot):
             return 0
         return max(int(noted) - position, 0)
 
+    def _read(self) -> bytes:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return os.read(descriptor, _FORM.size)
+        finally:
+            os.close(descriptor)
+
     def write(self, position: int) -> None:
         if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         crc = _crc(position, self._is_durable, self._boot)
         os.pwrite(self._descriptor, _FORM.pack(position, self._is_durable, self._boot, crc), 0)
 

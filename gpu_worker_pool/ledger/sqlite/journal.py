@@ -21,6 +21,7 @@ from gpu_worker_pool.ledger.codec import decode_ended, decode_event, encode_ende
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import describe, is_environmental, journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
+from gpu_worker_pool.ledger.state_dir import make_state_dir, refuse_links
 
 from . import quarantine
 from .high_water_mark import HighWaterMark
@@ -33,6 +34,9 @@ Row = tuple[object, ...]
 
 # Enough for years of accounting; bounds the growth.
 MOST_ENDED = 1_000_000
+
+# The files of a journal, by what follows its name.
+FILES = ("", ".lock", ".mark", "-wal", "-shm")
 
 # For a program that locks the file for a moment. Short, because clients wait meanwhile.
 BUSY_TIMEOUT_S = 1.0
@@ -68,7 +72,8 @@ class SqliteJournal:
         self._log: tuple[int, int] | None = None
         self._file_lock: FileLock | None = None
         with journal_errors(self._path):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_state_dir(self._path.parent)
+            refuse_links(*(Path(f"{self._path}{end}") for end in FILES))
             self._lock: JournalLock | None = JournalLock(self._path)
         try:
             with journal_errors(self._path):

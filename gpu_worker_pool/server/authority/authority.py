@@ -22,7 +22,7 @@ from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time, wall_offset
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse
+from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
 from gpu_worker_pool.ledger.writer import WriterThread
 
 from .deaths import DeathWatch
@@ -68,12 +68,14 @@ class Authority:
         self._driver.listeners.append(self._follow)
 
     async def start(self) -> None:
-        """Take charge. JournalInUse if another server has the journal; any other trouble is reported by the calls."""
+        """Take charge. JournalInUse if another server has the journal, StateDirUnsafe if another user could change it; any
+        other trouble is reported by the calls.
+        """
         self._loop = asyncio.get_running_loop()
         self._deaths = DeathWatch(self._on_death, self._loop)
         try:
             await self._open()
-        except JournalInUse:
+        except (JournalInUse, StateDirUnsafe):
             raise
         except JournalError as error:
             logger.error("no GPU can be granted: %s", error)  # noqa: TRY400 - a traceback would not help

@@ -18,11 +18,6 @@ from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 from .lease_view import outcome_view
 from .pool_view import gpu_view
 
-NOT_ADMIN = (
-    "Only admin may do this; send the token of the name admin (GPU_POOL_TOKENS). On a server without tokens, "
-    "every caller on its own machine may."
-)
-
 
 class AdminCalls:
     def __init__(self, pool: Pool) -> None:
@@ -87,8 +82,14 @@ class AdminCalls:
 
 async def _check(call: Call, *known: Parameter) -> bytes:
     """Check that the caller is an administrator, and return the body; Denied otherwise."""
-    if not call.caller().is_admin:
-        raise Denied(403, NOT_ADMIN)
+    caller = call.caller()
+    if not caller.is_admin:
+        you = "" if caller.name is None else f" You are {caller.name}."
+        raise Denied(
+            403,
+            f"Only an administrator may do this: on the server's machine {call.rules.administrators}, and from everywhere "
+            f"the token of the name admin (GPU_POOL_TOKENS).{you}",
+        )
     call.query(*known)
     return await call.body()
 

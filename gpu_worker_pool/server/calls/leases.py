@@ -84,9 +84,16 @@ class LeaseCalls:
         ids = form.ids
         state = self._pool.state
         leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
-        others = [lease.id for lease in leases if not may_manage(caller, lease.request.holder.owner, self._tokens)]
+        others = [
+            f"{lease.id} (of {lease.request.holder.owner})"
+            for lease in leases
+            if not may_manage(caller, lease.request.holder.owner, self._tokens)
+        ]
         if others:
-            raise Denied(403, f"Only their owner or admin may renew these leases: {', '.join(others[:5])}.")
+            raise Denied(
+                403,
+                f"Only their owner or an administrator may renew these leases: {', '.join(others[:5])}{_you_are(caller)}.",
+            )
         outcome = self._outcome(await self._pool.renew(*ids))
         if form.wait_s > 0 and not outcome.lost and self._pool.has_room_to_wait:
             outcome = self._outcome(await self._pool.renew_until_ended(ids, form.wait_s, call.receive))
@@ -133,7 +140,8 @@ class LeaseCalls:
         if not may_manage(caller, owner, self._tokens):
             raise Denied(
                 403,
-                f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner or admin may change it.",
+                f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner or an administrator may change "
+                f"it{_you_are(caller)}.",
             )
 
     async def _known(self, lease_id: str) -> Lease:
@@ -188,6 +196,10 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
                 )
             case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
                 raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
+
+
+def _you_are(caller: Caller) -> str:
+    return "" if caller.name is None else f", and you are {caller.name}"
 
 
 def _not_renewed(lease_id: str, lease: Lease | None, reason: str) -> NotRenewed:

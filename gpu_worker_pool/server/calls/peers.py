@@ -127,7 +127,7 @@ class PeerCalls:
             await asyncio.wait([polling])
 
     async def _poll_all(self) -> None:
-        async with Transport(max_bytes=MOST_BYTES) as transport:
+        async with Transport(max_bytes=MOST_BYTES, uses_sockets=False) as transport:
             # Each has a task of its own: a peer that hangs delays no other.
             tasks = [asyncio.create_task(self._poll(transport, peer)) for peer in self.peers]
             stopped: set[asyncio.Task[None]] = set()

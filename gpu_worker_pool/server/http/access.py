@@ -1,15 +1,18 @@
-"""Access control: decides by the address, the headers and the tokens only."""
+"""Access control: decides by where a call comes from, whose it is, its headers and the tokens only."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Literal
+
+from gpu_worker_pool.host.connections import UserNotKnown
+from gpu_worker_pool.host.users import User
 
 from .problems import Refused
 
@@ -74,7 +77,7 @@ class Tokens:
 
     @property
     def is_unset(self) -> bool:
-        """Whether no tokens were configured, so that every local caller is trusted."""
+        """Whether no tokens were configured."""
         return not self._entries and not self.is_broken
 
     @cached_property
@@ -96,37 +99,92 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller that may write: by a token, which proves its name, or because it is on this machine."""
+    """A caller that may write: by a token, which proves its name, or because it is on this machine.
+
+    A local caller has the name of its Unix user; None where the platform cannot tell users.
+    """
 
     name: str | None = None
     is_local: bool = False
     is_admin: bool = False
 
 
-def identify(client_host: str | None, headers: Mapping[str, str], tokens: Tokens) -> Caller:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a call comes from: the server's Unix socket, or the TCP address `host`.
+
+    `find_user` is called only if the answer matters. It returns None where the platform cannot tell users, and raises
+    UserNotKnown where this one cannot be told.
+    """
+
+    host: str | None
+    is_unix: bool = False
+    find_user: Callable[[], User | None] = lambda: None
+
+
+@dataclass(slots=True)
+class AccessRules:
+    """What the operator has set. `takes_loopback`: local callers may come by TCP. `socket` is the path of the server's
+    Unix socket, if it has one; `administrators` names them in words.
+    """
+
+    tokens: Tokens = field(default_factory=Tokens)
+    takes_loopback: bool = True
+    socket: str | None = None
+    administrators: str = "root"
+
+
+def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> Caller:
     """Identify the caller of a writing call; Denied if it may not write. The headers' names are in lower case."""
+    tokens = rules.tokens
     _refuse_other_sites(headers)
     authorization = headers.get("authorization")
     if authorization is not None:
         # Never taken as an anonymous call: a caller with a stale token must learn of it, also on this machine.
         name = _name_by_token(authorization, tokens)
         return Caller(name=name, is_admin=name == ADMIN)
-    _refuse_unless_local(client_host, headers)
-    return Caller(is_local=True, is_admin=tokens.is_unset)
+    _refuse_unless_local(origin, headers)
+    where = (
+        f"its Unix socket {rules.socket}" if rules.socket else "its Unix socket, which is turned off (GPU_POOL_SOCKET)"
+    )
+    if not origin.is_unix and not rules.takes_loopback:
+        raise Denied(
+            401,
+            f"This server takes callers of its own machine by {where} only (GPU_POOL_LOCAL=socket); use that, or "
+            f"{HOW_TO_PROVE_IT}.",
+        )
+    try:
+        user = origin.find_user()
+    except UserNotKnown as unknown:
+        raise Denied(
+            401,
+            f"The server cannot tell which user of its machine calls: {unknown}; use {where}, or {HOW_TO_PROVE_IT}.",
+        ) from None
+    if user is None:
+        return Caller(is_local=True, is_admin=tokens.is_unset)
+    return Caller(user.name, is_local=True, is_admin=user.is_admin)
 
 
 def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:
-    """The owner of a new lease: the proven name, or the claimed name if no token belongs to it."""
-    if caller.name is not None:
-        return caller.name
+    """The owner of a new lease: the proven name. A local administrator may request one for another owner."""
     owner = (claimed or "").strip() or None
+    if caller.name is not None:
+        if not caller.is_local or owner is None:
+            return caller.name
+        if owner != caller.name and not caller.is_admin:
+            raise Denied(
+                403,
+                f"The owner of a lease is the user who requests it, here {caller.name}, not {owner}; leave owner out. "
+                "Only an administrator may request a lease for another user.",
+            )
+        return owner
     if owner is not None and tokens.is_broken:
         raise Denied(
             403,
             "This server's tokens cannot be read, so no owner can be checked; leave owner out, or let the operator fix them.",
         )
     if owner in tokens.names:
-        raise Denied(403, f"The owner {owner} has a token; send that token, or name another owner.")
+        raise Denied(403, f"The owner {owner} has a token; send that token, or leave owner out.")
     return owner
 
 
@@ -134,11 +192,12 @@ def may_manage(caller: Caller, owner: str | None, tokens: Tokens) -> bool:
     """Whether the caller may renew or release a lease of this owner."""
     if caller.is_admin:
         return True
-    if owner in tokens.names:
+    if owner is None:
+        return caller.is_local  # of a server that could not tell users
+    if caller.name is not None:
         return caller.name == owner
-    if tokens.is_broken and owner is not None:
-        return False  # the owner may have a token
-    return caller.is_local and caller.name is None
+    # Without the user's name, every owner without a token is taken for the caller. Broken tokens may have any name.
+    return caller.is_local and not tokens.is_broken and owner not in tokens.names
 
 
 def name_of(caller: Caller) -> str:
@@ -148,7 +207,7 @@ def name_of(caller: Caller) -> str:
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
-    """Whether an address is a loopback address. A missing address, as of a Unix socket, proves nothing."""
+    """Whether an address is a loopback address. A missing address proves nothing: the family of the socket does."""
     try:
         address = ip_address(host or "")
     except ValueError:
@@ -222,8 +281,8 @@ def _refuse_other_sites(headers: Mapping[str, str]) -> None:
         )
 
 
-def _refuse_unless_local(client_host: str | None, headers: Mapping[str, str]) -> None:
-    if not is_loopback(client_host):
+def _refuse_unless_local(origin: Origin, headers: Mapping[str, str]) -> None:
+    if not origin.is_unix and not is_loopback(origin.host):
         raise Denied(
             401, f"Without a token, only calls from the server's own machine may change anything; {HOW_TO_PROVE_IT}."
         )
@@ -233,6 +292,8 @@ def _refuse_unless_local(client_host: str | None, headers: Mapping[str, str]) ->
             401,
             f"This call came through a proxy ({_shown(passed_on)}), so it does not count as local; {HOW_TO_PROVE_IT}.",
         )
+    if origin.is_unix:
+        return  # which no web page reaches
     host = _host_and_port(headers.get("host", ""))
     if host is None or not _is_loopback_name(host[0]):
         # The address is local and the name is not: that is how a web page reaches a foreign server (DNS rebinding).

@@ -10,12 +10,14 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
+from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.wire.bounds import is_printable
 from gpu_worker_pool.wire.routes import Parameter
 from gpu_worker_pool.wire.strict import FormT, parse_form
 
-from .access import Caller, Denied, Tokens, identify, is_loopback, merge_headers, proxy_header
+from .access import AccessRules, Caller, Denied, Origin, identify, is_loopback, merge_headers, proxy_header
 from .bodies import read_body
+from .connection import Connection
 from .problems import Refused
 from .response import Response
 
@@ -25,12 +27,13 @@ MAX_PARAMETERS = 20
 class Call:
     """One request. `parameters` are those in its path."""
 
-    def __init__(self, scope: Scope, receive: Receive, tokens: Tokens) -> None:
+    def __init__(self, scope: Scope, receive: Receive, rules: AccessRules, users: Users) -> None:
         self.scope = scope
         self.receive = receive
         self.parameters: Mapping[str, str] = {}
-        self.tokens = tokens
-        self.client_host: str | None = scope["client"][0] if scope.get("client") else None
+        self.rules = rules
+        self._users = users
+        self._connection = Connection.of_scope(scope)
 
     @cached_property
     def headers(self) -> dict[str, str]:
@@ -38,7 +41,8 @@ class Call:
 
     def caller(self) -> Caller:
         """The caller of a writing call; Denied if it may not write."""
-        return identify(self.client_host, self.headers, self.tokens)
+        connection = self._connection
+        return identify(Origin(connection.host, connection.is_unix, self._find_user), self.headers, self.rules)
 
     def caller_or_none(self) -> Caller | None:
         try:
@@ -49,7 +53,12 @@ class Call:
     @property
     def is_loopback(self) -> bool:
         """Whether the call came directly from this machine, without a proxy."""
-        return is_loopback(self.client_host) and proxy_header(self.headers) is None
+        is_here = self._connection.is_unix or is_loopback(self._connection.host)
+        return is_here and proxy_header(self.headers) is None
+
+    def _find_user(self) -> User | None:
+        uid = self._connection.uid
+        return None if uid is None else self._users.find(uid)
 
     async def body(self) -> bytes:
         return await read_body(self.receive, self.headers)

@@ -7,6 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .connection import KEY, Connection
+
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
@@ -24,6 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._connection = Connection.of_transport(transport)
         self._head_timer = self.loop.call_later(HEAD_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -39,6 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[KEY] = self._connection  # type: ignore[literal-required]
         self._is_in_head, self._head_bytes = True, 0
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)

@@ -11,10 +11,11 @@ from starlette.datastructures import Headers as RequestHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
+from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.wire.routes import Resource
 
 from .accept import wants_page
-from .access import Tokens
+from .access import AccessRules
 from .bodies import ClientGone
 from .call import Call, Handlers
 from .problems import Refused, problem_of
@@ -34,14 +35,16 @@ class Router:
         handlers: Iterable[Handlers],
         *,
         prefix: str,
-        tokens: Tokens,
+        rules: AccessRules,
+        users: Users,
         enable_cors: bool,
         page_headers: Headers,
     ) -> None:
         self._index = RouteIndex(table, handlers, prefix=prefix)
         self._polled = self._index.polled
         self._prefix = prefix
-        self._tokens = tokens
+        self._rules = rules
+        self._users = users
         self._page_headers = page_headers
         # GET only, and never with credentials: a page of any origin may read, none may write.
         self._cors = (
@@ -56,7 +59,7 @@ class Router:
             await _write(Response(200, polled()), self._readable, send)
             return
         matches = self._index.find(path)
-        call = Call(scope, receive, self._tokens)
+        call = Call(scope, receive, self._rules, self._users)
         redirected = None if matches else self._redirect_to_prefix(path, call)
         if redirected is not None and method in READING:
             await _write(redirected, (), send)

@@ -8,7 +8,6 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from gpu_worker_pool.server.http.accept import takes_gzip
-from gpu_worker_pool.server.http.access import CHALLENGE, Denied
 from gpu_worker_pool.server.http.call import Call, Handler, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode, secure_headers
@@ -67,8 +66,6 @@ class PageCalls:
 
     async def me(self, call: Call) -> Response:
         call.query()
-        if "authorization" not in call.headers:
-            raise Denied(401, 'There is no Authorization header; send "Authorization: Bearer" with a token.', CHALLENGE)
         caller = call.caller()
         return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin)), _DATA)
 

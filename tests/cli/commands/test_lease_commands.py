@@ -29,14 +29,16 @@ from tests.client.foreign_servers import (
 from tests.server.leasing import OFTEN, get, new_id, put, queue, queued, release, release_all, take, wait_until_free
 from tests.server.running import free_port
 
-ADA, ADMIN = "adas-secret", "admins-secret"
+ADA, BOB, ADMIN = "adas-secret", "bobs-secret", "admins-secret"
 AS_ADA = {"Authorization": f"Bearer {ADA}"}
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[ServerProcess]:
-    with ServerProcess({**OFTEN, "SIMULATED_GPUS": "2xT4", "GPU_POOL_TOKENS": f"ada:{ADA},admin:{ADMIN}"}) as server:
+    with ServerProcess(
+        {**OFTEN, "SIMULATED_GPUS": "2xT4", "GPU_POOL_TOKENS": f"ada:{ADA},bob:{BOB},admin:{ADMIN}"}
+    ) as server:
         yield server
 
 
@@ -123,9 +125,10 @@ def test_an_id_that_is_over_is_not_taken_for_the_beginning_of_another_one(server
 def test_who_may_not_release_is_told_whose_it_is_and_what_is_needed(server: ServerProcess) -> None:
     lease_id = new_id("adas")
     assert put(server, lease_id, headers=AS_ADA).status == 201
-    refused = called("release", lease_id, "--json", server=server)
+    refused = called("release", lease_id, "--json", server=server, env={"GPU_POOL_TOKEN": BOB})
     assert refused.code == 1
-    assert "ada's" in refused.err
+    assert "belongs to ada" in refused.err
+    assert "you are bob" in refused.err
     assert "GPU_POOL_TOKEN" in refused.err
     assert [item["id"] for item in refused.json["failed"]] == [lease_id]
     assert get(server, lease_id)["state"] == "active"
@@ -308,7 +311,7 @@ def test_an_empty_id_is_typed_wrong_and_nothing_is_released(server: ServerProces
 
 
 def test_drain_takes_a_gpu_out_of_service_and_only_admin_may(server: ServerProcess) -> None:
-    refused = called("drain", "1", server=server)
+    refused = called("drain", "1", server=server, env={"GPU_POOL_TOKEN": BOB})
     assert (refused.code, refused.out) == (1, "")
     assert "GPU_POOL_TOKEN" in refused.err
     admin = {"GPU_POOL_TOKEN": ADMIN}

@@ -125,7 +125,7 @@ def test_all_is_well_with_a_driver_and_a_server(running: ServerProcess, tmp_path
     assert checks["nvidia-smi"][0]["message"].startswith("2 GPUs, both queries in ")
     assert checks["visible-devices"][0]["message"].endswith("of 2 GPUs these are shown: 1")
     assert "4 GPUs, simulated" in checks["port"][0]["message"]
-    assert checks["right"][0]["message"] == "127.0.0.1: we may ask for GPUs, with GPU_POOL_TOKEN"
+    assert checks["right"][0]["message"] == "127.0.0.1: we may ask for GPUs as ada, with GPU_POOL_TOKEN"
     assert TOKEN not in done.out + done.err
 
 

@@ -223,7 +223,10 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
 @pytest.mark.parametrize(
     ("writing", "words"),
     [
-        (Writing("none", (), is_open_here=True), "every user of this machine; no caller from elsewhere. To open it"),
+        (
+            Writing("none", (), is_open_here=True),
+            "every user of this machine, for their own leases; no caller from elsewhere. To open it",
+        ),
         (Writing("set", ("ada", "bob"), is_open_here=True), "from everywhere with a token: ada, bob"),
         (Writing("broken", (), is_open_here=True), "no caller from elsewhere, because the tokens cannot be used"),
         # Whoever calls 10.0.0.7 does not come from loopback, on the same machine either.

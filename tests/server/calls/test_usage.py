@@ -14,6 +14,7 @@ from starlette.types import Message
 from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
@@ -162,7 +163,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
 
     async def ask(open_accounts: Callable[[], Accounts]) -> dict[str, Any]:
         calls = UsageCalls(pool, open_accounts)
-        response = await calls.show(Call({"headers": [], "query_string": b""}, no_body, app.tokens))
+        response = await calls.show(Call({"headers": [], "query_string": b""}, no_body, app.access, Users()))
         assert isinstance(response.body, bytes)
         (usage,) = owners(json.loads(response.body)).values()
         return {key: value for key, value in usage.items() if not key.endswith("hours")}

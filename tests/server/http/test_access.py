@@ -10,16 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.server.http.access import (
+    AccessRules,
     Caller,
     Denied,
+    Origin,
     Tokens,
-    identify,
     is_loopback,
     may_manage,
     merge_headers,
     owner_for,
     proxy_header,
 )
+from gpu_worker_pool.server.http.access import identify as identify_by
 
 ALICE, BOB, ADMIN = "alice-token-1", "bob-token-22", "admin-token-333"
 TOKENS = Tokens.parse(f"alice:{ALICE},bob:{BOB},admin:{ADMIN}")
@@ -30,6 +32,11 @@ HERE = {"host": "localhost:8000"}
 
 def bearer(token: str, **headers: str) -> dict[str, str]:
     return {"host": "gpu1.lab:8000", "authorization": f"Bearer {token}", **headers}
+
+
+def identify(host: str | None, headers: dict[str, str], tokens: Tokens) -> Caller:
+    """As on a platform that cannot tell users."""
+    return identify_by(Origin(host), headers, AccessRules(tokens))
 
 
 def denied(host: str | None, headers: dict[str, str], tokens: Tokens = TOKENS) -> Denied:
@@ -330,6 +337,7 @@ def test_with_broken_tokens_no_token_works() -> None:
 
 LOCAL, NAMED, BOSS = Caller(is_local=True), Caller(name="alice"), Caller(name="admin", is_admin=True)
 TRUSTED = Caller(is_local=True, is_admin=True)
+UNIX, ROOT = Caller("alice", is_local=True), Caller("root", is_local=True, is_admin=True)
 
 OWNERS: list[tuple[Caller, str | None, Tokens, str | None]] = [
     (NAMED, None, TOKENS, "alice"),
@@ -343,6 +351,10 @@ OWNERS: list[tuple[Caller, str | None, Tokens, str | None]] = [
     (TRUSTED, "alice", UNSET, "alice"),
     (TRUSTED, "admin", UNSET, "admin"),
     (LOCAL, None, BROKEN, None),
+    (UNIX, None, TOKENS, "alice"),
+    (UNIX, " alice ", BROKEN, "alice"),
+    (ROOT, None, UNSET, "root"),
+    (ROOT, "bob", TOKENS, "bob"),
 ]
 
 
@@ -354,8 +366,8 @@ def test_whose_a_new_lease_is(caller: Caller, claimed: str | None, tokens: Token
 @pytest.mark.parametrize(
     ("claimed", "tokens", "why"),
     [
-        ("alice", TOKENS, "The owner alice has a token; send that token"),
-        (" alice ", TOKENS, "The owner alice has a token; send that token"),
+        ("alice", TOKENS, "The owner alice has a token; send that token, or leave"),
+        (" alice ", TOKENS, "The owner alice has a token; send that token, or leave"),
         ("admin", TOKENS, "The owner admin has a token; send that token"),
         ("carol", BROKEN, "cannot be read"),
     ],
@@ -363,6 +375,12 @@ def test_whose_a_new_lease_is(caller: Caller, claimed: str | None, tokens: Token
 def test_a_name_that_can_be_proven_cannot_be_claimed(claimed: str, tokens: Tokens, why: str) -> None:
     with pytest.raises(Denied, match=why) as caught:
         owner_for(LOCAL, claimed, tokens)
+    assert caught.value.status == 403
+
+
+def test_a_unix_user_cannot_request_for_another() -> None:
+    with pytest.raises(Denied, match="here alice, not bob; leave owner out") as caught:
+        owner_for(UNIX, "bob", UNSET)
     assert caught.value.status == 403
 
 
@@ -385,6 +403,14 @@ MANAGED: list[tuple[Caller, str | None, Tokens, bool]] = [
     (Caller(), None, TOKENS, False),
     (Caller(), "carol", TOKENS, False),
     (Caller(name="alice", is_local=True), "carol", TOKENS, False),
+    # Unix users: the kernel proves their names, whatever the tokens are.
+    (Caller("alice", is_local=True), "alice", TOKENS, True),
+    (Caller("alice", is_local=True), "alice", UNSET, True),
+    (Caller("alice", is_local=True), "alice", BROKEN, True),
+    (Caller("alice", is_local=True), "bob", UNSET, False),
+    (Caller("admin", is_local=True), "bob", UNSET, False),
+    (Caller("root", is_local=True, is_admin=True), "bob", BROKEN, True),
+    (Caller("alice", is_local=True), None, UNSET, True),
 ]
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.http.access import AccessRules
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.openapi import make_document
 from gpu_worker_pool.server.http.problems import Refused
@@ -45,7 +46,13 @@ async def fortune(call: Call) -> Response:
 
 def make_router(*resources: Resource, handlers: Handlers, prefix: str = "") -> Router:
     return Router(
-        resources, (handlers,), prefix=prefix, tokens=Tokens(), enable_cors=True, page_headers=((b"x-page", b"1"),)
+        resources,
+        (handlers,),
+        prefix=prefix,
+        rules=AccessRules(),
+        users=Users(),
+        enable_cors=True,
+        page_headers=((b"x-page", b"1"),),
     )
 
 
@@ -124,7 +131,7 @@ def test_a_handler_without_a_route_fails_the_start() -> None:
 
 def test_two_handlers_of_one_route_fail_the_start() -> None:
     with pytest.raises(ValueError, match="these routes have two handlers: fortune"):
-        Router((FORTUNES,), ({"fortune": fortune}, {"fortune": fortune}), prefix="", tokens=Tokens(), enable_cors=True, page_headers=())  # fmt: skip
+        Router((FORTUNES,), ({"fortune": fortune}, {"fortune": fortune}), prefix="", rules=AccessRules(), users=Users(), enable_cors=True, page_headers=())  # fmt: skip
 
 
 def test_every_route_of_the_table_has_a_handler_in_the_application() -> None:

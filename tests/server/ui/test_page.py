@@ -289,7 +289,11 @@ def test_whose_a_token_is(server: ServerProcess) -> None:
         answer = ask(server, "/ui/data/me", Authorization=f"Bearer {token}")
         assert (answer.status, answer.json) == (200, whose)
         assert_is_the_pages(answer)
-    for headers in ({}, {"Authorization": "Bearer wrong-token"}, {"Authorization": "nonsense"}):
+    for headers in (
+        {"X_Forwarded_For": "192.0.2.1"},
+        {"Authorization": "Bearer wrong-token"},
+        {"Authorization": "nonsense"},
+    ):
         refused = ask(server, "/ui/data/me", **headers)
         assert_problem(refused, 401)
         assert refused.headers["www-authenticate"].startswith("Bearer")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
 from tests.server.leasing import (
@@ -79,7 +80,8 @@ def test_everything_may_be_left_out_and_so_may_the_body(server: ServerProcess) -
     assert without_body.status == 201
     for lease in (with_empty_object, without_body.json):
         assert (lease["ttl_s"], lease["priority"], len(lease["gpus"])) == (60, 0, 1)
-        assert lease["owner"] is lease["worker_id"] is lease["host"] is lease["pid"] is None
+        assert lease["owner"] == user_name()
+        assert lease["worker_id"] is lease["host"] is lease["pid"] is None
 
 
 def test_no_two_exclusive_leases_share_a_gpu_and_every_fence_is_higher(server: ServerProcess) -> None:
@@ -192,7 +194,7 @@ def test_an_answer_that_was_lost_costs_nothing(server: ServerProcess) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         head = f"PUT /leases/{lease_id} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
         connection.sendall(head.encode() + b"{}")
-    eventually(lambda: lease_id in held(server), "it was granted though nobody listened")
+        eventually(lambda: lease_id in held(server), "it was granted though nobody listened")
 
     again = put(server, lease_id)
     assert again.status == 200

@@ -1,0 +1,162 @@
+"""The Unix user at the other end of a connection from this machine, as the kernel knows it. Linux only."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+Address = tuple[str, int]
+
+_PROC_NET = Path("/proc/net")
+_UID_MAP = Path("/proc/self/uid_map")
+_OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
+_EVERY_UID = ["0", "0", "4294967295"]
+
+# Of linux/sock_diag.h and linux/inet_diag.h.
+_SOCK_DIAG = 4
+_BY_FAMILY = 20
+_REQUEST = 1
+_HEADER = struct.Struct("=IHHII")
+_REQUEST_BODY = struct.Struct("=BBBxI")
+_SOCKET_ID = struct.Struct(">HH16s16s")
+_NO_INTERFACE_NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+_ANSWER_BODY = struct.Struct("=BBxx")
+_ANSWER_END = struct.Struct("=IIIII")
+_ANY_STATE = 0xFFFFFFFF
+_LISTENS = 10
+
+# The states of our end in which the connection still exists: established, and closed for writing by the other end.
+_OPEN_STATES = frozenset({1, 8})
+
+
+class UserNotKnown(Exception):  # noqa: N818 - a fact, not a mistake
+    """The kernel does not say which user is at the other end. The message says why."""
+
+
+def can_tell_users() -> bool:
+    """Whether this platform can say which user has a connection."""
+    return sys.platform == "linux"
+
+
+def uid_of_unix_peer(connected: socket.socket) -> int:
+    """The user who connected to this Unix socket; UserNotKnown where that is hidden."""
+    try:
+        _, uid, _ = struct.unpack("=iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    except (OSError, struct.error) as error:
+        raise UserNotKnown(f"the kernel does not name the user of this connection ({error})") from None
+    return _checked(uid)
+
+
+def uid_of_tcp_peer(peer: Address, own: Address, connected: socket.socket | None = None) -> int:
+    """The user whose socket is the other end of this TCP connection; UserNotKnown where it is closed or hidden.
+
+    `peer` and `own` are the addresses as our end has them. With `connected`, our end, a new connection from the same
+    port cannot be taken for the one that was asked about.
+    """
+    try:
+        theirs, ours = _plain(peer), _plain(own)
+        uid = _uid_by_netlink(theirs, ours)
+        if uid is None:
+            uid = _uid_by_proc(theirs, ours)
+    except (OSError, ValueError, struct.error) as error:
+        raise UserNotKnown(f"the kernel does not name the user of this connection ({error})") from None
+    if uid is None or (connected is not None and not _is_open(connected)):
+        raise UserNotKnown("the connection was closed before its user was looked up, or its user is hidden")
+    return _checked(uid)
+
+
+def _is_open(connected: socket.socket) -> bool:
+    try:
+        return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _OPEN_STATES
+    except OSError:
+        return False
+
+
+def _checked(uid: int) -> int:
+    """The uid, unless it stands for all users of other user namespaces."""
+    try:
+        has_every_user = _UID_MAP.read_text(encoding="ascii").split() == _EVERY_UID
+        if not has_every_user and uid == int(_OVERFLOW_UID.read_text(encoding="ascii")):
+            raise UserNotKnown("the caller is in another user namespace, whose users have no name here")
+    except (OSError, ValueError):
+        pass
+    return uid
+
+
+Plain = tuple[IPv4Address | IPv6Address, int]
+
+
+def _plain(address: Address) -> Plain:
+    """The address without a scope, and as IPv4 where it is mapped into IPv6."""
+    found = ip_address(address[0].partition("%")[0])
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return found, address[1]
+
+
+def _uid_by_netlink(local: Plain, remote: Plain) -> int | None:
+    """Ask for this one socket, so that other connections cost nothing; None where the kernel does not know it."""
+    family = socket.AF_INET6 if local[0].version == 6 else socket.AF_INET
+    socket_id = _SOCKET_ID.pack(local[1], remote[1], local[0].packed, remote[0].packed) + _NO_INTERFACE_NO_COOKIE
+    body = _REQUEST_BODY.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE) + socket_id
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as asker:
+            asker.settimeout(1.0)
+            asker.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, 1, 0) + body)
+            answer = asker.recv(8192)
+    except OSError:
+        return None  # forbidden here, or a kernel without it
+    _, kind, _, _, _ = _HEADER.unpack_from(answer)
+    if kind != _BY_FAMILY:
+        return None
+    return _uid_in_answer(answer[_HEADER.size :], local, remote)
+
+
+def _uid_in_answer(body: bytes, local: Plain, remote: Plain) -> int | None:
+    family, state = _ANSWER_BODY.unpack_from(body)
+    own_port, other_port, own, other = _SOCKET_ID.unpack_from(body, _ANSWER_BODY.size)
+    *_, uid, inode = _ANSWER_END.unpack_from(body, _ANSWER_BODY.size + _SOCKET_ID.size + len(_NO_INTERFACE_NO_COOKIE))
+    found = (_unpacked(own, family), own_port), (_unpacked(other, family), other_port)
+    # Where there is no such connection, the kernel answers with a listening socket.
+    if state == _LISTENS or found != (local, remote):
+        return None
+    return _uid_unless_closed(uid, inode)
+
+
+def _uid_unless_closed(uid: int, inode: int) -> int | None:
+    """The uid. A socket that its program has closed has no inode, and older kernels say that root has it."""
+    return None if uid == 0 and inode == 0 else uid
+
+
+def _unpacked(packed: bytes, family: int) -> IPv4Address | IPv6Address:
+    if family == socket.AF_INET:
+        return IPv4Address(packed[:4])
+    return _plain((str(IPv6Address(packed)), 0))[0]
+
+
+def _uid_by_proc(local: Plain, remote: Plain) -> int | None:
+    """The same, by reading the table of all connections."""
+    for name in ("tcp", "tcp6") if local[0].version == 4 else ("tcp6",):
+        try:
+            lines = (_PROC_NET / name).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and int(fields[3], 16) != _LISTENS:
+                # The ports are compared first: most lines are other connections.
+                ends = [end.rpartition(":") for end in fields[1:3]]
+                if [int(port, 16) for *_, port in ends] == [local[1], remote[1]]:
+                    found = [_address_in_proc(address) for address, *_ in ends]
+                    if found == [local[0], remote[0]]:
+                        return _uid_unless_closed(int(fields[7]), int(fields[9]))
+    return None
+
+
+def _address_in_proc(text: str) -> IPv4Address | IPv6Address:
+    """An address of /proc/net: words of four bytes in the order of this machine."""
+    words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+    return _plain((str(ip_address(b"".join(words))), 0))[0]

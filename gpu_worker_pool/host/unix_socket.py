@@ -1,0 +1,158 @@
+"""The Unix socket of a server: where it is, and whether its directory lets no other user put one there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+VARIABLE = "GPU_POOL_SOCKET"
+FOLDER = "gpu-worker-pool"
+_RUN = Path("/run")
+_DIRECTORY_MODE = 0o755
+# Every user of the machine may connect: the kernel tells the server who it is.
+_SOCKET_MODE = 0o666
+_OTHERS_WRITE = 0o022
+
+
+class SocketUnusable(Exception):  # noqa: N818 - the server goes on without it
+    """The server cannot listen at this path. The message says why, and what to do."""
+
+
+def server_socket(configured: str | None, environ: Mapping[str, str], *, port: int, uid: int) -> Path | None:
+    """The path for a server's socket; None if it has none. An empty `configured` turns it off."""
+    if configured is not None:
+        return Path(configured) if configured else None
+    # systemd separates several directories with colons.
+    if by_systemd := environ.get("RUNTIME_DIRECTORY", "").split(":")[0]:
+        return Path(by_systemd) / f"{port}.sock"
+    if uid == 0:
+        return _RUN / FOLDER / f"{port}.sock"
+    return _of_user(environ, port)
+
+
+def client_sockets(environ: Mapping[str, str], *, port: int) -> list[Path]:
+    """Where a client looks for the socket of the server at this port of its own machine, best first."""
+    configured = environ.get(VARIABLE)
+    if configured is not None:
+        return [Path(configured)] if configured.strip() else []
+    of_user = _of_user(environ, port)
+    return [_RUN / FOLDER / f"{port}.sock", *([of_user] if of_user else [])]
+
+
+def _of_user(environ: Mapping[str, str], port: int) -> Path | None:
+    folder = environ.get("XDG_RUNTIME_DIR", "")
+    return Path(folder) / FOLDER / f"{port}.sock" if folder.startswith("/") else None
+
+
+def find_socket(environ: Mapping[str, str], *, port: int) -> Path | None:
+    """The first of the client's candidates that is there and can be trusted."""
+    return next((path for path in client_sockets(environ, port=port) if is_trustworthy(path, os.geteuid())), None)
+
+
+def is_trustworthy(path: Path, uid: int) -> bool:
+    """Whether only the owner of its directory, whom root or the user `uid` trusts, can have put the socket there."""
+    folder = path.parent
+    try:
+        found = folder.lstat()
+        if not stat.S_ISSOCK(path.lstat().st_mode) or _why_open(found) is not None:
+            return False
+        chains = [(whole, *whole.parents) for whole in (folder.absolute(), folder.resolve())]
+        pairs = {pair for chain in chains for pair in pairwise(chain)}
+        return all(_keeps(parent.lstat(), below.lstat(), found.st_uid, uid) for below, parent in pairs)
+    except OSError:
+        return False
+
+
+def _keeps(parent: os.stat_result, below: os.stat_result, owner: int, uid: int) -> bool:
+    """Whether no user but root, `uid` and the owner of the socket's directory can have put there what is below."""
+    if parent.st_uid not in {0, owner}:
+        return False
+    if stat.S_ISLNK(parent.st_mode) or not parent.st_mode & _OTHERS_WRITE:
+        return True
+    # As in /tmp: every user may make a directory, but none can replace another user's.
+    return bool(parent.st_mode & stat.S_ISVTX) and below.st_uid in {0, uid}
+
+
+def _why_open(folder: os.stat_result) -> str | None:
+    """Why another user than the directory's owner might put a socket there; None if none can."""
+    if not stat.S_ISDIR(folder.st_mode):
+        return "it is not a directory but a link or a file"
+    if folder.st_mode & _OTHERS_WRITE:
+        return f"other users may write to it (mode {stat.S_IMODE(folder.st_mode):04o})"
+    return None
+
+
+class UnixListener:
+    """A listening Unix socket, whose file `remove` removes. SocketUnusable if it cannot be had.
+
+    The file of a server that died is replaced; that of a server that answers is not.
+    """
+
+    def __init__(self, path: Path, *, backlog: int) -> None:
+        self.path = path.absolute()
+        try:
+            self._check_directory()
+            self._check_is_unused()
+            self.socket = self._listen(backlog)
+        except OSError as error:
+            raise SocketUnusable(f"{path}: {error.strerror or error}; set {VARIABLE} to another path") from None
+
+    def remove(self) -> None:
+        """Remove the file, unless another server has put its own there."""
+        try:
+            if self.path.lstat().st_ino == self._inode:
+                self.path.unlink()
+        except OSError:
+            pass  # it is gone, or its directory is
+
+    def _check_directory(self) -> None:
+        folder = self.path.parent
+        try:
+            folder.mkdir(mode=_DIRECTORY_MODE, parents=True)
+        except FileExistsError:
+            pass
+        else:
+            folder.chmod(_DIRECTORY_MODE)  # whatever the umask is: other users pass through it
+        found = folder.lstat()
+        why = _why_open(found)
+        if why is None and found.st_uid != os.geteuid():
+            why = f"it belongs to another user (uid {found.st_uid})"
+        if why is not None:
+            raise SocketUnusable(
+                f"{folder} must be a directory to which only the user of the server may write, and {why}; set "
+                f"{VARIABLE} to a path in another one"
+            )
+
+    def _check_is_unused(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+            asker.settimeout(1.0)
+            try:
+                asker.connect(str(self.path))
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno == errno.ECONNREFUSED and stat.S_ISSOCK(self.path.lstat().st_mode):
+                    return  # left by a server that died
+                raise
+        raise SocketUnusable(f"another server listens at {self.path}; set {VARIABLE} to another path")
+
+    def _listen(self, backlog: int) -> socket.socket:
+        # Under another name first: at its final path, the socket takes connections from the first moment.
+        draft = self.path.with_name(f"{self.path.name}~")
+        draft.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(draft))
+            draft.chmod(_SOCKET_MODE)
+            listener.listen(backlog)
+            self._inode = draft.lstat().st_ino
+            draft.replace(self.path)
+        except OSError:
+            listener.close()
+            raise
+        return listener

@@ -1,0 +1,87 @@
+"""The Unix sockets of servers on this machine, which a client prefers to their ports.
+
+Any user can answer on a free port. The socket is in a directory to which only the user of the server may write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from gpu_worker_pool.host.addresses import is_this_machine
+from gpu_worker_pool.host.unix_socket import find_socket
+
+logger = logging.getLogger(__name__)
+
+# What follows the prefix of a server in the path of a call.
+_CALL = re.compile(r"/(leases|pool|gpu|usage|timeline|admin|events|peers|health|config|ui)\b.*")
+# The comparison runs beside the work; a command that ends sooner waits this long for it.
+_PATIENCE_S = 0.3
+# Asks for a URL by the socket, or, with None, by the port; None where there is no answer.
+Ask = Callable[[str, Path | None], Awaitable[Any]]
+_compared: set[str] = set()
+
+
+class LocalSockets:
+    """Decides for each server on this machine: its socket or its port. The first answer settles it for this client."""
+
+    def __init__(self) -> None:
+        self._settled: dict[str, Path | None] = {}
+        self._comparisons: set[asyncio.Task[None]] = set()
+
+    def choose(self, url: str) -> Path | None:
+        """The socket for this call; None for the port."""
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not is_this_machine(parts.hostname or ""):
+            return None
+        if parts.netloc in self._settled:
+            return self._settled[parts.netloc]
+        return find_socket(os.environ, port=parts.port or 80)
+
+    def is_settled(self, url: str) -> bool:
+        """Whether it was decided before. A server's port is not taken for its socket when the server is away."""
+        return urlsplit(url).netloc in self._settled
+
+    def answered(self, url: str, path: Path | None, ask: Ask) -> None:
+        """Note where a call was answered; the first time by a socket, compare it with the port."""
+        parts = urlsplit(url)
+        if parts.netloc in self._settled:
+            return
+        self._settled[parts.netloc] = path
+        if path is not None and parts.netloc not in _compared:
+            _compared.add(parts.netloc)
+            task = asyncio.create_task(_compare(parts, path, ask))
+            self._comparisons.add(task)
+            task.add_done_callback(self._comparisons.discard)
+
+    async def close(self) -> None:
+        if self._comparisons:
+            _, late = await asyncio.wait(self._comparisons, timeout=_PATIENCE_S)
+            for task in late:
+                task.cancel()
+
+
+async def _compare(parts: SplitResult, path: Path, ask: Ask) -> None:
+    pool = f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0"
+    by_socket, by_port = await asyncio.gather(ask(pool, path), ask(pool, None))
+    if by_socket is None or by_port is None:
+        return  # one of them does not answer
+    known = _server_id(by_socket)
+    if known is not None and _server_id(by_port) != known:
+        logger.warning(
+            "%s and %s are different servers; the socket is used, because only the user of its server can have put it "
+            "there. Another program has the port: `gpu-pool doctor` looks closer",
+            path,
+            parts.netloc,
+        )
+
+
+def _server_id(pool: Any) -> str | None:
+    found = pool.get("server_id") if isinstance(pool, dict) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,99 @@
+"""Whose a connection is, by the kernel: real sockets of every kind of address."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from gpu_worker_pool.host import connections
+from gpu_worker_pool.host.connections import UserNotKnown, uid_of_tcp_peer, uid_of_unix_peer
+from gpu_worker_pool.host.users import Users, is_in_group, user_name
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is"),
+    pytest.mark.allow_hosts(["127.0.0.1", "::1", "::ffff:127.0.0.1"]),
+]
+
+# Where the server listens, and by which address of which family a client comes.
+ROADS = {
+    "IPv4": (socket.AF_INET, "127.0.0.1", socket.AF_INET, "127.0.0.1"),
+    "IPv6": (socket.AF_INET6, "::1", socket.AF_INET6, "::1"),
+    "IPv4 to a server of both": (socket.AF_INET6, "::", socket.AF_INET, "127.0.0.1"),
+    "a mapped address": (socket.AF_INET, "127.0.0.1", socket.AF_INET6, "::ffff:127.0.0.1"),
+}
+
+
+class Road:
+    """Both ends of a connection."""
+
+    def __init__(self, stack: ExitStack, kind: str) -> None:
+        family, host, client_family, client_host = ROADS[kind]
+        listener = stack.enter_context(socket.socket(family))
+        if family == socket.AF_INET6 and host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, 0))
+        listener.listen()
+        self.theirs = stack.enter_context(socket.socket(client_family))
+        self.theirs.connect((client_host, listener.getsockname()[1]))
+        self.ours = stack.enter_context(listener.accept()[0])
+        self.peer, self.own = self.ours.getpeername()[:2], self.ours.getsockname()[:2]
+
+
+@pytest.fixture(params=ROADS)
+def road(request: pytest.FixtureRequest) -> Iterator[Road]:
+    with ExitStack() as stack:
+        try:
+            yield Road(stack, request.param)
+        except OSError as error:
+            pytest.skip(f"this machine has no such connection: {error}")
+
+
+def test_the_user_of_the_other_end_is_found_in_both_ways(road: Road) -> None:
+    theirs, ours = connections._plain(road.peer), connections._plain(road.own)
+    assert uid_of_tcp_peer(road.peer, road.own, road.ours) == os.geteuid()
+    assert connections._uid_by_netlink(theirs, ours) == os.geteuid()
+    assert connections._uid_by_proc(theirs, ours) == os.geteuid()
+
+
+def test_a_closed_end_is_never_roots_and_a_listening_socket_is_no_end(road: Road) -> None:
+    """Newer kernels remember the user of a closed end; root is never taken for it."""
+    road.theirs.close()
+    try:
+        assert uid_of_tcp_peer(road.peer, road.own, road.ours) == os.geteuid() != 0
+    except UserNotKnown as unknown:
+        assert "closed" in str(unknown)
+    with pytest.raises(UserNotKnown, match="closed"):
+        uid_of_tcp_peer(road.own, (road.peer[0], 1))
+
+
+def test_an_address_that_is_none_has_no_user() -> None:
+    with pytest.raises(UserNotKnown):
+        uid_of_tcp_peer(("nonsense", 1), ("127.0.0.1", 2))
+
+
+def test_the_user_of_a_unix_socket() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert uid_of_unix_peer(ours) == os.geteuid()
+
+
+def test_names_groups_and_administrators() -> None:
+    nobody = 61_999
+    assert user_name(0) == "root"
+    assert user_name(nobody) == f"uid-{nobody}"
+    assert is_in_group(0, "root")
+    assert not is_in_group(0, "no-such-group")
+    assert not is_in_group(nobody, "root")
+    assert not is_in_group(0, None)
+    users = Users("root")
+    assert users.find(0).is_admin
+    assert users.find(os.geteuid()).is_admin
+    assert not users.find(nobody).is_admin
+    assert users.why_no_admins() is None
+    assert "no-such-group" in str(Users("no-such-group").why_no_admins())
+    assert users.administrators().endswith("the members of the group root")

@@ -1,0 +1,76 @@
+"""A caller on the server's machine is the Unix user it runs as. The facts are given; the kernel is asked elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker_pool.host.connections import UserNotKnown
+from gpu_worker_pool.host.users import User
+from gpu_worker_pool.server.http.access import AccessRules, Caller, Denied, Origin, Tokens, identify
+
+HERE = {"host": "localhost:8000"}
+TOKENS = Tokens.parse("alice:alice-token-1,admin:admin-token-333")
+SOCKET = "/run/gpu-worker-pool/8000.sock"
+
+
+def by_tcp(user: User | None) -> Origin:
+    return Origin("127.0.0.1", find_user=lambda: user)
+
+
+def by_socket(user: User | None) -> Origin:
+    return Origin(None, is_unix=True, find_user=lambda: user)
+
+
+def unknown() -> User | None:
+    raise UserNotKnown("the connection was closed")
+
+
+@pytest.mark.parametrize("origin", [by_tcp, by_socket])
+@pytest.mark.parametrize("tokens", [Tokens(), TOKENS, Tokens.broken()])
+def test_the_name_and_the_rights_are_the_users(origin: object, tokens: Tokens) -> None:
+    assert callable(origin)
+    for user in (User("alice"), User("admin"), User("root", is_admin=True)):
+        found = identify(origin(user), HERE, AccessRules(tokens))
+        assert found == Caller(user.name, is_local=True, is_admin=user.is_admin)
+
+
+def test_a_token_counts_more_than_the_user() -> None:
+    headers = {**HERE, "authorization": "Bearer alice-token-1"}
+    assert identify(Origin("127.0.0.1", find_user=unknown), headers, AccessRules(TOKENS)) == Caller("alice")
+
+
+def test_a_user_that_cannot_be_told_is_refused() -> None:
+    with pytest.raises(Denied, match="cannot tell which user") as caught:
+        identify(Origin("127.0.0.1", find_user=unknown), HERE, AccessRules(socket=SOCKET))
+    assert caught.value.status == 401
+    assert SOCKET in caught.value.detail
+
+
+def test_the_user_is_not_looked_up_for_a_caller_from_elsewhere() -> None:
+    def never() -> User | None:
+        raise AssertionError("looked up")
+
+    with pytest.raises(Denied):
+        identify(Origin("10.0.0.9", find_user=never), HERE, AccessRules())
+    with pytest.raises(Denied):
+        identify(Origin("127.0.0.1", find_user=never), {**HERE, "via": "1.1 squid"}, AccessRules())
+
+
+def test_by_the_socket_the_host_does_not_matter_and_a_proxy_does() -> None:
+    assert identify(by_socket(User("alice")), {}, AccessRules()).name == "alice"
+    with pytest.raises(Denied, match="proxy"):
+        identify(by_socket(User("alice")), {"x-forwarded-for": "10.0.0.9"}, AccessRules())
+
+
+def test_local_callers_can_be_taken_by_the_socket_only() -> None:
+    rules = AccessRules(TOKENS, takes_loopback=False, socket=SOCKET)
+    assert identify(by_socket(User("alice")), HERE, rules).name == "alice"
+    with pytest.raises(Denied, match=SOCKET) as caught:
+        identify(by_tcp(User("root", is_admin=True)), HERE, rules)
+    assert caught.value.status == 401
+    assert identify(by_tcp(None), {**HERE, "authorization": "Bearer admin-token-333"}, rules).is_admin
+
+
+def test_a_platform_without_users_trusts_the_machine_as_before() -> None:
+    assert identify(by_tcp(None), HERE, AccessRules()) == Caller(is_local=True, is_admin=True)
+    assert identify(by_tcp(None), HERE, AccessRules(TOKENS)) == Caller(is_local=True)

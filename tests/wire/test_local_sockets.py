@@ -1,0 +1,126 @@
+"""A client on the server's machine prefers the server's Unix socket, and says where port and socket differ."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.host.unix_socket import client_sockets, find_socket, is_trustworthy, server_socket
+from gpu_worker_pool.testing import ServerProcess
+from gpu_worker_pool.wire.transport import CallFailed, Transport
+from tests.other_user import ALICE
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "8000.sock"))
+        listener.listen()
+        yield folder / "8000.sock"
+
+
+@pytest.mark.parametrize(
+    ("configured", "environ", "uid", "path"),
+    [
+        (None, {}, 0, "/run/gpu-worker-pool/8000.sock"),
+        (None, {"RUNTIME_DIRECTORY": "/run/gpu-worker-pool:/run/b"}, 999, "/run/gpu-worker-pool/8000.sock"),
+        (None, {"XDG_RUNTIME_DIR": "/run/user/7"}, 7, "/run/user/7/gpu-worker-pool/8000.sock"),
+        (None, {"XDG_RUNTIME_DIR": "relative"}, 7, None),
+        (None, {}, 7, None),
+        ("/srv/pool.sock", {}, 0, "/srv/pool.sock"),
+        ("", {}, 0, None),
+    ],
+)
+def test_where_a_server_listens(configured: str | None, environ: dict[str, str], uid: int, path: str | None) -> None:
+    assert server_socket(configured, environ, port=8000, uid=uid) == (None if path is None else Path(path))
+
+
+def test_where_a_client_looks() -> None:
+    system, own = Path("/run/gpu-worker-pool/1.sock"), Path("/run/user/7/gpu-worker-pool/1.sock")
+    assert client_sockets({"XDG_RUNTIME_DIR": "/run/user/7"}, port=1) == [system, own]
+    assert client_sockets({"GPU_POOL_SOCKET": "/srv/p.sock"}, port=1) == [Path("/srv/p.sock")]
+    assert client_sockets({"GPU_POOL_SOCKET": ""}, port=1) == []
+
+
+def test_only_a_socket_that_no_other_user_can_have_put_there_counts(listening: Path) -> None:
+    folder = listening.parent
+    assert is_trustworthy(listening, os.geteuid())
+    assert find_socket({"GPU_POOL_SOCKET": str(listening)}, port=1) == listening
+    folder.chmod(0o775)
+    assert not is_trustworthy(listening, os.geteuid()), "its group may write there"
+    folder.chmod(0o755)
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert not is_trustworthy(link / listening.name, os.geteuid()), "a link"
+    (folder / "file").write_text("")
+    assert not is_trustworthy(folder / "file", os.geteuid()), "not a socket"
+    folder.parent.chmod(0o777)
+    assert not is_trustworthy(listening, os.geteuid()), "another user could have moved the directory"
+    folder.parent.chmod(0o1777)
+    assert is_trustworthy(listening, os.geteuid()), "as in /tmp"
+    if os.geteuid() == 0:
+        os.chown(folder, ALICE, ALICE)
+        assert not is_trustworthy(listening, os.geteuid()), "another user may have made it there"
+        folder.parent.chmod(0o755)
+        assert is_trustworthy(listening, os.geteuid()), "root has made it for that user"
+        os.chown(folder.parent, ALICE, ALICE)
+        os.chown(folder, 0, 0)
+        assert not is_trustworthy(listening, os.geteuid()), "another user has the directory above"
+
+
+async def ask(url: str) -> str:
+    async with Transport() as transport:
+        node: str = (await transport.call("GET", f"{url}/pool", timeout_s=10)).data["node"]
+        return node
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, ServerProcess, Path]]:
+    folder = tmp_path_factory.mktemp("two")
+    path = folder / "real" / "pool.sock"
+    with ExitStack() as stack:
+        real = ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "real", "GPU_POOL_SOCKET": str(path)})
+        false = ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "false"})
+        yield stack.enter_context(real), stack.enter_context(false), path
+
+
+async def test_the_socket_is_used_and_a_different_port_is_told_once(
+    two: tuple[ServerProcess, ServerProcess, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, false, path = two
+    monkeypatch.setenv("GPU_POOL_SOCKET", str(path))
+    with caplog.at_level(logging.WARNING, "gpu_worker_pool"):
+        assert await ask(real.url) == "real"
+        assert caplog.messages == []
+        assert await ask(false.url) == "real"
+        assert await ask(false.url) == "real"
+    (said,) = caplog.messages
+    assert f"{path} and 127.0.0.1:{false.port} are different servers; the socket is used" in said
+
+
+async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
+    two: tuple[ServerProcess, ServerProcess, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, false, _ = two
+    stale = tmp_path / "run" / "pool.sock"
+    stale.parent.mkdir(mode=0o755)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(stale))
+    listener.close()
+    monkeypatch.setenv("GPU_POOL_SOCKET", str(stale))
+    assert await ask(false.url) == "false"
+
+    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(stale)}) as mortal:
+        async with Transport() as transport:
+            await transport.call("GET", f"{mortal.url}/pool", timeout_s=10)
+            mortal.kill()
+            with pytest.raises(CallFailed, match=f"to the socket {stale}"):
+                await transport.call("GET", f"{mortal.url}/pool", timeout_s=10)
