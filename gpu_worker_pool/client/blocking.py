@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
@@ -226,17 +226,19 @@ def gpu(
     *,
     gpus: int = 1,
     memory_mb: float | None = None,
+    memory: str | float | None = None,
     model: str | None = None,
     among: Iterable[int | str] | None = None,
     priority: int = 0,
+    labels: Mapping[str, str] | None = None,
+    pid: int | None = None,
     **options: Any,
 ) -> Iterator[Assignment]:
     """A GPU for the length of a `with` block, for a program that needs no more than that.
 
     The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
-    with (
-        GPUWorkerPool(**options) as pool,
-        pool.gpu(timeout, gpus=gpus, memory_mb=memory_mb, model=model, among=among, priority=priority) as assignment,
-    ):
+    wishes = {"gpus": gpus, "memory_mb": memory_mb, "memory": memory, "model": model, "among": among}
+    wishes |= {"priority": priority, "labels": labels, "pid": pid}
+    with GPUWorkerPool(**options) as pool, pool.gpu(timeout, **wishes) as assignment:
         yield assignment

@@ -13,9 +13,9 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, LiveLease, QueuedLease
-from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
+from gpu_worker_pool.core.queue.refusal import why_unservable
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
@@ -46,7 +46,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         if known.request != request:
             return [ev.LeaseConflicted(now, lease_id)]
         return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
-    if why := _why_unservable(state, request):
+    if why := why_unservable(state, request.wishes):
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
     if len(state.queue) >= settings.max_queued:
@@ -54,20 +54,6 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     if state.queue.length_of(owner) >= settings.max_queued_per_owner:
         return [ev.QueueFull(now, lease_id, settings.max_queued_per_owner, is_owners_limit=True, owner=owner)]
     return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
-
-
-def _why_unservable(state: PoolState, request: Request) -> str | None:
-    """Why no GPU of the pool could ever serve this request; None if one could, or if none was seen yet."""
-    if not state.has_been_observed:
-        return None
-    thresholds = state.settings.thresholds_for(request.wishes)
-    if state.capacity.could_ever_serve(request.wishes, thresholds):
-        return None
-    if not state.slots:
-        return "this pool has no GPU"
-    if min(thresholds) <= 0:
-        return "no GPU is below a threshold of 0 %; ask with a higher one"
-    return f"no node of this pool could ever serve {request.wishes}, even with all of its GPUs free"
 
 
 def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
