@@ -54,7 +54,9 @@ class Runner:
     async def _find_and_run(self, signals: Signals) -> int:
         check_can_run(self.command[0], os.environ)
         async with Servers(self.endpoints) as servers:
-            sources = await find_sources(servers, os.environ, is_remote=self.is_remote, warn=self.reporter.warn)
+            sources = await find_sources(
+                servers, os.environ, is_remote=self.is_remote, warn=self.reporter.warn, note=self.reporter.note
+            )
         with closing(GuardedCommand()) as guarded:
             return await self._acquire_and_run(guarded, sources, signals)
 

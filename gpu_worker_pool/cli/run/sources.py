@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import complain
-from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.client.events import Hook
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
@@ -42,12 +42,17 @@ class Sources:
 
 
 async def find_sources(
-    servers: Servers, environ: Mapping[str, str], *, is_remote: bool, warn: Callable[[str], None] = complain
+    servers: Servers,
+    environ: Mapping[str, str],
+    *,
+    is_remote: bool,
+    warn: Callable[[str], None] = complain,
+    note: Callable[[str], None] = complain,
 ) -> Sources:
     """Ask the servers what GPUs they have.
 
     The command runs on this machine, so servers of other machines are left out: their GPU 2 is not ours. A command that
-    `is_remote` finds its own way to the GPU, and all servers are used.
+    `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out.
     """
     answers = await servers.ask_all("/pool?queue=0")
     if all(answer.status is None for answer in answers):
@@ -60,7 +65,7 @@ async def find_sources(
             urls.append(answer.url)
             gpus += _installed_gpus(pool)
         else:
-            warn(f"{answer.endpoint} is left out: its GPUs are in another machine, and the command runs on this one")
+            note(f"{answer.endpoint} is left out: {_why_left_out(answer, pool)}")
     if not urls:
         raise Failure(
             "no GPU server is on this machine, where the command would run. Run gpu-pool on the server's machine; or, "
@@ -69,6 +74,12 @@ async def find_sources(
     among = None if is_remote else _visible_uuids(environ, gpus, warn)
     gpu_count = len(gpus if among is None else among)
     return Sources(tuple(urls), servers.config.is_multi, among, gpu_count, servers.config.ttl_s)
+
+
+def _why_left_out(answer: ServerAnswer, pool: PoolView | None) -> str:
+    if pool is not None:
+        return "its GPUs are in another machine, and the command runs on this one"
+    return f"its address is not this machine's, where the command runs, and {str(answer.error).rstrip('. ')}"
 
 
 def _is_here(url: str, pool: PoolView | None) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl
@@ -85,6 +85,9 @@ class Call:
         return query.decode("latin-1")
 
 
+_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?|\.[0-9]{1,18}")
+
+
 def _value(parameter: Parameter, text: str | None) -> Any:
     if text is None:
         return parameter.default
@@ -98,9 +101,9 @@ def _value(parameter: Parameter, text: str | None) -> Any:
         wanted = "a whole number from 0 to 999999999"
     elif parameter.range is not None:
         low, high = parameter.range.low, parameter.range.high
-        with suppress(ValueError):
-            if low <= (number := float(text)) <= high:
-                return number
+        # Without the underscores and names that Python's float takes.
+        if _DECIMAL.fullmatch(text) and low <= (number := float(text)) <= high:
+            return number
         wanted = f"a number of {parameter.unit} from {low:g} to {high:g}"
     else:
         return text
