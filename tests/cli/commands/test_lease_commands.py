@@ -329,6 +329,23 @@ def test_drain_takes_a_gpu_out_of_service_and_only_admin_may(server: ServerProce
     assert called("drain", "9", server=server, env=admin).code == 1
 
 
+@pytest.mark.parametrize("which", [("0", "1"), ("127.0.0.1",), ("--all",)])
+def test_drain_takes_several_gpus_or_all_of_a_box(server: ServerProcess, which: tuple[str, ...]) -> None:
+    admin = {"GPU_POOL_TOKEN": ADMIN}
+    done = called("drain", *which, server=server, env=admin)
+    assert [line.split(":")[0] for line in done.out.splitlines()] == ["GPU 0", "GPU 1"]
+    assert [gpu["state"] for gpu in server.json("/pool")["gpus"]] == ["out_of_service"] * 2
+    node = server.json("/pool")["node"]
+    assert called("undrain", node if which == ("--all",) else "--all", server=server, env=admin).code == 0
+    assert [gpu["state"] for gpu in server.json("/pool")["gpus"]] == ["free"] * 2
+
+
+@pytest.mark.parametrize("which", [(), ("0", "--all"), ("0", "nowhere:1"), ("",)])
+def test_drain_of_what_is_not_there_changes_nothing(server: ServerProcess, which: tuple[str, ...]) -> None:
+    assert called("drain", *which, server=server, env={"GPU_POOL_TOKEN": ADMIN}).code == 2
+    assert [gpu["state"] for gpu in server.json("/pool")["gpus"]] == ["free"] * 2
+
+
 # --- in the shell --------------------------------------------------------------------------------------------------
 
 

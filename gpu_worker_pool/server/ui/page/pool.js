@@ -67,6 +67,7 @@ function readProcess(process) {
   return {
     pid: number(process.pid),
     name: word(process.name),
+    user: word(process.user),
     used_mb: number(process.used_mb),
     isOutside: typeof process.is_outside === "boolean" ? process.is_outside : null,
     isIgnored: process.is_ignored === true,
