@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Sets up the environment $(1) with the extra $(2). uv is used if it is installed, because it is faster; venv and pip do
+# Sets up the environment $(1) with the extra $(2) and these options of pip, $(3). uv is used if it is installed, because it is faster; venv and pip do
 # the same.
 define set_up
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %s; name another one with: make PYTHON=python3.12" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -27,7 +27,7 @@ define set_up
 	else \
 		echo "Setting up $(1) with venv and pip"; \
 		$(PYTHON) -m venv $(1) && \
-		$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(2)]'; \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) --constraint constraints.txt --editable '.[$(2)]'; \
 	fi
 	@touch $@
 endef
@@ -35,11 +35,11 @@ endef
 $(READY): pyproject.toml constraints.txt
 	$(call set_up,$(VENV),dev)
 
-# The demo needs no development tools; where those are there, it uses that environment.
+# The demo needs no development tools, and imports little of what it installs: Python compiles that itself. Where those are there, it uses that environment.
 DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.demo-venv)
 
 .demo-venv/.ready: pyproject.toml constraints.txt
-	$(call set_up,.demo-venv,all)
+	$(call set_up,.demo-venv,all,--no-compile)
 
 demo: $(DEMO_VENV)/.ready ## See the pool at work on this machine
 	@$(DEMO_VENV)/bin/gpu-pool demo

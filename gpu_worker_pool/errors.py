@@ -61,7 +61,10 @@ class RequestRefusedError(PoolError, ValueError):
 
     def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
         self.reasons = dict(reasons or {})
-        advice = "it was not queued: change the request or the token, as asking again will not help"
+        # A server that asks for proof names its own tokens; the caller needs to know where theirs goes.
+        lacks_token = any("token" in reason.lower() for reason in self.reasons.values())
+        what = "set GPU_POOL_TOKEN (or token=) to a token of that server" if lacks_token else "change the request"
+        advice = f"it was not queued: {what}, as asking again will not help"
         super().__init__(f"the request was refused{_because(_listed(self.reasons))}; {advice}")
 
 

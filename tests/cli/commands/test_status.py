@@ -205,3 +205,54 @@ def test_unknown_is_not_zero(server: ServerProcess) -> None:
         gpu["memory_used_mb"] = gpu["utilization_percent"] = None
     assert _shown(_read(whole)).count("unknown") == 2 * len(whole["gpus"])
     assert _read({"nothing": "known"}).error is not None
+
+
+def _crowded() -> Any:
+    def lease(number: int, owner: str, command: str) -> dict[str, Any]:
+        return {
+            "id": f"lease-{number}",
+            "state": "active",
+            "owner": owner,
+            "worker_id": f"worker-{number}-of-a-long-name",
+            "labels": {"command": command},
+            "granted_at": "2027-01-15T07:30:00Z",
+            "expires_in_s": 23.0,
+        }
+
+    process = {"pid": 4711, "name": "python", "used_mb": 59_392, "is_outside": True}
+    small = {"pid": 12, "name": "Xorg", "used_mb": 20, "is_outside": True}
+    return {
+        "gpus": [
+            {
+                "uuid": "GPU-0",
+                "gpu_id": 0,
+                "name": "NVIDIA A100-SXM4-80GB",
+                "state": "shared",
+                "leases": ["lease-1", "lease-2"],
+                "memory_total_mb": 81_920,
+                "memory_used_mb": 8_192,
+                "utilization_percent": 3,
+                "processes": [small],
+            },
+            {"uuid": "GPU-1", "gpu_id": 1, "name": "NVIDIA A100-SXM4-80GB", "state": "free", "processes": [process]},
+        ],
+        "leases": [lease(1, "carol", "train_the_large_model.py"), lease(2, "dave", "eval.py")],
+    }
+
+
+def test_at_80_columns_each_holder_stands_beside_what_it_runs() -> None:
+    file = io.StringIO()
+    show(Console(file=file, width=80, force_terminal=True, color_system=None), [_read(_crowded())], NOW)
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    at = lines[1].index("HELD BY")
+    told = " ".join(line[at:].strip() for line in lines[2:])
+    assert "carol, train_the_large_model.py, since " in told
+    assert told.index("carol") < told.index("train_the") < told.index("dave") < told.index("eval.py")
+    assert "worker-" not in file.getvalue()
+
+
+def test_what_is_outside_the_pool_is_named_where_it_holds_much() -> None:
+    lines = _shown(_read(_crowded())).splitlines()
+    assert any(line.endswith("outside the pool: python, pid 4711, 58.0 GiB") for line in lines)
+    assert not any("Xorg" in line for line in lines)
