@@ -104,7 +104,7 @@ def _value(parameter: Parameter, text: str | None) -> Any:
         # Without the underscores and names that Python's float takes.
         if _DECIMAL.fullmatch(text) and low <= (number := float(text)) <= high:
             return number
-        wanted = f"a number of {parameter.unit} from {low:g} to {high:g}"
+        wanted = f"a number of {parameter.unit} from {low:.15g} to {high:.15g}"
     else:
         return text
     raise Refused(422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {wanted}.")

@@ -24,14 +24,14 @@ BAD_WISHES = [
     ("gpus", "2", "a whole number from 1 to 1024"),
     ("gpus", None, "a whole number from 1 to 1024"),
     ("gpus", 10**400, "a whole number from 1 to 1024"),
-    ("memory_mb", 0, "a number from 1 to 1e+09"),
-    ("memory_mb", -5, "a number from 1 to 1e+09"),
-    ("memory_mb", NAN, "a number from 1 to 1e+09"),
-    ("memory_mb", INF, "a number from 1 to 1e+09"),
-    ("memory_mb", -INF, "a number from 1 to 1e+09"),
-    ("memory_mb", True, "a number from 1 to 1e+09"),
-    ("memory_mb", "8000", "a number from 1 to 1e+09"),
-    ("memory_mb", 1e10, "a number from 1 to 1e+09"),
+    ("memory_mb", 0, "a number from 1 to 1000000000"),
+    ("memory_mb", -5, "a number from 1 to 1000000000"),
+    ("memory_mb", NAN, "a number from 1 to 1000000000"),
+    ("memory_mb", INF, "a number from 1 to 1000000000"),
+    ("memory_mb", -INF, "a number from 1 to 1000000000"),
+    ("memory_mb", True, "a number from 1 to 1000000000"),
+    ("memory_mb", "8000", "a number from 1 to 1000000000"),
+    ("memory_mb", 1e10, "a number from 1 to 1000000000"),
     ("memory_threshold_percent", -0.1, "a number from 0 to 100"),
     ("memory_threshold_percent", 100.1, "a number from 0 to 100"),
     ("memory_threshold_percent", NAN, "a number from 0 to 100"),
@@ -54,8 +54,8 @@ BAD_REQUESTS = [
 ]
 BAD_SETTINGS = [
     ("workers_per_gpu", 0, "a whole number from 1 to 1024"),
-    ("stale_after_s", NAN, "a number from 0 to 1e+09"),
-    ("drain_limit_s", -1, "a number from 0 to 1e+09"),
+    ("stale_after_s", NAN, "a number from 0 to 1000000000"),
+    ("drain_limit_s", -1, "a number from 0 to 1000000000"),
     ("remembered_ended_leases", -1, "a whole number from 0 to 10000000"),
 ]
 
