@@ -16,22 +16,33 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# uv is used if it is installed, because it is faster; venv and pip do the same.
-$(READY): pyproject.toml constraints.txt
+# Sets up the environment $(1) with the extra $(2) and these options of pip, $(3). uv is used if it is installed, because it is faster; venv and pip do
+# the same.
+define set_up
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %s; name another one with: make PYTHON=python3.12" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@if command -v uv >/dev/null 2>&1; then \
-		echo "Setting up $(VENV) with uv"; \
-		uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV) && \
-		uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'; \
+		echo "Setting up $(1) with uv"; \
+		uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(1) && \
+		uv pip install --quiet --python $(1)/bin/python --constraint constraints.txt --editable '.[$(2)]'; \
 	else \
-		echo "Setting up $(VENV) with venv and pip"; \
-		$(PYTHON) -m venv $(VENV) && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'; \
+		echo "Setting up $(1) with venv and pip"; \
+		$(PYTHON) -m venv $(1) && \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) --constraint constraints.txt --editable '.[$(2)]'; \
 	fi
 	@touch $@
+endef
 
-demo: $(READY) ## See the pool at work on this machine
-	@$(BIN)/gpu-pool demo
+$(READY): pyproject.toml constraints.txt
+	$(call set_up,$(VENV),dev)
+
+# The demo needs no development tools, and imports little of what it installs: Python compiles that itself. Where those are there, it uses that environment.
+DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.demo-venv)
+
+.demo-venv/.ready: pyproject.toml constraints.txt
+	$(call set_up,.demo-venv,all,--no-compile)
+
+demo: $(DEMO_VENV)/.ready ## See the pool at work on this machine
+	@$(DEMO_VENV)/bin/gpu-pool demo
 
 test: $(READY) ## Run all tests
 	$(BIN)/python $(PYTEST)
@@ -62,4 +73,4 @@ pictures: $(READY) ## Make the pictures in docs/images from a real server with s
 	$(BIN)/python scripts/screenshot
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .bench-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache
+	rm -rf $(VENV) .demo-venv .bench-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

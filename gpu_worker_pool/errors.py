@@ -64,10 +64,13 @@ class RequestRefusedError(PoolError, ValueError):
 
     def __init__(self, reasons: Mapping[str, str] | None = None, *, has_granted: bool = False) -> None:
         self.reasons = dict(reasons or {})
+        # A server that asks for proof names its own tokens; the caller needs to know where theirs goes.
+        lacks_token = any("token" in reason.lower() for reason in self.reasons.values())
+        remedy = "set GPU_POOL_TOKEN (or token=) to a token of that server" if lacks_token else "change the request"
         advice = (
             "the lease was released: check which program answers at that address"
             if has_granted
-            else "it was not queued: change the request or the token, as asking again will not help"
+            else f"it was not queued: {remedy}, as asking again will not help"
         )
         what = "the request cannot be served" if has_granted else "the request was refused"
         super().__init__(f"{what}{_because(_listed(self.reasons))}; {advice}")

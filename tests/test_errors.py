@@ -121,3 +121,10 @@ def test_a_failed_call_says_whether_to_try_again(is_temporary: bool, advice: str
     assert str(error).endswith(advice)
     assert (error.endpoint_id, error.reason, error.status) == ("server1", "it failed", 503)
     assert error.is_temporary is is_temporary
+
+
+def test_a_refusal_says_where_a_token_goes_if_that_is_what_is_missing() -> None:
+    assert "set GPU_POOL_TOKEN" in str(RequestRefusedError({"box": "Without a token, only local calls may write."}))
+    refused = str(RequestRefusedError({"box": "This can never be granted here: this box has 4 GPUs."}))
+    assert "GPU_POOL_TOKEN" not in refused
+    assert refused.count("this box has 4 GPUs") == 1

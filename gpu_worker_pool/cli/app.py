@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import gpu_worker_pool
 from gpu_worker_pool.errors import PoolError
@@ -40,8 +40,24 @@ class _Unwritable(Exception):  # noqa: N818 - what happened
         self.cause = cause
 
 
+def _as_flags(params: list[Any]) -> list[Any]:
+    """The parameters, of which a flag takes no value, and shows none in the help: typer would show `<bool>`."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _as_flags(super().get_params(ctx))
+
+
 class _Commands(TyperGroup):
     """The commands. typer alone would treat a closed pipe as a failure, and any other OSError as a bug."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _as_flags(super().get_params(ctx))
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _as_unwritable():
@@ -87,8 +103,8 @@ def _show_version(is_wanted: bool) -> None:
 
 
 # Everything after the command's name belongs to the command.
-app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
-app.command(rich_help_panel="Run")(batch)
+app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=_Command, rich_help_panel="Run")(batch)
 
 
 @app.callback()
@@ -100,18 +116,18 @@ def _root(
     pass
 
 
-app.command(rich_help_panel="Look")(top)
-app.command(rich_help_panel="Operate")(serve)
-app.command(rich_help_panel="Operate")(doctor)
-app.command(rich_help_panel="Run")(wait)
-app.command(rich_help_panel="Look")(status)
-app.command(rich_help_panel="Look")(leases)
-app.command(rich_help_panel="Look")(explain)
-app.command(rich_help_panel="Look")(report)
-app.command(rich_help_panel="Operate")(release)
-app.command(rich_help_panel="Operate")(drain)
-app.command(rich_help_panel="Operate")(undrain)
-app.command(rich_help_panel="Try")(demo)
+app.command(cls=_Command, rich_help_panel="Look")(top)
+app.command(cls=_Command, rich_help_panel="Operate")(serve)
+app.command(cls=_Command, rich_help_panel="Operate")(doctor)
+app.command(cls=_Command, rich_help_panel="Run")(wait)
+app.command(cls=_Command, rich_help_panel="Look")(status)
+app.command(cls=_Command, rich_help_panel="Look")(leases)
+app.command(cls=_Command, rich_help_panel="Look")(explain)
+app.command(cls=_Command, rich_help_panel="Look")(report)
+app.command(cls=_Command, rich_help_panel="Operate")(release)
+app.command(cls=_Command, rich_help_panel="Operate")(drain)
+app.command(cls=_Command, rich_help_panel="Operate")(undrain)
+app.command(cls=_Command, rich_help_panel="Try")(demo)
 
 
 def main(arguments: Sequence[str]) -> int:

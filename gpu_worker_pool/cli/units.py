@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import re
-from math import isfinite
 
 import typer
 
-_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?B?|B)\s*", re.IGNORECASE)
+from gpu_worker_pool.core.model import memory
+
 _DURATION = re.compile(
     r"\s*(?:(\d+(?:\.\d+)?)d)?\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s?)?\s*"
 )
-_TO_MB = {"": 1.0, "B": 1 / 2**20, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 _SECONDS = (86_400.0, 3600.0, 60.0, 1.0)
 
 
 def parse_memory_mb(text: str | float) -> float:
-    """Read `12GB`, `12GiB`, `12g`, `800M`; a number alone is in MB. A GB is 1024 MB, as in NVIDIA's tools."""
-    found = _MEMORY.fullmatch(str(text))
-    amount = float(found[1]) * _TO_MB[found[2][:1].upper()] if found else 0.0
-    if not isfinite(amount) or amount < 1:
-        raise typer.BadParameter(
-            f"{text!r} is not an amount of memory of 1 MB or more; write 12GB, 800MB or 12000 (in MB)"
-        )
-    return amount
+    """The same as in Python, as a value on the command line."""
+    try:
+        return memory.parse_memory_mb(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def parse_duration_s(text: str | float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
@@ -226,9 +226,12 @@ def gpu(
     *,
     gpus: int = 1,
     memory_mb: float | None = None,
+    memory: str | float | None = None,
     model: str | None = None,
     among: Iterable[int | str] | None = None,
     priority: int = 0,
+    labels: Mapping[str, str] | None = None,
+    pid: int | None = None,
     new: bool = False,
     **options: Any,
 ) -> Iterator[Assignment]:
@@ -236,6 +239,7 @@ def gpu(
 
     The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
-    wishes = {"gpus": gpus, "memory_mb": memory_mb, "model": model, "among": among, "priority": priority, "new": new}
+    wishes = {"gpus": gpus, "memory_mb": memory_mb, "memory": memory, "model": model, "among": among}
+    wishes |= {"priority": priority, "labels": labels, "pid": pid, "new": new}
     with GPUWorkerPool(**options) as pool, pool.gpu(timeout, **wishes) as assignment:
         yield assignment

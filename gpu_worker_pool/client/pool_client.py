@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
+from gpu_worker_pool.core.model.memory import asked_mb
 from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.errors import (
     EndpointError,
@@ -165,6 +166,7 @@ class GPUWorkerPoolClient:
         *,
         gpus: int = 1,
         memory_mb: float | None = None,
+        memory: str | float | None = None,
         model: str | None = None,
         among: Iterable[int | str] | None = None,
         priority: int = 0,
@@ -174,11 +176,11 @@ class GPUWorkerPoolClient:
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
-        Several `gpus` are all on one server. With `memory_mb` a GPU is shared with other requests that name an amount.
-        `among`: only these GPUs will do, by index as nvidia-smi has it, by UUID or by the beginning of one. `labels`
-        are shown with the lease. `pid` is the process that is to use the GPU, where that is not this one: its death
-        then frees the GPU. Inside a `gpu-pool run` or `batch` the request uses the GPUs of that lease, and waits for
-        others inside it; `new` asks for other GPUs. Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout),
+        Several `gpus` are all on one server. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
+        name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
+        lease. `pid` is the process that is to use the GPU, where that is not this one: its death then frees the GPU.
+        Inside a `gpu-pool run` or `batch` the request uses the GPUs of that lease, and waits for others inside it; `new`
+        asks for other GPUs. Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout),
         RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing behind.
         """
         fleet = self._started()
@@ -190,7 +192,7 @@ class GPUWorkerPoolClient:
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
         wishes = Wishes(
             gpus,
-            memory_mb,
+            asked_mb(memory_mb, memory),
             model,
             self._config.asked_memory_threshold,
             self._config.asked_utilization_threshold,

@@ -181,8 +181,14 @@ class PoolApp:
 
     def _log_gpus(self) -> None:
         snapshot = self._sampler.snapshot
+        if not self._sampler.has_sampled:
+            logger.warning("the GPUs have not been read yet after %g s; nothing is granted before", FIRST_SAMPLE_S)
+            return
         kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
-        logger.info("GPUs shown: %d (%s)", len(snapshot.readings), kind)
+        shown = len(snapshot.readings)
+        hidden = f", {snapshot.installed - shown} more hidden" if snapshot.installed > shown else ""
+        faulty = sum(reading.fault is not None for reading in snapshot.readings)
+        logger.info("GPUs shown: %d%s%s (%s)", shown, f", {faulty} of them faulty" if faulty else "", hidden, kind)
 
     async def _watch_readings(self) -> None:
         """Log when readings grow stale, which a sampler that hangs cannot do, and pass new readings to the streams."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+from dotenv import dotenv_values
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -36,6 +39,44 @@ _INVALID: ContextVar[set[str]] = ContextVar("_INVALID")
 NumberT = TypeVar("NumberT", int, float)
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+
+
+# Names that many programs use.
+GENERIC_NAMES = frozenset(
+    [
+        "HOST",
+        "PORT",
+        "RELOAD",
+        "LOG_LEVEL",
+        "LOG_FORMAT",
+        "ACCESS_LOG",
+        "WORKERS",
+        "TITLE",
+        "DESCRIPTION",
+        "VERSION",
+        "DOCS_URL",
+        "REDOC_URL",
+        "ENABLE_CORS",
+        "API_PREFIX",
+        "CUDA_VISIBLE_DEVICES",
+    ]
+)
+# All settings of the server and the client begin so, apart from those above.
+OWN_PREFIXES = ("GPU_", "SIMULATED_GPUS", "REFRESH_INTERVAL", "MAX_HISTORY")
+
+
+@contextmanager
+def _without_host_of_tcsh(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """tcsh sets HOST to the name of the machine, beside HOSTTYPE and MACHTYPE; it is not meant for the server."""
+    is_set_by_tcsh = {"HOSTTYPE", "MACHTYPE"} <= environ.keys() and environ.get("HOST") == socket.gethostname()
+    host = environ.pop("HOST") if is_set_by_tcsh else None
+    if host is not None:
+        logger.info("HOST=%s was set by tcsh and is left out; to bind to an address, set HOST to it", host)
+    try:
+        yield
+    finally:
+        if host is not None:
+            environ["HOST"] = host
 
 
 def _known_models(spec: str | None) -> str | None:
@@ -146,12 +187,31 @@ class ServerSettings(BaseSettings):
     def load(cls, **given: Any) -> ServerSettings:
         """Load the given values, else the environment, else .env; a file that cannot be read is logged and ignored."""
         try:
-            return cls(**given)
+            left_out = {"_env_file": None} if cls._is_foreign(Path(".env")) else {}
+            with _without_host_of_tcsh(os.environ):
+                return cls(**given, **left_out)
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
             settings = cls(**given, _env_file=None)
             settings._is_env_file_unreadable = True
             return settings
+
+    @classmethod
+    def _is_foreign(cls, file: Path) -> bool:
+        """Whether a `.env` is another project's: it has settings unknown here, and none that only this server has."""
+        names = {name.upper() for name in dotenv_values(file)}
+        ours = {name.upper() for name in cls.model_fields}
+        is_ours = any(name in ours - GENERIC_NAMES or name.startswith(OWN_PREFIXES) for name in names)
+        if is_ours or names <= ours:
+            return False
+        if meant := sorted(names & GENERIC_NAMES):
+            logger.warning(
+                ".env in the working directory seems to be another project's, as it has %s; it is left out, with its %s. "
+                "Set these in the environment, or add a setting of this server, such as GPU_POOL_NODE, to the file",
+                min(names - ours),
+                ", ".join(meant),
+            )
+        return True
 
     def pool_settings(self) -> PoolSettings:
         return PoolSettings(

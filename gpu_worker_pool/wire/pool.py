@@ -77,7 +77,7 @@ class PoolView:
     server_id: str | None = None
     machine: str | None = None
     ignored_processes: tuple[str, ...] = ()
-    can_grant: bool = True
+    can_grant: bool | None = True
     trouble: str | None = None
     now: str | None = None
     timestamp: str | None = None

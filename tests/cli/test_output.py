@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.server.leasing import take
 
@@ -71,3 +72,10 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     done = subprocess.run([GPU_POOL[0], "-c", hidden], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 125
     assert "pip install 'gpu-worker-pool[cli]'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "batch", "serve", "status", "drain"])
+def test_help_shows_a_flag_as_a_flag(command: str) -> None:
+    done = called(command, "--help", env={"COLUMNS": "120"})
+    assert done.code == 0
+    assert "bool" not in done.out.lower()

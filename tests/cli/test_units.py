@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.run.command_label import command_label, label_text
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
 from gpu_worker_pool.cli.run.waiting_line import waiting_text
@@ -64,7 +67,7 @@ def test_a_command_whose_lease_is_lost_is_gone_before_the_server_gives_it_away()
     assert grace_after_loss(2, ttl_s=30) == 2
 
 
-def test_the_waiting_line_says_who_has_it_and_for_how_long() -> None:
+def test_the_waiting_line_says_who_has_it_and_since_when() -> None:
     reason = "Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob"
     obstacles = (
         ObstacleView(uuid="GPU-0", code="leased", holders=("bob",), since_at=940.0),
@@ -72,5 +75,16 @@ def test_the_waiting_line_says_who_has_it_and_for_how_long() -> None:
         ObstacleView(uuid="GPU-2", code="over_memory", memory_percent=90),
     )
     assert waiting_text(reason, obstacles, 65, now_s=1000.0) == (
-        "waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob. Held by ada for 10m, bob for 1m"
+        "waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob. "
+        f"Held by ada {show_clock(400.0, 1000.0)}, bob {show_clock(940.0, 1000.0)}"
     )
+
+
+def test_since_when_is_said_as_people_say_it() -> None:
+    now = datetime(2026, 11, 16, 15, 0).astimezone()
+    shown = [
+        show_clock((now - timedelta(**ago)).timestamp(), now.timestamp())
+        for ago in ({"minutes": 58}, {"days": 2}, {"days": 40})
+    ]
+    assert shown == ["since 14:02", "since Sat 15:00", "since 2026-10-07"]
+    assert show_clock(None, 0.0) == "since an unknown time"

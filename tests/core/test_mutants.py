@@ -280,7 +280,7 @@ MUTANTS = (
     Mutant(
         "what can never be served is refused",
         "decide",
-        "if why := _why_unservable(state, request):",
+        "if why := why_unservable(state, request.wishes):",
         "if why := None:",
     ),
     Mutant(

@@ -47,7 +47,7 @@ def test_a_grant_a_queue_and_a_release_are_seen(page: Page, server: ServerProces
     expect(queue_of(page)).to_contain_text("Nobody waits.")
 
     ada = take(server, owner="ada", worker_id="w7", labels={"command": "train.py", "team": "vision"})
-    for shown in ("leased", "ada", "w7", "train.py", "team: vision", re.compile(r"since .*until .*left")):
+    for shown in ("leased", "ada", "train.py", "team: vision", re.compile(r"since \d\d:")):
         expect(card(page, ada)).to_contain_text(shown)
     expect(happened(page)).to_contain_text(f"ada has GPU {ada['gpus'][0]['gpu_id']}")
     expect(page).to_have_title(re.compile("1 free"))

@@ -34,7 +34,12 @@ def server(browser: Browser) -> Iterator[ServerProcess]:
         with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
             for number in range(LEASES + WAITING):
                 gpu = number % 150 if number < 450 else number % 50 + 150
-                form = {"owner": f"owner{number % 40}", "worker_id": f"worker{number}", "among": [gpu], "ttl_s": 3600}
+                form = {
+                    "owner": f"owner{number % 40}",
+                    "labels": {"command": f"worker{number}"},
+                    "among": [gpu],
+                    "ttl_s": 3600,
+                }
                 shared = {"memory_mb": 1000} if number < 450 else {}
                 answer = ask_over(connection, f"/leases/many{number}", "PUT", None, form | shared)
                 assert answer.status == (201 if number < LEASES else 202), answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,11 @@ def test_the_example_shows_the_defaults(tmp_path: Path, monkeypatch: pytest.Monk
 
 def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_it_can_be_sourced_by_a_shell() -> None:
+    shown = {name: value or "" for name, value in dotenv_values(ROOT / ".env.example").items()}
+    script = f'set -eu; set -a; . "{ROOT}/.env.example"; env -0'
+    done = subprocess.run(["/bin/sh", "-c", script], env={}, capture_output=True, text=True, check=True)
+    sourced = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    assert {name: sourced.get(name) for name in shown} == shown

@@ -142,6 +142,7 @@ def test_the_log_says_where_it_can_be_reached() -> None:
 def test_the_filter_is_logged_however_it_was_started() -> None:
     with ServerProcess({"CUDA_VISIBLE_DEVICES": "0,2"}, command=WAYS["uvicorn"]) as server:
         assert "of 4 GPUs these are shown: 0, 2" in server.log()
+        assert "GPUs shown: 2, 2 more hidden (SIMULATED, not hardware)" in server.log()
 
 
 def test_reload_keeps_to_the_log_settings() -> None:

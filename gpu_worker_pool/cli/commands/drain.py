@@ -15,38 +15,70 @@ from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 
-GpuArgument = Annotated[
-    str, typer.Argument(metavar="GPU", help="Its index or UUID; where there are several servers, server1:2.")
+GpuArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="GPU...",
+        help="Each by its index or UUID, where there are several servers as server1:2; or a server's name, for all its GPUs.",
+    ),
 ]
+AllGpus = Annotated[bool, typer.Option("--all", help="Every GPU of every server.")]
 
 
 def drain(
-    gpu: GpuArgument,
+    gpus: GpuArguments = None,
     endpoint: Endpoints = None,
     *,
+    every: AllGpus = False,
     reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
     json: Json = False,
 ) -> None:
-    """Take a GPU out of service: no new leases on it; those there run on. Only admin may."""
-    found = _tell(gpu, endpoint, "drain", {"reason": reason} if reason else {})
-    if json:
-        print_json("drain", found.as_json())
-        return
-    runs_on = f"; {', '.join(found.view.leases)} on it runs on" if found.view.leases else ""
-    out().print(f"GPU {found.id}: {found.view.reason or found.view.state}{runs_on}", markup=False)
+    """Take GPUs out of service: no new leases on them; those there run on. Only admin may."""
+    for found in _tell(gpus, endpoint, "drain", {"reason": reason} if reason else {}, every=every):
+        if json:
+            print_json("drain", found.as_json())
+            continue
+        runs_on = f"; {', '.join(found.view.leases)} on it runs on" if found.view.leases else ""
+        out().print(f"GPU {found.id}: {found.view.reason or found.view.state}{runs_on}", markup=False)
 
 
-def undrain(gpu: GpuArgument, endpoint: Endpoints = None, *, json: Json = False) -> None:
-    """Put a GPU back into service. Only admin may."""
-    found = _tell(gpu, endpoint, "undrain", {})
-    if json:
-        print_json("undrain", found.as_json())
-        return
-    out().print(f"GPU {found.id} is in service; it is {found.view.state.replace('_', ' ')} now", markup=False)
+def undrain(
+    gpus: GpuArguments = None, endpoint: Endpoints = None, *, every: AllGpus = False, json: Json = False
+) -> None:
+    """Put GPUs back into service. Only admin may."""
+    for found in _tell(gpus, endpoint, "undrain", {}, every=every):
+        if json:
+            print_json("undrain", found.as_json())
+            continue
+        out().print(f"GPU {found.id} is in service; it is {found.view.state.replace('_', ' ')} now", markup=False)
 
 
-def _tell(gpu: str, endpoint: list[str] | None, action: str, body: dict[str, Any]) -> GpuReport:
-    return Servers(endpoint).run(lambda servers: _ask(servers, gpu, action, body))
+def _tell(
+    gpus: list[str] | None, endpoint: list[str] | None, action: str, body: dict[str, Any], *, every: bool
+) -> list[GpuReport]:
+    if bool(gpus) == every:
+        raise Failure(f"name the GPUs to {action}, as `gpu-pool status` shows them, or give --all, and not both", USAGE)
+
+    async def tell(servers: Servers) -> list[GpuReport]:
+        names = [name for given in gpus or () for name in await _gpus_of(servers, given)]
+        if every:
+            names = [name for server in servers.ids for name in await _gpus_of(servers, server)]
+        return [await _ask(servers, name, action, body) for name in dict.fromkeys(names)]
+
+    return Servers(endpoint).run(tell)
+
+
+async def _gpus_of(servers: Servers, name: str) -> list[str]:
+    """The GPU of this name; of an endpoint or its node, all GPUs."""
+    if name not in servers.ids and (not name or name.isdigit() or name.startswith(("GPU-", "MIG-")) or ":" in name):
+        find_endpoint(name, servers.ids)  # before anything is changed
+        return [name]
+    reports = [await ask_pool(servers, endpoint, "?queue=0") for endpoint in servers.ids]
+    meant = [report for report in reports if name in (report.endpoint, report.view.node)]
+    for report in meant:
+        if report.error is not None:
+            raise Failure(f"{report.endpoint} is down: {report.error}; nothing was changed")
+    return [gpu.id for report in meant for gpu in report.gpus] if meant else [name]
 
 
 async def _ask(servers: Servers, gpu: str, action: str, body: dict[str, Any]) -> GpuReport:

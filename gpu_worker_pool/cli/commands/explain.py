@@ -13,7 +13,7 @@ from rich.text import Text
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools_or_fail, find_lease
-from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_since
+from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_holding, show_since
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
@@ -68,22 +68,19 @@ def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) 
 def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     view, who = lease.view, f"{lease.holder} ({lease.id})"
     runs = f", for `{lease.command}`" if lease.command else ""
-    left = "an unknown time" if view.expires_in_s is None else show_duration(view.expires_in_s)
     match view.state:
         case "queued":
             place = f"position {view.position} of {max(report.queue_length, view.position or 0)}"
             return (
                 f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}, since "
-                f"{_moment(lease.requested_at, now)}. Without a heartbeat it leaves the queue in {left}."
+                f"{_moment(lease.requested_at, now)}."
             )
         case "active":
-            lasts = f"Without a heartbeat it expires in {left}."
-            if view.is_local and view.expires_in_s is None:
-                lasts = "It lasts as long as that process."
+            lasts = " It lasts as long as that process." if view.is_local and view.expires_in_s is None else ""
             place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
                 f"{who} holds {show_gpus(lease.gpu_ids)} at {lease.endpoint}{runs}{place}, since "
-                f"{_moment(lease.granted_at, now)}. {lasts}"
+                f"{_moment(lease.granted_at, now)}.{lasts}"
             )
         case "draining":
             end = ending(view.end_reason or "unknown", view.ended_by, view.end_note)
@@ -112,8 +109,7 @@ def _holders(obstacle: ObstacleView, report: PoolReport) -> list[LeaseReport]:
 
 
 def _holding(console: Console, lease: LeaseReport, now: float) -> str:
-    runs = f", `{cut(console, lease.command)}`" if lease.command else ""
-    return f"{lease.holder} for {show_since(lease.since_at, now)}{runs}"
+    return show_holding(lease, now, cut(console, lease.command or ""))
 
 
 def _as_json(lease: LeaseReport, report: PoolReport) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from rich.text import Text
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
-from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_since
+from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
-from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.host.users import user_name
 
 
@@ -37,6 +36,7 @@ def leases(
     state: Annotated[
         list[LiveState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
     ] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
     json: Json = False,
 ) -> None:
     """List all leases: those that hold GPUs, those whose processes are still leaving, and those that wait.
@@ -64,14 +64,16 @@ def leases(
     console = out()
     ids = [lease.id for lease in live]
     shown = short_ids(ids) if console.is_terminal else dict(zip(ids, ids, strict=True))
-    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1))
+    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1, is_wide=wide))
 
 
-def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str], *, with_endpoint: bool) -> Table:
+def _table(
+    console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str], *, with_endpoint: bool, is_wide: bool
+) -> Table:
     now = time.time()
-    headings = ["ID", "STATE", *(["SERVER"] if with_endpoint else []), "OWNER", "WORKER", "GPUS", "SINCE"]
-    headings += ["EXPIRES", "PRIORITY", "COMMAND"]
-    table = make_table(*headings, whole=("ID", "STATE", "SINCE", "EXPIRES", "PRIORITY"))
+    headings = ["ID", "STATE", *(["SERVER"] if with_endpoint else []), "OWNER", "GPUS", "SINCE", "PRIORITY", "COMMAND"]
+    headings += ["WORKER", "HOST", "PID"] if is_wide else []
+    table = make_table(*headings, whole=("ID", "STATE", "SINCE", "PRIORITY"))
     for lease in found:
         view = lease.view
         table.add_row(
@@ -79,12 +81,11 @@ def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str
             Text(view.state),
             *([Text(lease.endpoint)] if with_endpoint else []),
             Text(view.owner or "-"),
-            Text(view.worker_id or "-"),
             Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),
-            show_since(lease.since_at, now),
-            "-" if view.expires_in_s is None else f"in {show_duration(view.expires_in_s)}",
+            show_clock(lease.since_at, now).removeprefix("since "),
             str(view.priority),
             Text(cut(console, lease.command or "-")),
+            *(Text(str(fact or "-")) for fact in ((view.worker_id, view.host, view.pid) if is_wide else ())),
         )
     return table
 

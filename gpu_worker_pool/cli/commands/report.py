@@ -100,7 +100,7 @@ def parse_time(text: str, now: float, option: str) -> float:
 def _ago(text: str, now: float) -> float | None:
     """The time that long ago; None where the text is not a length of time."""
     if text.strip().isdigit():
-        return None  # it might be meant in days, in seconds ago or since 1970
+        return None  # it might be a year, or meant in days, in seconds ago or since 1970
     try:
         return now - parse_duration_s(text)
     except typer.BadParameter:

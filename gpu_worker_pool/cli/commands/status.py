@@ -13,7 +13,15 @@ from rich.text import Text
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pools
-from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport, check_any_is_up, show_since
+from gpu_worker_pool.cli.pools.report import (
+    GpuReport,
+    LeaseReport,
+    PoolReport,
+    check_any_is_up,
+    show_clock,
+    show_holding,
+    show_outsiders,
+)
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import count
@@ -21,6 +29,8 @@ from gpu_worker_pool.cli.units import count
 # So many waiting requests are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
 BAR_CELLS: Final = 10
+# On a narrower terminal the bars are left out: the holders need the room.
+_WIDE: Final = 110
 STATE_STYLES: Final = {
     "free": "green",
     "leased": "yellow",
@@ -66,7 +76,7 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
     console.print(_heading(report))
     if report.error is not None or report.same_as is not None:
         return
-    if not report.view.can_grant:
+    if report.view.can_grant is False:
         why = report.view.trouble or "the server does not say why"
         console.print(Text(f"nothing can be granted: {why}", _TROUBLE))
     if not report.has_leases:
@@ -81,7 +91,7 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
         return
     console.print(f"{count(len(report.leases), 'lease')}, {report.queue_length or 'nobody'} waiting")
     if report.queue:
-        print_table(console, _queue_table(report.queue, now))
+        print_table(console, _queue_table(console, report.queue, now))
     if (more := report.queue_length - len(report.queue)) > 0:
         console.print(f"and {more} more; `gpu-pool leases --state queued` lists all")
 
@@ -100,45 +110,52 @@ def _heading(report: PoolReport) -> Text:
 
 def _gpu_table(console: Console, report: PoolReport, now: float) -> Table:
     is_ascii = console.options.ascii_only
-    table = make_table(*_GPU_HEADINGS, "HELD BY", "SINCE", "RUNS / REASON", whole=(*_GPU_HEADINGS, "SINCE"))
+    table = make_table(*_GPU_HEADINGS, "HELD BY / REASON", whole=_GPU_HEADINGS)
+    has_room = not console.is_terminal or console.width >= _WIDE
     leases = {lease.id: lease for lease in report.leases}
     for gpu in report.gpus:
         view = gpu.view
         # Without words that the heading says or that every model has.
         model = (view.name or "unknown").removeprefix("Simulated ").removeprefix("NVIDIA ")
         holders = [leases[lease_id] for lease_id in view.leases if lease_id in leases]
-        runs = [cut(console, lease.command or "") for lease in holders]
+        said = [show_holding(lease, now, cut(console, lease.command or "")) for lease in holders]
+        outside = [f"outside the pool: {process}" for process in show_outsiders(view)]
         if view.state not in SAID_BY_HOLDERS:
-            runs = [*(command for command in runs if command), view.reason or "the server does not say why"]
+            said.append(view.reason or "the server does not say why")
+        first, *others = [*said, *outside] or [""]
         table.add_row(
             Text(gpu.id),
             Text(model),
             Text(view.state.replace("_", " "), STATE_STYLES.get(view.state, "")),
-            _memory(gpu, is_ascii=is_ascii),
+            _memory(gpu, has_bar=has_room, is_ascii=is_ascii),
             _percent(view.utilization_percent),
-            Text("\n".join(lease.holder for lease in holders)),
-            Text("\n".join(show_since(lease.since_at, now) for lease in holders)),
-            Text("\n".join(runs)),
+            Text(first),
         )
+        # A row for each: at any width, each holder stands beside what it runs.
+        for other in others:
+            table.add_row(Text(gpu.id), "", "", "", "", Text(other))
     return table
 
 
-def _queue_table(queue: Sequence[LeaseReport], now: float) -> Table:
-    table = make_table("POSITION", "OWNER", "WANTS", "WAITING", "BECAUSE", whole=("POSITION", "WAITING"))
+def _queue_table(console: Console, queue: Sequence[LeaseReport], now: float) -> Table:
+    table = make_table("POSITION", "OWNER", "COMMAND", "WANTS", "SINCE", "BECAUSE", whole=("POSITION", "SINCE"))
     for lease in queue:
         table.add_row(
             "?" if lease.view.position is None else str(lease.view.position),
             Text(lease.holder),
+            Text(cut(console, lease.command or "-")),
             Text(lease.wants + (f", priority {lease.view.priority}" if lease.view.priority else "")),
-            show_since(lease.requested_at, now),
+            show_clock(lease.requested_at, now).removeprefix("since "),
             Text(lease.why or ""),
         )
     return table
 
 
-def _memory(gpu: GpuReport, *, is_ascii: bool) -> Text:
+def _memory(gpu: GpuReport, *, has_bar: bool, is_ascii: bool) -> Text:
     if gpu.memory_percent is None:
         return Text("unknown", "dim")
+    if not has_bar:
+        return Text(f"{gpu.memory_percent:.0f}%")
     filled = min(max(round(gpu.memory_percent / 100 * BAR_CELLS), 0), BAR_CELLS)
     full, empty = ("#", "-") if is_ascii else ("█", "░")
     return Text.assemble((full * filled, "cyan"), (empty * (BAR_CELLS - filled), "dim"), f" {gpu.memory_percent:.0f}%")

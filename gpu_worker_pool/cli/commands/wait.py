@@ -31,7 +31,7 @@ FIRST_POLL_S: Final = 2.0
 class WantedGpus(Wishes):
     def free_in(self, report: PoolReport) -> tuple[GpuReport, ...] | None:
         """As many free GPUs as are wanted, all at this endpoint; None where there are too few."""
-        if not report.is_up or not report.view.can_grant:
+        if not report.is_up or report.view.can_grant is False:
             return None
         free = [gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
         return tuple(free[: self.gpus]) if len(free) >= self.gpus else None
@@ -44,7 +44,7 @@ class WantedGpus(Wishes):
         """How many of the GPUs that fit are free now; where memory is missing, how much of it there is."""
         if not report.is_up:
             return "down"
-        if not report.view.can_grant:
+        if report.view.can_grant is False:
             return f"grants nothing now: {report.view.trouble or 'it does not say why'}"
         fitting = [gpu for gpu in report.gpus if self._fits(gpu)]
         standing = f"{sum(self._is_free(gpu, report) for gpu in fitting)} of {len(fitting)} free"

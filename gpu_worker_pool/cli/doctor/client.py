@@ -162,7 +162,7 @@ def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
     if not facts.has_leases:
         how = "only the workers of one process are coordinated there; for leases, run gpu-pool serve on that machine"
         return Finding("endpoint", "warning", f"{text}; it has statistics only", how, facts.id)
-    if not pool.can_grant:
+    if pool.can_grant is False:
         how = "see that server's log; the reason says what to do there"
         return Finding("endpoint", "problem", f"{text}; it grants nothing: {pool.trouble}", how, facts.id)
     if not pool.gpus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -19,8 +18,8 @@ from .servers import ServerAnswer, Servers
 
 
 async def ask_pools(servers: Servers, query: str = "") -> list[PoolReport]:
-    """The pools of all endpoints, in the order they were given. Those that are down are among them."""
-    reports = await asyncio.gather(*(ask_pool(servers, endpoint, query) for endpoint in servers.ids))
+    """The pools of all endpoints, in the order they were given. Those that are down or silent are among them."""
+    reports = await servers.each(lambda endpoint: ask_pool(servers, endpoint, query), _without_pool)
     same = same_as((report.endpoint, report.view.server_id) for report in reports)
     return [replace(report, same_as=same.get(report.endpoint)) for report in reports]
 

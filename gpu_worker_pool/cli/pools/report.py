@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
-from gpu_worker_pool.cli.units import show_duration
-from gpu_worker_pool.core.model.request import Holder, Wishes
+from gpu_worker_pool.cli.units import show_duration, show_memory
+from gpu_worker_pool.core.model.request import Holder, Wishes, task_of
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, ObstacleView, WaitingLeaseView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
@@ -15,9 +17,10 @@ from gpu_worker_pool.wire.reader import read_time
 
 from .servers import ServerAnswer, nobody_answered
 
-# The label in which `run` and `batch` say what they run.
-COMMAND_LABEL = "command"
 NOTHING = PoolView(gpus=())
+_WEEK_S: Final = 6 * 86_400.0
+_HEAVY_MB: Final = 1024.0
+_USED_FROM_OUTSIDE: Final = frozenset({"busy", "outside"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class LeaseReport:
 
     @property
     def command(self) -> str | None:
-        return self.view.labels.get(COMMAND_LABEL)
+        return task_of(self.view.labels)
 
     @property
     def wants(self) -> str:
@@ -200,7 +203,12 @@ class PoolReport:
     @property
     def free(self) -> int:
         """How many GPUs an ordinary request could have at once."""
-        return sum(gpu.view.state == "free" for gpu in self.gpus) if self.view.can_grant else 0
+        return sum(gpu.view.state == "free" for gpu in self.gpus) if self.view.can_grant is not False else 0
+
+    @property
+    def can_grant(self) -> bool | None:
+        """None where the server does not know it."""
+        return self.view.can_grant if self.is_up and self.has_leases else False
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -213,7 +221,7 @@ class PoolReport:
             "node": self.view.node,
             "source": self.view.source,
             "is_simulated": self.is_simulated,
-            "can_grant": self.is_up and self.has_leases and self.view.can_grant,
+            "can_grant": self.can_grant,
             "trouble": self.view.trouble,
             "gpus": [gpu.as_json() for gpu in self.gpus],
             "leases": [lease.as_json() for lease in self.leases],
@@ -230,6 +238,36 @@ def check_any_is_up(reports: Sequence[PoolReport]) -> None:
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
     """All leases, granted and waiting, each server's once."""
     return [lease for report in reports if report.same_as is None for lease in (*report.leases, *report.queue)]
+
+
+def show_clock(at: float | None, now: float) -> str:
+    """Since when, as people say it: `since 14:02`, on another day `since Sat 14:02` or `since 2026-11-01`."""
+    if at is None:
+        return "since an unknown time"
+    then, today = (datetime.fromtimestamp(moment).astimezone() for moment in (at, now))
+    if then.date() == today.date():
+        return f"since {then:%H:%M}"
+    return f"since {then:%a %H:%M}" if 0 <= now - at < _WEEK_S else f"since {then:%Y-%m-%d}"
+
+
+def show_holding(lease: LeaseReport, now: float, command: str | None) -> str:
+    """Who holds it, for what, since when: `carol, train.py, since 14:02`."""
+    return ", ".join(part for part in (lease.holder, command, show_clock(lease.since_at, now)) if part)
+
+
+def show_outsiders(gpu: PoolGpu) -> list[str]:
+    """The processes outside the pool that keep others from a GPU: `dave, python, pid 123, 58.0 GiB`. Those that its
+    reason names are left out.
+    """
+    found = []
+    for process in gpu.processes or ():
+        is_heavy = (process.used_mb or 0.0) >= _HEAVY_MB or gpu.state in _USED_FROM_OUTSIDE
+        is_named = re.search(rf"\bpid {process.pid}\b", gpu.reason or "") is not None
+        if process.is_outside and not process.is_ignored and is_heavy and not is_named:
+            held = None if process.used_mb is None else show_memory(process.used_mb)
+            facts = (getattr(process, "user", None), process.name, f"pid {process.pid}", held)
+            found.append(", ".join(fact for fact in facts if fact))
+    return found
 
 
 def show_since(at: float | None, now: float) -> str:

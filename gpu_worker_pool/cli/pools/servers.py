@@ -6,14 +6,19 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from time import monotonic
+from typing import Any, Final, Self, TypeVar
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.urls import split_endpoints
 from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 T = TypeVar("T")
+# How long the others are waited for when one server has answered: so long, or so many times as long as that one took.
+_GRACE_S: Final = 1.0
+_GRACE_RATIO: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
 
 
 class Servers:
-    """All configured endpoints, asked side by side: one that is down delays no other by more than its time-out."""
+    """All configured endpoints, asked side by side: one that is silent does not delay the others."""
 
     def __init__(self, endpoints: Sequence[str] | None = None, *, timeout_s: float | None = None) -> None:
         try:
@@ -93,7 +98,42 @@ class Servers:
 
     async def ask_all(self, path: str) -> list[ServerAnswer]:
         """A GET to every endpoint, in the order they were given."""
-        return list(await asyncio.gather(*(self.ask(endpoint, path) for endpoint in self.ids)))
+        return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late)
+
+    async def each(
+        self, ask: Callable[[str], Coroutine[Any, Any, T]], when_late: Callable[[ServerAnswer], T]
+    ) -> list[T]:
+        """What `ask` returns for each endpoint, in the order they were given.
+
+        Once one has answered, the others have a moment left: a box that is silent delays nobody. For it, `when_late`
+        makes the result from an answer that says so.
+        """
+        began = monotonic()
+        asked = {endpoint: asyncio.create_task(ask(endpoint)) for endpoint in self.ids}
+        waiting = set(asked.values())
+        try:
+            while waiting and not any(_is_answer(task) for task in asked.values()):
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if waiting:
+                grace_s = max(_GRACE_S, _GRACE_RATIO * (monotonic() - began))
+                _, waiting = await asyncio.wait(waiting, timeout=grace_s)
+        finally:
+            await cancel_and_wait(*asked.values())
+        error = f"it has not answered within {monotonic() - began:.1f} s, and others have"
+        return [
+            when_late(ServerAnswer(endpoint, self.config.endpoints[endpoint].url, error=error))
+            if task in waiting
+            else task.result()
+            for endpoint, task in asked.items()
+        ]
+
+
+def _is_answer(task: asyncio.Task[Any]) -> bool:
+    """Whether a server was reached, with whatever answer."""
+    if not task.done():
+        return False
+    found = task.result()
+    return found.error is None or found.status is not None
 
 
 def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from gpu_worker_pool.cli.output import complain, err
+from gpu_worker_pool.cli.output import complain
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.client.pool_client import Assignment
 
@@ -24,13 +24,19 @@ class RunReporter:
         else:
             complain(message)
 
+    def note(self, message: str) -> None:
+        """A warning that a quiet run does without."""
+        if self.is_json or not self.is_quiet:
+            self.warn(message)
+
     def granted(self, assignment: Assignment, waited_s: float, *, has_waited: bool) -> None:
-        """A person at a terminal always reads it; elsewhere it is a sentence only where there was a wait."""
+        """Which GPUs, and where there was a wait, for how long."""
         gpus = list(assignment.gpu_ids)
         if self.is_json:
             self._print("granted", gpus=gpus, lease_id=assignment.lease_id, waited_s=round(waited_s, 3))
-        elif not self.is_quiet and (has_waited or err().is_terminal):
-            complain(f"GPU {', '.join(map(str, gpus))} granted after {show_duration(waited_s)}")
+        elif not self.is_quiet:
+            after = f" after {show_duration(waited_s)}" if has_waited else ""
+            complain(f"GPU {', '.join(map(str, gpus))} granted{after}")
 
     def lost(self, reason: str, *, is_stopped: bool) -> None:
         if self.is_json:

@@ -64,6 +64,7 @@ class Runner:
                 is_remote=self.is_remote,
                 is_new=self.request.is_new,
                 warn=self.reporter.warn,
+                note=self.reporter.note,
             )
         with closing(GuardedCommand()) as guarded:
             return await self._acquire_and_run(guarded, sources, signals)

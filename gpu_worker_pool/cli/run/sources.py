@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import complain
-from gpu_worker_pool.cli.pools.servers import Servers, nobody_answered
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.client.events import Hook
 from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE, InheritedLease, inherited_lease
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
@@ -50,6 +50,7 @@ async def choose_sources(
     is_remote: bool,
     is_new: bool,
     warn: Callable[[str], None] = complain,
+    note: Callable[[str], None] = complain,
 ) -> Sources:
     """The servers of these endpoints; inside a lease the server of that one, unless the request `is_new`."""
     try:
@@ -69,7 +70,7 @@ async def choose_sources(
         # The lease around this process set it, and this request is for other GPUs.
         environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
     async with Servers(endpoints) as servers:
-        return await find_sources(servers, environ, is_remote=is_remote, warn=warn)
+        return await find_sources(servers, environ, is_remote=is_remote, warn=warn, note=note)
 
 
 async def _find_inside(
@@ -107,12 +108,17 @@ async def _find_inside(
 
 
 async def find_sources(
-    servers: Servers, environ: Mapping[str, str], *, is_remote: bool, warn: Callable[[str], None] = complain
+    servers: Servers,
+    environ: Mapping[str, str],
+    *,
+    is_remote: bool,
+    warn: Callable[[str], None] = complain,
+    note: Callable[[str], None] = complain,
 ) -> Sources:
     """Ask the servers what GPUs they have.
 
     The command runs on this machine, so servers of other machines are left out: their GPU 2 is not ours. A command that
-    `is_remote` finds its own way to the GPU, and all servers are used.
+    `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out.
     """
     answers = await servers.ask_all("/pool?queue=0")
     if all(answer.status is None for answer in answers):
@@ -125,7 +131,7 @@ async def find_sources(
             urls.append(answer.url)
             gpus += _installed_gpus(pool)
         else:
-            warn(f"{answer.endpoint} is left out: its GPUs are in another machine, and the command runs on this one")
+            note(f"{answer.endpoint} is left out: {_why_left_out(answer, pool)}")
     if not urls:
         raise Failure(
             "no GPU server is on this machine, where the command would run. Run gpu-pool on the server's machine; or, "
@@ -134,6 +140,12 @@ async def find_sources(
     among = None if is_remote else _visible_uuids(environ, gpus, warn)
     gpu_count = len(gpus if among is None else among)
     return Sources(tuple(urls), servers.config.is_multi, among, gpu_count, servers.config.ttl_s)
+
+
+def _why_left_out(answer: ServerAnswer, pool: PoolView | None) -> str:
+    if pool is not None:
+        return "its GPUs are in another machine, and the command runs on this one"
+    return f"its address is not this machine's, where the command runs, and {str(answer.error).rstrip('. ')}"
 
 
 def _is_here(url: str, pool: PoolView | None) -> bool:

@@ -14,6 +14,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.client.events import ClientEvent
@@ -34,14 +35,16 @@ def waiting_text(reason: str | None, obstacles: Sequence[ObstacleView], waited_s
 
 
 def _holders(obstacles: Sequence[ObstacleView], now_s: float) -> str:
-    """Who holds the GPUs, and for how long: `ada for 12m, bob for 3m`, the longest first."""
+    """Who holds the GPUs, and since when: `ada (train.py) since 14:02`, the longest first. Of a GPU with several holders it
+    is known only since when the first of them has it.
+    """
     since: dict[str, float] = {}
     for obstacle in obstacles:
         if obstacle.code == "leased" and obstacle.since_at is not None:
-            for name in obstacle.holders:
-                since[name] = min(since.get(name, now_s), obstacle.since_at)
+            names = ", ".join(dict.fromkeys(obstacle.holders))
+            since[names] = min(since.get(names, now_s), obstacle.since_at)
     longest = sorted(since.items(), key=lambda item: item[1])
-    named = [f"{name} for {show_duration(now_s - at)}" for name, at in longest[:_MAX_NAMED]]
+    named = [f"{name} {show_clock(at, now_s)}" for name, at in longest[:_MAX_NAMED]]
     return ", ".join(named + ([f"{len(longest) - _MAX_NAMED} more"] if len(longest) > _MAX_NAMED else []))
 
 

@@ -10,11 +10,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
-from gpu_worker_pool.cli.pools.report import LeaseReport, show_since
+from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_outsiders, show_since
 from gpu_worker_pool.cli.table import Cell, Column, lay_out, line
-from gpu_worker_pool.cli.units import show_duration
 
-from .frame import Frame, GpuRow, ServerState
+from .frame import Frame, GpuRow
 from .sparkline import UNKNOWN, bar, sparkline
 
 _HEADING = "bold white on grey23"
@@ -41,7 +40,6 @@ _LEASE_COLUMNS = (
     Column("LEASES", 6, 24),
     Column("GPUS", 4, 30),
     Column("SINCE", 5, 8, rank=1, is_number=True),
-    Column("LEFT", 4, 8, rank=4, is_number=True),
     Column("ID", 8, 36, rank=5),
     Column("FROM", 6, 24, rank=6),
     Column("RUNS", 8, _NO_LIMIT, rank=2),
@@ -51,6 +49,7 @@ _QUEUE_COLUMNS = (
     Column("SINCE", 5, 8, rank=2, is_number=True),
     Column("PRIO", 4, 6, rank=4),
     Column("WANTS", 8, 40, rank=3),
+    Column("COMMAND", 7, 30, rank=1),
     Column("WAITS BECAUSE", 16, _NO_LIMIT),
 )
 
@@ -97,7 +96,7 @@ def gpu_section(frame: Frame, width: int) -> Section:
 def lease_section(frame: Frame, width: int) -> Section:
     found = [(server, lease) for server in frame.distinct if server.report for lease in server.report.leases]
     columns = _counted(_LEASE_COLUMNS, len(found), frame)
-    rows = [_lease_cells(server, lease, frame.at.timestamp()) for server, lease in found]
+    rows = [_lease_cells(lease, frame.at.timestamp()) for _, lease in found]
     return _section("leases", columns, rows, [server.is_stale for server, _ in found], width)
 
 
@@ -197,24 +196,25 @@ def _stepped(texts: tuple[str, str], column: Column) -> Callable[[int], Text]:
 def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
     gpu = row.report.view
     if gpu.state not in SAID_BY_HOLDERS:
-        return Text(gpu.reason or "the server does not say why", "italic")
-    text = Text()
+        holders, text = (), Text(gpu.reason or "the server does not say why", "italic")
+    else:
+        text = Text()
     for number, lease in enumerate(holders):
-        text.append(", " if number else "").append(lease.holder, "bold").append(f" {show_since(lease.since_at, now)}")
-    # The holders come before their commands, because the end is cut off first.
-    return text.append("".join(f" {lease.command}" for lease in holders if lease.command), "dim")
+        holding = show_holding(lease, now, lease.command).removeprefix(lease.holder)
+        text.append("; " if number else "").append(lease.holder, "bold").append(holding, "dim")
+    for process in show_outsiders(gpu):
+        text.append("; " if text else "").append(f"outside the pool: {process}", "italic")
+    return text
 
 
-def _lease_cells(server: ServerState, lease: LeaseReport, now: float) -> list[Cell]:
+def _lease_cells(lease: LeaseReport, now: float) -> list[Cell]:
     view, ids = lease.view, lease.gpu_ids
-    left_s = None if view.expires_in_s is None else view.expires_in_s - (server.age_s or 0.0)
     where = " ".join(part for part in (view.host, f"pid {view.pid}" if view.pid is not None else None) if part)
     runs = lease.command if view.state == "active" else f"{view.state}: {view.reason or UNKNOWN}"
     return [
         Text(lease.holder, "bold"),
         Text(",".join([*ids[:1], *(gpu.rpartition(":")[2] for gpu in ids[1:])]) or UNKNOWN),
         Text(show_since(lease.since_at, now)),
-        Text("n/a" if left_s is None else show_duration(left_s)),
         Text(lease.id, "dim"),
         Text(where),
         Text(runs or ""),
@@ -228,6 +228,7 @@ def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
         Text(show_since(lease.requested_at, now)),
         Text(str(lease.view.priority) if lease.view.priority else ""),
         Text(lease.wants),
+        Text(lease.command or ""),
         Text(lease.why or "the server does not say why"),
     ]
 

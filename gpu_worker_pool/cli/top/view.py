@@ -184,7 +184,7 @@ def _about(server: ServerState, report: PoolReport, *, is_only: bool) -> Text:
     text.append(f"  {source}", "magenta" if report.is_simulated else "")
     if not report.has_leases:
         return text.append("  statistics only, no leases", "yellow")
-    if not report.view.can_grant:
+    if report.view.can_grant is False:
         return text.append(f"  grants nothing: {report.view.trouble or 'it does not say why'}", "bold red")
     threshold_percent = report.view.thresholds.memory_percent
     mark = f"memory threshold {UNKNOWN if threshold_percent is None else f'{threshold_percent:g} %'}"

@@ -124,7 +124,8 @@ class Fleet:
         for first, member in zip(firsts, self.members.values(), strict=True):
             self._tasks.append(asyncio.create_task(self._keep_polling(member, first), name=f"gpu-watch-{member.id}"))
         if not self.is_up:
-            logger.warning("no endpoint answers yet: %s", self.reasons())
+            down = "; ".join(f"{id_}: {reason.rstrip('. ')}" for id_, reason in self.reasons().items())
+            logger.warning("no endpoint answers yet: %s", down)
 
     def say_that_it_stops(self) -> None:
         """Wake the requests that wait for an endpoint, so that they end."""

@@ -74,7 +74,7 @@ def parse_pool(data: object, seen_at: float) -> SeenPool:
             _index(gpu.gpu_id),
             gpu.uuid,
             gpu.name or "",
-            gpu.state == "free" and pool.can_grant,
+            gpu.state == "free" and pool.can_grant is not False,
             100.0 * gpu.memory_used_mb / gpu.memory_total_mb
             if gpu.memory_total_mb and gpu.memory_used_mb is not None
             else None,

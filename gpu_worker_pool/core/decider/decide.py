@@ -13,9 +13,9 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, LiveLease, QueuedLease
-from gpu_worker_pool.core.model.request import Request, Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
+from gpu_worker_pool.core.queue.refusal import why_unservable
 from gpu_worker_pool.core.queue.sub_leases import leases_inside, serve_inside, why_refused_inside
 
 # Names a caller without a name, so that its release is told from the holder's own.
@@ -52,7 +52,8 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         if known.request != request:
             return [ev.LeaseConflicted(now, lease_id)]
         return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
-    if why := _why_unservable(state, request):
+    is_inside = request.parent is not None
+    if why := why_refused_inside(state, request) if is_inside else why_unservable(state, request.wishes):
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
     queued = ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)
@@ -65,31 +66,6 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     if state.queue.length_of(owner) >= settings.max_queued_per_owner:
         return [ev.QueueFull(now, lease_id, settings.max_queued_per_owner, is_owners_limit=True, owner=owner)]
     return [queued]
-
-
-def _why_unservable(state: PoolState, request: Request) -> str | None:
-    """Why no GPU of the pool could ever serve this request; None if one could, or if none was seen yet."""
-    if request.parent is not None:
-        return why_refused_inside(state, request)
-    if not state.has_been_observed:
-        return None
-    thresholds = state.settings.thresholds_for(request.wishes)
-    if state.capacity.could_ever_serve(request.wishes, thresholds):
-        return None
-    if not state.slots:
-        return "this pool has no GPU"
-    if other := _other_server_of(state, request.wishes):
-        return f"no GPU of this server can serve {request.wishes}: {other}"
-    if min(thresholds) <= 0:
-        return "no GPU is below a threshold of 0 %; ask with a higher one"
-    return f"no node of this pool could ever serve {request.wishes}, even with all of its GPUs free"
-
-
-def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
-    """The server that has a GPU which would do; None if none has."""
-    readings = [slot.reading for slot in state.slots.values() if slot.reading and slot.reading.is_other_server_up]
-    servers = (found.other_server for found in readings if matches_model(wishes.model, found.gpu.name))
-    return next(filter(None, servers), None)
 
 
 def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 def check_number(name: str, value: object, low: float, high: float) -> None:
     """Raise a ValueError that names the parameter, the value and the range, unless low <= value <= high."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")
+        raise ValueError(f"{name} is {value!r}; it must be a number from {low:.15g} to {high:.15g}")
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -10,11 +11,15 @@ from functools import lru_cache
 from .checks import check_number, check_whole
 from .gpu import ProcessId
 from .gpu_names import as_gpu_names, shown
+from .memory import show_mb
 
 DEFAULT_TTL_S = 60.0
 MAX_GPUS = 1024
 MAX_TTL_S = 7 * 24 * 3600.0
 MAX_PRIORITY = 1_000_000
+# The labels in which a request says what it is for; the first that is there counts.
+TASK_LABELS = ("command", "name")
+_MAX_TASK = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Wishes:
     def __str__(self) -> str:
         what = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs on one node"
         if self.memory_mb is not None:
-            what += f" with {self.memory_mb:g} MB each"
+            what += f" with {show_mb(self.memory_mb)} each"
         if self.model is not None:
             what += f" of model {self.model}"
         if self.among is not None:
@@ -88,10 +93,22 @@ class Holder:
         return self.process is not None
 
     def __str__(self) -> str:
-        names = [name for name in (self.owner, self.worker_id) if name]
-        if not names and self.pid is not None:
-            names = [f"pid {self.pid}"]
-        return "/".join(names) or "an unnamed holder"
+        """The person; where the client does not say who that is, its worker or process."""
+        process = None if self.pid is None else f"pid {self.pid}"
+        return self.owner or self.worker_id or process or "an unnamed holder"
+
+
+def task_of(labels: Mapping[str, str]) -> str | None:
+    """What a request is for, as its labels say it."""
+    return next((labels[name] for name in TASK_LABELS if labels.get(name)), None)
+
+
+def person_and_task(holder: Holder, labels: Mapping[str, str]) -> str:
+    """A holder as people know it: `carol (train.py)`."""
+    task = task_of(labels)
+    if task is None:
+        return str(holder)
+    return f"{holder} ({task if len(task) <= _MAX_TASK else f'{task[: _MAX_TASK - 1]}…'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +125,11 @@ class Request:
     def __post_init__(self) -> None:
         check_whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_number("ttl_s", self.ttl_s, 0.1, MAX_TTL_S)
+
+    @property
+    def who(self) -> str:
+        """The person and the task, for sentences."""
+        return person_and_task(self.holder, dict(self.labels))
 
 
 @lru_cache(maxsize=4096)

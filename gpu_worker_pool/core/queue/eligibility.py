@@ -11,6 +11,7 @@ from typing import ClassVar
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.memory import show_mb
 from gpu_worker_pool.core.model.outsiders import outside_use
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import Thresholds
@@ -64,7 +65,9 @@ class TooSmall:
     asked_mb: float
 
     def __str__(self) -> str:
-        return f"too small: {self.asked_mb:g} MB asked, {self.limit_mb:g} MB below the memory threshold when empty"
+        return (
+            f"too small: {show_mb(self.asked_mb)} asked, {show_mb(self.limit_mb)} below the memory threshold when empty"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Leased:
     since_at: float
 
     def __str__(self) -> str:
-        return f"leased by {', '.join(self.holders)}"
+        return f"leased by {', '.join(dict.fromkeys(self.holders))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +187,8 @@ class NoRoom:
 
     def __str__(self) -> str:
         free_mb = max(self.limit_mb - self.committed_mb, 0.0)
-        sharers = f", shared by {', '.join(self.holders)}" if self.holders else ""
-        return f"no room: {self.asked_mb:g} MB asked, {free_mb:.0f} MB of {self.limit_mb:.0f} MB left{sharers}"
+        sharers = f", shared by {', '.join(dict.fromkeys(self.holders))}" if self.holders else ""
+        return f"no room: {self.asked_mb:.0f} MB asked, {free_mb:.0f} MB of {self.limit_mb:.0f} MB left{sharers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,7 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | N
     active = [lease for lease in leases if isinstance(lease, ActiveLease)]
     return Leased(
         tuple(lease.id for lease in active),
-        tuple(str(lease.request.holder) for lease in active),
+        tuple(lease.request.who for lease in active),
         min(lease.granted_at for lease in active),
     )
 
@@ -320,7 +323,7 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
             return ReadingUnknown("memory size")
         limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
         if use.committed_mb + wishes.memory_mb > limit_mb:
-            holders = tuple(str(state.leases[lease_id].request.holder) for lease_id in slot.occupants)
+            holders = tuple(state.leases[lease_id].request.who for lease_id in slot.occupants)
             return NoRoom(use.committed_mb, wishes.memory_mb, limit_mb, holders)
     if utilization >= thresholds.utilization_percent and not (
         # Sharing leases expect each other's load; only use from outside keeps them off a busy GPU.

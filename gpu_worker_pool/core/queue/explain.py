@@ -118,7 +118,7 @@ def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdi
     if isinstance(item.verdict, Eligible) and held_for not in (None, lease.id):
         other = state.queued(held_for)
         if other.order < lease.order:
-            return GpuVerdict(item.key, item.gpu, HeldForAnother(other.id, str(other.request.holder)))
+            return GpuVerdict(item.key, item.gpu, HeldForAnother(other.id, other.request.who))
     return item
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -182,13 +183,19 @@ def _time(query: dict[str, Any], name: str) -> float | None:
         raise Refused(
             422,
             f"{name}: {text[:40]!r} is not a time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
-            "otherwise) or in seconds since 1970.",
+            "otherwise) or in seconds since 1970. A number of four digits is a year.",
         )
     return found
 
 
+_YEAR = re.compile("(19[7-9]|2[0-9]{2})[0-9]")
+_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?")
+
+
 def _seconds(text: str) -> float | None:
-    with suppress(ValueError):
+    if _YEAR.fullmatch(text):
+        return datetime(int(text), 1, 1, tzinfo=UTC).timestamp()  # and not half an hour after 1970 began
+    if _DECIMAL.fullmatch(text):
         return float(text)
     # A plus sign in a query means a blank, and few callers know that.
     for attempt in (text, "+".join(text.rsplit(" ", 1))):

@@ -121,7 +121,7 @@ def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
     verdict = judge(state, slot, ORDINARY, now)
     held_for = state.holds.get(slot.key)
     if isinstance(verdict, Eligible) and held_for is not None:
-        return HeldForAnother(held_for, str(state.queued(held_for).request.holder))
+        return HeldForAnother(held_for, state.queued(held_for).request.who)
     return verdict
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl
@@ -95,6 +95,9 @@ class Call:
         return query.decode("latin-1")
 
 
+_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?|\.[0-9]{1,18}")
+
+
 def _value(parameter: Parameter, text: str | None) -> Any:
     if text is None:
         return parameter.default
@@ -108,10 +111,10 @@ def _value(parameter: Parameter, text: str | None) -> Any:
         wanted = "a whole number from 0 to 999999999"
     elif parameter.range is not None:
         low, high = parameter.range.low, parameter.range.high
-        with suppress(ValueError):
-            if low <= (number := float(text)) <= high:
-                return number
-        wanted = f"a number of {parameter.unit} from {low:g} to {high:g}"
+        # Without the underscores and names that Python's float takes.
+        if _DECIMAL.fullmatch(text) and low <= (number := float(text)) <= high:
+            return number
+        wanted = f"a number of {parameter.unit} from {low:.15g} to {high:.15g}"
     elif parameter.longest is not None:
         if len(text) <= parameter.longest and is_printable(text):
             return text.strip() or None

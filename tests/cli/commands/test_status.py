@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,11 +43,12 @@ def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].endswith(": 3 GPUs, 1 free, simulated")
-    by_holder = {line.split("%")[2].split()[0]: line for line in lines[2:5] if "leased" in line or "shared" in line}
+    by_holder = {line.split("%")[2].split(",")[0].strip(): line for line in lines[2:5] if "ed " in line}
     # What looks like markup is a name like any other, and nothing of it is obeyed or swallowed.
     assert "[red]bob[/red]" in by_holder
-    assert by_holder["[red]bob[/red]"].endswith("python [b]train.py")
-    assert f"127.0.0.1-{server.port}:" in by_holder["carol/w7"]
+    assert re.search(r"\[red\]bob\[/red\], python \[b\]train\.py, since \d\d:\d\d$", by_holder["[red]bob[/red]"])
+    assert f"127.0.0.1-{server.port}:" in by_holder["carol"]
+    assert "w7" not in done.out
     assert "2 leases, 1 waiting" in lines
     waiting = next(line for line in lines if "dave" in line)
     assert waiting.split()[0] == "1"
@@ -203,3 +205,54 @@ def test_unknown_is_not_zero(server: ServerProcess) -> None:
         gpu["memory_used_mb"] = gpu["utilization_percent"] = None
     assert _shown(_read(whole)).count("unknown") == 2 * len(whole["gpus"])
     assert _read({"nothing": "known"}).error is not None
+
+
+def _crowded() -> Any:
+    def lease(number: int, owner: str, command: str) -> dict[str, Any]:
+        return {
+            "id": f"lease-{number}",
+            "state": "active",
+            "owner": owner,
+            "worker_id": f"worker-{number}-of-a-long-name",
+            "labels": {"command": command},
+            "granted_at": "2027-01-15T07:30:00Z",
+            "expires_in_s": 23.0,
+        }
+
+    process = {"pid": 4711, "name": "python", "used_mb": 59_392, "is_outside": True}
+    small = {"pid": 12, "name": "Xorg", "used_mb": 20, "is_outside": True}
+    return {
+        "gpus": [
+            {
+                "uuid": "GPU-0",
+                "gpu_id": 0,
+                "name": "NVIDIA A100-SXM4-80GB",
+                "state": "shared",
+                "leases": ["lease-1", "lease-2"],
+                "memory_total_mb": 81_920,
+                "memory_used_mb": 8_192,
+                "utilization_percent": 3,
+                "processes": [small],
+            },
+            {"uuid": "GPU-1", "gpu_id": 1, "name": "NVIDIA A100-SXM4-80GB", "state": "free", "processes": [process]},
+        ],
+        "leases": [lease(1, "carol", "train_the_large_model.py"), lease(2, "dave", "eval.py")],
+    }
+
+
+def test_at_80_columns_each_holder_stands_beside_what_it_runs() -> None:
+    file = io.StringIO()
+    show(Console(file=file, width=80, force_terminal=True, color_system=None), [_read(_crowded())], NOW)
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    at = lines[1].index("HELD BY")
+    told = " ".join(line[at:].strip() for line in lines[2:])
+    assert "carol, train_the_large_model.py, since " in told
+    assert told.index("carol") < told.index("train_the") < told.index("dave") < told.index("eval.py")
+    assert "worker-" not in file.getvalue()
+
+
+def test_what_is_outside_the_pool_is_named_where_it_holds_much() -> None:
+    lines = _shown(_read(_crowded())).splitlines()
+    assert any(line.endswith("outside the pool: python, pid 4711, 58.0 GiB") for line in lines)
+    assert not any("Xorg" in line for line in lines)

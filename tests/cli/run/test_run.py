@@ -115,7 +115,7 @@ def test_only_gpus_that_the_caller_could_see_are_asked_for(server: ServerProcess
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("--gpus", "3", "--", "true"), "could ever serve 3 GPUs"),
+        (("--gpus", "3", "--", "true"), "3 GPUs on one node were asked for; this box has 2 GPUs"),
         (("--gpus", "0", "--", "true"), "--gpus"),
         (("--memory", "12 apples", "--", "true"), "write 12GB"),
         (("--timeout", "soon", "--", "true"), "write 90s"),
@@ -160,7 +160,7 @@ def test_a_wait_is_explained_in_a_terminal_and_ctrl_c_leaves_the_queue_at_once(s
     with Terminal([*GPU_POOL, "run", "--", "true"], environment(server)) as terminal:
         shown = terminal.wait_for("Position 1 of 1")
         assert "ada" in shown
-        assert "for " in shown.partition("Held by")[2]  # how long
+        assert "since " in shown.partition("Held by")[2]
         assert server.json("/pool")["queue_length"] == 1
         terminal.type("\x03")
         assert terminal.wait() == 130
@@ -317,6 +317,7 @@ def test_when_the_lease_is_lost_the_command_is_stopped_with_all_it_started(serve
     lease = the_lease(server)
     server.ask(f"/admin/leases/{lease['id']}/revoke", "POST")
     assert process.stderr is not None
+    assert "GPU" in process.stderr.readline()  # the grant
     assert "no longer ours" in process.stderr.readline()
     assert end(process) == 125
     assert not is_alive(grandchild)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -80,6 +81,22 @@ def test_one_gpu_for_a_block(server: ServerProcess) -> None:
         (lease,) = server.json("/pool")["leases"]
         assert lease["memory_mb"] == 1000
     assert active(server) == set()
+
+
+def test_one_gpu_for_a_block_takes_every_wish_of_a_request(server: ServerProcess) -> None:
+    with gpu_worker_pool.gpu(
+        memory="2GB", labels={"command": "train.py"}, pid=os.getpid(), service_endpoint=server.url
+    ) as assignment:
+        lease = server.json(f"/leases/{assignment.lease_id}")
+        assert lease["labels"] == {"command": "train.py"}
+        assert lease["memory_mb"] == 2048
+        assert lease["pid"] == os.getpid()
+
+    with (
+        pytest.raises(ValueError, match="memory: 'much' is not an amount of memory"),
+        gpu_worker_pool.gpu(memory="much", service_endpoint=server.url),
+    ):
+        pass
 
 
 def test_an_exception_in_the_body_gives_the_gpu_back(server: ServerProcess) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, MultiEndpointPoolStatus
 from tests.client.statistics_server import StatisticsServer, until
+from tests.server.running import free_port
 
 LIVE, REFUSING, HANGING = 85, 10, 5
 
@@ -88,3 +89,11 @@ async def test_a_stop_waits_for_none_of_the_dead_either(hundred: Hundred) -> Non
 
     assert [server.calls for server in hundred.hanging] == [["GET /pool?queue=100"]] * HANGING
     assert [task for task in before if not task.done()] == []
+
+
+async def test_endpoints_that_do_not_answer_at_the_start_are_named_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    async with GPUWorkerPoolClient(f"http://127.0.0.1:{free_port()}"):
+        pass
+    (said,) = [record.getMessage() for record in caplog.records if "no endpoint answers yet" in record.getMessage()]
+    assert said.startswith("no endpoint answers yet: 127.0.0.1: cannot connect")
+    assert "{" not in said

@@ -24,14 +24,14 @@ BAD_WISHES = [
     ("gpus", "2", "a whole number from 1 to 1024"),
     ("gpus", None, "a whole number from 1 to 1024"),
     ("gpus", 10**400, "a whole number from 1 to 1024"),
-    ("memory_mb", 0, "a number from 1 to 1e+09"),
-    ("memory_mb", -5, "a number from 1 to 1e+09"),
-    ("memory_mb", NAN, "a number from 1 to 1e+09"),
-    ("memory_mb", INF, "a number from 1 to 1e+09"),
-    ("memory_mb", -INF, "a number from 1 to 1e+09"),
-    ("memory_mb", True, "a number from 1 to 1e+09"),
-    ("memory_mb", "8000", "a number from 1 to 1e+09"),
-    ("memory_mb", 1e10, "a number from 1 to 1e+09"),
+    ("memory_mb", 0, "a number from 1 to 1000000000"),
+    ("memory_mb", -5, "a number from 1 to 1000000000"),
+    ("memory_mb", NAN, "a number from 1 to 1000000000"),
+    ("memory_mb", INF, "a number from 1 to 1000000000"),
+    ("memory_mb", -INF, "a number from 1 to 1000000000"),
+    ("memory_mb", True, "a number from 1 to 1000000000"),
+    ("memory_mb", "8000", "a number from 1 to 1000000000"),
+    ("memory_mb", 1e10, "a number from 1 to 1000000000"),
     ("memory_threshold_percent", -0.1, "a number from 0 to 100"),
     ("memory_threshold_percent", 100.1, "a number from 0 to 100"),
     ("memory_threshold_percent", NAN, "a number from 0 to 100"),
@@ -54,8 +54,8 @@ BAD_REQUESTS = [
 ]
 BAD_SETTINGS = [
     ("workers_per_gpu", 0, "a whole number from 1 to 1024"),
-    ("stale_after_s", NAN, "a number from 0 to 1e+09"),
-    ("drain_limit_s", -1, "a number from 0 to 1e+09"),
+    ("stale_after_s", NAN, "a number from 0 to 1000000000"),
+    ("drain_limit_s", -1, "a number from 0 to 1000000000"),
     ("remembered_ended_leases", -1, "a whole number from 0 to 10000000"),
 ]
 
@@ -200,6 +200,7 @@ def test_a_pattern_does_not_fit_a_name(pattern: str, name: str) -> None:
         (Wishes(), "1 GPU"),
         (Wishes(gpus=4), "4 GPUs on one node"),
         (Wishes(memory_mb=8000), "1 GPU with 8000 MB each"),
+        (Wishes(memory_mb=12 * 1024**2), "1 GPU with 12288 GB each"),
         (Wishes(gpus=2, memory_mb=8000, model="A100"), "2 GPUs on one node with 8000 MB each of model A100"),
     ],
 )
@@ -210,7 +211,7 @@ def test_wishes_read_as_people_say_them(wishes: Wishes, words: str) -> None:
 @pytest.mark.parametrize(
     ("holder", "words"),
     [
-        (Holder(worker_id="w1", owner="ann", pid=7), "ann/w1"),
+        (Holder(worker_id="w1", owner="ann", pid=7), "ann"),
         (Holder(worker_id="w1"), "w1"),
         (Holder(owner="ann"), "ann"),
         (Holder(pid=7), "pid 7"),
@@ -219,6 +220,22 @@ def test_wishes_read_as_people_say_them(wishes: Wishes, words: str) -> None:
 )
 def test_a_holder_is_named_by_the_best_that_is_known(holder: Holder, words: str) -> None:
     assert str(holder) == words
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ((), "ann"),
+        ((("command", "python train.py"), ("name", "second")), "ann (python train.py)"),
+        ((("name", "resnet"),), "ann (resnet)"),
+        ((("command", ""), ("job", "line 3")), "ann"),
+        ((("command", "x" * 200),), f"ann ({'x' * 59}…)"),
+    ],
+)
+def test_a_request_names_the_person_and_the_task_not_the_worker(
+    labels: tuple[tuple[str, str], ...], words: str
+) -> None:
+    assert Request(holder=Holder(worker_id="w1", owner="ann"), labels=labels).who == words
 
 
 def test_a_pid_from_another_machine_is_no_process_here() -> None:

@@ -13,7 +13,7 @@ def test_a_waiter_is_told_position_reason_and_who_has_what_it_wants() -> None:
     box.ask("a", owner="ann", worker="w1")
     box.ask("b")
 
-    assert str(box.explain("b")) == "Position 1 of 1, waiting for 1 GPU: 1 leased by ann/w1"
+    assert str(box.explain("b")) == "Position 1 of 1, waiting for 1 GPU: 1 leased by ann"
 
 
 def test_the_position_is_the_place_in_the_line() -> None:

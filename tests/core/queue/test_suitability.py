@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.queue.eligibility import Eligible, Excluded, TooSmall, WrongModel
-from tests.core.build import START, T4, Box, key, of_kind, reading
+from tests.core.build import A100, START, T4, Box, key, of_kind, reading
 
 # --- suitable ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ def test_what_no_gpu_could_ever_satisfy_is_refused_at_once(wishes: dict[str, flo
     (event,) = box.ask("a", **wishes)
 
     assert isinstance(event, ev.LeaseRefused)
-    assert "could ever serve" in event.why or "threshold of 0 %" in event.why
+    assert " asked for; " in event.why or "threshold of 0 %" in event.why
     assert box.stage("a") == "unknown"
 
 
@@ -135,13 +137,45 @@ def test_what_could_be_served_were_all_free_is_queued() -> None:
     assert box.stage("b") == "queued"
 
 
-def test_a_refusal_says_what_was_wished_for() -> None:
-    (event,) = Box(reading()).ask("a", gpus=2, model="H100")
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"gpus": 3}, "3 GPUs on one node were asked for; this box has 2 GPUs"),
+        ({"model": "H100"}, f"1 GPU of model H100 was asked for; this box has 1 {A100}, 1 {T4}"),
+        ({"gpus": 2, "model": "T4"}, "2 GPUs on one node of model T4 were asked for; this box has 1 such GPU"),
+        ({"among": (7,)}, "1 GPU among 7 was asked for; this box has the GPUs 0, 1"),
+        (
+            {"memory_mb": 12 * 1024.0**2},
+            (
+                "1 GPU with 12288 GB each was asked for; the largest GPU here has 78.1 GB, of which 62.5 GB can be granted "
+                "(memory threshold 80 %)"
+            ),
+        ),
+        (
+            {"memory_mb": 20_480, "model": "T4"},
+            (
+                "1 GPU with 20 GB each of model T4 was asked for; the largest such GPU here has 15.6 GB, of which 12.5 GB can "
+                "be granted (memory threshold 80 %)"
+            ),
+        ),
+    ],
+)
+def test_a_refusal_says_what_was_wished_for_and_what_there_is(wishes: dict[str, Any], words: str) -> None:
+    box = Box(reading(0), reading(1, name=T4, total_mb=16_000))
+
+    (event,) = box.ask("a", **wishes)
 
     assert isinstance(event, ev.LeaseRefused)
-    assert event.why == (
-        "no node of this pool could ever serve 2 GPUs on one node of model H100, even with all of its GPUs free"
-    )
+    assert event.why == words
+
+
+def test_a_pool_of_several_nodes_says_what_its_best_node_has() -> None:
+    box = Box(reading(0), reading(1), reading(0, node="other"))
+
+    (event,) = box.ask("a", gpus=3)
+
+    assert isinstance(event, ev.LeaseRefused)
+    assert event.why == "3 GPUs on one node were asked for; no node has more than 2 GPUs"
 
 
 def test_a_pool_seen_to_have_no_gpu_refuses_everybody() -> None:

@@ -189,7 +189,19 @@ def test_the_last_hours_are_shown_with_what_is_held_now(server: ServerProcess, b
 
 
 @pytest.mark.parametrize(
-    "query", ["hours=0", "hours=169", "hours=nan", "hours=six", "hours=", "hours=1&hours=2", "h=1"]
+    "query",
+    [
+        "hours=0",
+        "hours=169",
+        "hours=nan",
+        "hours=six",
+        "hours=1_0",
+        "hours=1e1",
+        "hours=+1",
+        "hours=",
+        "hours=1&hours=2",
+        "h=1",
+    ],
 )
 def test_a_query_that_makes_no_sense_is_refused(server: ServerProcess, query: str) -> None:
     assert_problem(server.ask(f"/timeline?{query}"), 422, "hours")

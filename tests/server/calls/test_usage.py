@@ -109,12 +109,18 @@ def test_a_span_is_told_in_iso_8601_or_in_seconds(server: ServerProcess, query: 
     assert found["bob"]["shared_gpu_hours"] == 0.5
 
 
+def test_a_number_of_four_digits_is_a_year_and_not_a_moment_of_1970(server: ServerProcess) -> None:
+    assert server.json("/usage?since=2026")["since"].startswith("2026-01-01T00:00:00")
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [
         ("since=yesterday", "since: 'yesterday' is not a time; write it as"),
         ("until=nan", "until: 'nan' is not a time"),
         ("until=1e300", "until: '1e300' is not a time"),
+        ("since=1_0", "since: '1_0' is not a time"),
+        ("since=1e9", "since: '1e9' is not a time"),
         ("since=-5", "since: '-5' is not a time"),
         ("since=2026-03-02&until=2026-03-01", "is not before 2026-03-01"),
         ("since=9000-01-01&until=9001-01-01", "is not before"),

@@ -93,7 +93,7 @@ class Line {
   }
 }
 
-/** A holder: since when, and when its lease expires unless renewed. */
+/** A holder: who, what it runs, since when. */
 class Holder {
   #who = el("bdi");
   #details = el("bdi", { class: "details" });
@@ -130,10 +130,7 @@ function timesOf(lease, clocks) {
   if (lease.state === "draining") {
     return `${END_REASONS[lease.end_reason] ?? "ended"} ${duration((clocks.nowMs - lease.ended_at) / 1000)} ago; still on the GPU`;
   }
-  const since = `since ${clock(lease.granted_at, clocks.nowMs)} (${duration(heldForS)})`;
-  if (lease.expires_in_s === null) return since;
-  const leftS = Math.max(0, lease.expires_in_s - clocks.viewAgeS);
-  return `${since}; until ${clock(clocks.nowMs + leftS * 1000, clocks.nowMs)} (${duration(leftS)} left) unless renewed`;
+  return `since ${clock(lease.granted_at, clocks.nowMs)} (${duration(heldForS)})`;
 }
 
 /** The processes without a lease, as far as they are known. */
@@ -146,7 +143,7 @@ function outsideLines(gpu) {
   const worth = gpu.processes.filter((process) => process.isIgnored || process.isOutside === true || (process.isOutside === null && isMuch));
   const lines = worth.slice(0, MOST_PROCESSES).map((process) => {
     const kind = process.isIgnored ? "not counted" : process.isOutside ? "outside the pool" : "of the lease or outside";
-    return `${kind}: ${process.name ?? "a process"}${process.user === null ? "" : ` of ${process.user}`} (pid ${process.pid ?? "unknown"}), ${memory(process.used_mb)}`;
+    return `${kind}: ${process.user ? `${process.user}, ` : ""}${process.name ?? "a process"} (pid ${process.pid ?? "unknown"}), ${memory(process.used_mb)}`;
   });
   if (worth.length > MOST_PROCESSES) lines.push(`and ${worth.length - MOST_PROCESSES} more`);
   return lines;

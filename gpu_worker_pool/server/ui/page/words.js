@@ -51,17 +51,16 @@ export function holderName(lease) {
   return lease.owner ?? lease.worker_id ?? lease.lease_id ?? lease.id ?? "an unnamed holder";
 }
 
-/** Further details: the worker and the command, unless one of them is the name. */
+/** What it runs: the command, else the name it was given. */
 export function details(lease) {
-  const label = lease.label ?? lease.labels?.command ?? null;
-  const worker = lease.owner === null || lease.owner === undefined ? null : lease.worker_id;
-  return [worker, label].filter((part) => part !== null && part !== undefined && part !== "").join(" · ");
+  return lease.label || lease.labels?.command || lease.labels?.name || "";
 }
 
-/** The labels without the command, which is among the details. */
+/** The labels without the one that is among the details. */
 export function otherLabels(labels) {
+  const said = labels.command ? "command" : "name";
   return Object.entries(labels)
-    .filter(([key]) => key !== "command")
+    .filter(([key]) => key !== said)
     .map(([key, value]) => `${key}: ${value}`)
     .join(" · ");
 }

@@ -41,7 +41,7 @@ def test_waiting_is_explained(server: ServerProcess) -> None:
     assert (first["position"], second["position"]) == (1, 2)
     assert (first["gpus"], first["fence"], first["granted_at"], first["env"]) == ([], None, None, {})
     assert "Position 1 of 1" in first["reason"]
-    assert "ann/trainer" in first["reason"]
+    assert "leased by ann" in first["reason"]
     assert "Position 2 of 2" in second["reason"]
     assert T4 in second["reason"]
     assert 55 < first["expires_in_s"] <= 60
@@ -51,7 +51,7 @@ def test_waiting_is_explained(server: ServerProcess) -> None:
         (2, NODE, "leased"),
     ]
     assert [item["code"] for item in second["obstacles"]] == ["wrong_model", "wrong_model", "leased"]
-    assert all("ann/trainer" in item["text"] for item in first["obstacles"])
+    assert all("leased by ann" in item["text"] for item in first["obstacles"])
 
 
 def test_asking_with_patience(server: ServerProcess) -> None:
@@ -142,7 +142,7 @@ def test_memory_is_shared_among_those_who_say_how_much_they_need(server: ServerP
         ({"gpus": GPUS + 1}, "4 GPUs"),
         ({"gpus": 2, "model": T4}, "T4"),
         ({"model": "H100"}, "H100"),
-        ({"memory_mb": 70_000}, "70000 MB"),
+        ({"memory_mb": 70_000}, "has 80 GB, of which 64 GB can be granted"),
         ({"memory_mb": 20_000, "gpus": 3}, "3 GPUs"),
         ({"memory_threshold_percent": 0}, "threshold"),
         ({"utilization_threshold_percent": 0}, "threshold"),

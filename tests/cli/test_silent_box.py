@@ -1,0 +1,60 @@
+"""A box that accepts connections and answers nothing: no command waits for it while another box answers.
+
+The commands may wait for a call far longer than these tests run, so a command that ends has not waited.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.testing import ServerProcess
+from tests.cli.own_process import gpu_pool
+
+NEVER = {"GPU_ENDPOINT_TIMEOUT": "3600"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "2xA100-80GB"}) as running:
+        yield running
+
+
+@pytest.fixture
+def silent_url() -> Iterator[str]:
+    """A socket that listens on this machine; the connection is established, and nothing reads it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_status_shows_the_boxes_that_answer_and_names_the_silent_one(server: ServerProcess, silent_url: str) -> None:
+    done = gpu_pool("status", "--endpoint", f"{silent_url},{server.url}", env=NEVER)
+    assert done.code == 0, done.err
+    assert "2 GPUs, 2 free, simulated" in done.out
+    silent = next(line for line in done.out.splitlines() if silent_url in line)
+    assert "it has not answered within" in silent
+
+
+def test_status_as_json_shows_the_silent_one_as_not_up(server: ServerProcess, silent_url: str) -> None:
+    endpoints = gpu_pool("status", "--json", "--endpoint", f"{silent_url},{server.url}", env=NEVER).json["endpoints"]
+    assert [endpoint["is_up"] for endpoint in endpoints] == [False, True]
+    assert "has not answered" in endpoints[0]["error"]
+
+
+def test_a_command_runs_on_the_box_that_answers(server: ServerProcess, silent_url: str) -> None:
+    both = f"{silent_url},{server.url}"
+    done = gpu_pool("run", "--endpoint", both, "--", "sh", "-c", "echo on $GPU_POOL_LEASE_GPUS", env=NEVER)
+    assert done.code == 0, done.err
+    assert f"on 127.0.0.1-{server.port}:" in done.out
+    quiet = gpu_pool("run", "-q", "--endpoint", both, "--", "true", env=NEVER)
+    assert (quiet.code, quiet.err) == (0, "")
+
+
+def test_a_batch_runs_on_the_box_that_answers(server: ServerProcess, silent_url: str, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.write_text("true\ntrue\n")
+    done = gpu_pool("batch", "--endpoint", f"{silent_url},{server.url}", str(jobs), env=NEVER)
+    assert done.code == 0, done.err
