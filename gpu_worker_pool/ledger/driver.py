@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -19,7 +20,7 @@ from gpu_worker_pool.core.decider.node_rename import ended_on_node, event_on_nod
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.gpu import ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -40,6 +41,12 @@ RETRY_S = 0.5
 LATE_FLUSH_S = 0.1
 # These back no promise to a client: if they are lost, the next reading brings them about again.
 NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
+
+# In one turn of the loop: passes over the queue (about one grant each, if GPUs are shared), callers that are answered, and
+# GPU processes that are taken in. What is left is done in the next turns, so that heartbeats and releases get theirs.
+MOST_PASSES = 32
+MOST_ANSWERED = 64
+MOST_PROCESSES = 500
 
 EventListener = Callable[[Sequence[ev.Event]], None]
 
@@ -86,6 +93,9 @@ class Driver:
         self._last_step_at = inf
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
+        self._passes_left = MOST_PASSES
+        self._to_answer: deque[asyncio.Future[None]] = deque()
+        self._readings: deque[tuple[Reading, ...]] = deque()
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -116,12 +126,16 @@ class Driver:
             return self._do_in_trouble(command)
         events, batch = self._carry_out(command)
         if batch is not None:
-            await asyncio.shield(batch.written)
+            await self._written(batch)
+        if isinstance(command, cmd.RequestLease):
+            await self._decided(command.lease_id)
         return events
 
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
-        if self.trouble is None:
+        if self.trouble is None and isinstance(command, cmd.Observe) and self.state.has_been_observed:
+            self._observe(command.readings)
+        elif self.trouble is None:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
@@ -195,14 +209,66 @@ class Driver:
             self._writer = None
         self.trouble = "the server is stopping"
 
+    async def _written(self, batch: WriteBatch) -> None:
+        caller = asyncio.get_running_loop().create_future()
+        batch.callers.append(caller)
+        await caller
+
+    async def _decided(self, lease_id: str) -> None:
+        """Wait until the queue was served with this request in it: a turn may have had no time for that."""
+        while (
+            self._is_unserved
+            and self.trouble is None
+            and not self.is_closed
+            and isinstance(self.state.leases.get(lease_id), QueuedLease)
+        ):
+            await asyncio.sleep(0)
+
+    @property
+    def _is_unserved(self) -> bool:
+        return self.state.settled_until == -inf or bool(self.state.newcomers)
+
+    def _observe(self, readings: tuple[Reading, ...]) -> None:
+        """Take in readings, in pieces of so many processes; newer ones replace those that still wait."""
+        self._readings.clear()
+        piece: list[Reading] = []
+        weight = 0
+        for reading in readings:
+            piece.append(reading)
+            weight += 1 + len(reading.processes or ())
+            if weight >= MOST_PROCESSES:
+                self._readings.append(tuple(piece))
+                piece, weight = [], 0
+        if piece:
+            self._readings.append(tuple(piece))
+        self._observe_next()
+
+    def _observe_next(self) -> None:
+        if self._readings and self.trouble is None and not self.is_closed:
+            self._carry_out(cmd.Observe(self._readings.popleft()))
+            if self._readings:
+                asyncio.get_running_loop().call_soon(self._observe_next)
+
+    def _take_passes(self, now: float, command: cmd.Command) -> list[ev.Event]:
+        """One step, with the passes over the queue that this turn has left."""
+        if self._passes_left == MOST_PASSES:
+            asyncio.get_running_loop().call_soon(self._start_turn)
+        events = step(self.state, command, now, self._passes_left)
+        self._passes_left -= sum(isinstance(event, ev.LeaseGranted) for event in events)
+        return events
+
+    def _start_turn(self) -> None:
+        self._passes_left = MOST_PASSES
+
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
         events = self._wake_up(now)
-        events += step(self.state, command, now)
-        while dead := self._dead_among(events):
+        latest = self._take_passes(now, command)
+        events += latest
+        while dead := self._dead_among(latest):
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
-            for lease_id in dead:
-                events += step(self.state, cmd.ReportDeath(lease_id), now)
+            latest = [event for id_ in dead for event in self._take_passes(now, cmd.ReportDeath(id_))]
+            events += latest
         batch = self._gather(events) if events else None
         for listener in self.early_listeners:
             listener(events)
@@ -321,13 +387,24 @@ class Driver:
             del self._unwritten[lease_id]
         if not batch.written.done():
             batch.written.set_result(None)
+        is_idle = not self._to_answer
+        self._to_answer += batch.callers
         for event in batch.news:
             if isinstance(event, ev.LeaseGranted | ev.LeaseEnded):
-                for waiter in self._waiters.pop(event.lease_id, ()):
-                    if not waiter.done():
-                        waiter.set_result(None)
+                self._to_answer += self._waiters.pop(event.lease_id, ())
+        if is_idle:
+            self._answer()
         for listener in self.listeners:
             listener(batch.news)
+
+    def _answer(self) -> None:
+        """Wake some of the callers, and the others in the next turns."""
+        for _ in range(min(len(self._to_answer), MOST_ANSWERED)):
+            caller = self._to_answer.popleft()
+            if not caller.done():
+                caller.set_result(None)
+        if self._to_answer:
+            asyncio.get_running_loop().call_soon(self._answer)
 
     def _catch_up(self) -> None:
         postponed, self._postponed = self._postponed, []
@@ -342,9 +419,10 @@ class Driver:
         self.trouble = str(error)
         later, self._gathering = self._gathering, None
         for failed in filter(None, (batch, later)):
-            if not failed.written.done():
-                failed.written.set_exception(NotWritten(self.trouble))
-                failed.written.exception()  # retrieved: the caller may be gone
+            for caller in (failed.written, *failed.callers):
+                if not caller.done():
+                    caller.set_exception(NotWritten(self.trouble))
+                    caller.exception()  # retrieved: the caller may be gone
         again = WriteBatch(
             asyncio.get_running_loop().create_future(),
             is_urgent=True,

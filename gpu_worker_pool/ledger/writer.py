@@ -23,12 +23,15 @@ logger = logging.getLogger(__name__)
 class WriteBatch:
     """What one commit writes.
 
+    `callers` are answered after the commit; `written` tells everything else that the commit is done.
+
     `news` is all that happened, in order; listeners get it after the commit. `is_urgent` is set if a client may be told
     of it. `snapshot` is what the whole history adds up to after this batch, if the journal is to be compacted to it.
     `replaces_damaged` says that the snapshot replaces a damaged journal.
     """
 
     written: asyncio.Future[None]
+    callers: list[asyncio.Future[None]] = field(default_factory=list)
     is_urgent: bool = False
     events: list[DurableEvent] = field(default_factory=list)
     ended: list[EndedLease] = field(default_factory=list)

@@ -23,6 +23,7 @@ VerdictCode = Literal[
     "over_memory",
     "over_utilization",
     "no_room",
+    "sharers_full",
     "held",
 ]
 
@@ -64,6 +65,8 @@ class VerdictView:
     committed_mb: float | None = None
     for_lease_id: str | None = None
     for_holder: str | None = None
+    sharers: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

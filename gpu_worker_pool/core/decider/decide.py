@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -16,6 +17,9 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
+
+# So many leases end by one tick. While a decision lasts, no caller is answered.
+MOST_DUE = 256
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
@@ -53,6 +57,8 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         return [ev.QueueFull(now, lease_id, settings.max_queued, is_owners_limit=False, owner=owner)]
     if state.queue.length_of(owner) >= settings.max_queued_per_owner:
         return [ev.QueueFull(now, lease_id, settings.max_queued_per_owner, is_owners_limit=True, owner=owner)]
+    if state.owned[owner] >= settings.max_leases_per_owner:
+        return [ev.TooManyLeases(now, lease_id, settings.max_leases_per_owner, owner)]
     return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
 
 
@@ -170,7 +176,8 @@ def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tupl
 
 def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
-    for lease_id in state.deadlines.due(now):
+    # The others stay due: the next tick, at once, ends them.
+    for lease_id in islice(state.deadlines.due(now), MOST_DUE):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
             # The drain limit has passed: from here on the thresholds decide.

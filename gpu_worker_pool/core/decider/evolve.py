@@ -56,6 +56,7 @@ def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     lease = QueuedLease(event.lease_id, event.request, event.seq, event.requested_at)
     state.leases[lease.id] = lease
     state.queue.join(lease)
+    state.owned[lease.request.holder.owner] += 1
     state.newcomers.append(lease.id)
     state.deadlines.set(lease.id, event.at + event.request.ttl_s)
     state.next_seq = max(state.next_seq, event.seq + 1)
@@ -93,6 +94,10 @@ def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     lease = state.leases.pop(event.lease_id)
     state.deadlines.drop(lease.id)
+    owner = lease.request.holder.owner
+    state.owned[owner] -= 1
+    if not state.owned[owner]:
+        del state.owned[owner]
     if isinstance(lease, QueuedLease):
         if lease.id in state.holds.values() or state.newcomers:
             state.unsettle()  # the GPUs it held are free for others

@@ -28,6 +28,8 @@ class PoolSettings:
 
     `context_mb`: a process that released its GPU and runs on keeps the driver's context there until it exits. A process
     that holds no more memory than this counts as gone.
+
+    `max_sharers` leases may share a GPU. An owner may have `max_leases_per_owner` live leases, waiting ones included.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
@@ -39,6 +41,8 @@ class PoolSettings:
     remembered_ended_leases: int = 10_000
     max_queued: int = 10_000
     max_queued_per_owner: int = 1_000
+    max_sharers: int = 64
+    max_leases_per_owner: int = 1_000
 
     def __post_init__(self) -> None:
         check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
@@ -50,6 +54,8 @@ class PoolSettings:
         check_whole("remembered_ended_leases", self.remembered_ended_leases, 0, 10_000_000)
         check_whole("max_queued", self.max_queued, 1, 1_000_000)
         check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)
+        check_whole("max_sharers", self.max_sharers, 1, 1_000_000)
+        check_whole("max_leases_per_owner", self.max_leases_per_owner, 1, 1_000_000)
 
     def thresholds_for(self, wishes: Wishes) -> Thresholds:
         """The request's thresholds; the pool's where the request has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
@@ -36,6 +37,8 @@ class PoolState:
     ended: dict[str, EndedLease] = field(default_factory=dict)
     queue: LeaseQueue = field(default_factory=LeaseQueue)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    # The number of leases of each owner, waiting or active.
+    owned: Counter[str | None] = field(default_factory=Counter)
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
     excluded: dict[GpuKey, str] = field(default_factory=dict)

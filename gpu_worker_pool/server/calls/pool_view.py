@@ -25,6 +25,7 @@ _STATES: dict[str, GpuState] = {
     "eligible": "free",
     "leased": "leased",
     "no_room": "leased",
+    "sharers_full": "leased",
     "draining": "draining",
     "excluded": "out_of_service",
     "unhealthy": "unhealthy",
