@@ -39,7 +39,7 @@ MOST_MS = 50.0
 T = TypeVar("T")
 
 
-class TimedSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  # chosen by the system
+class TimedSelector(selectors.DefaultSelector):
     """Notes how long the loop stays away between two waits."""
 
     longest_cpu_s = longest_s = 0.0
@@ -98,7 +98,9 @@ class Scene:
         for lease in self.driver.state.leases.values() if busy else ():
             if isinstance(lease, ActiveLease) and (pid := lease.request.holder.pid):
                 child = ProcessId(pid + 1_000_000, 2.0)
-                on_gpu[lease.gpus[0]].append(GpuProcess(child, 50.0, "python", (ProcessId(pid, 1.0), ProcessId(1, 0.0))))
+                on_gpu[lease.gpus[0]].append(
+                    GpuProcess(child, 50.0, "python", (ProcessId(pid, 1.0), ProcessId(1, 0.0)))
+                )
         now = self.clock()
         self.driver.note(
             cmd.Observe(
@@ -114,7 +116,7 @@ class Scene:
             await asyncio.gather(*(self.driver.do(command) for command in wave))
 
     async def until(self, is_reached: Callable[[], bool]) -> None:
-        while not is_reached():
+        while not is_reached():  # noqa: ASYNC110 - the driver does not report it
             await asyncio.sleep(0.001)
 
     async def expire(self) -> None:
@@ -123,14 +125,21 @@ class Scene:
             self.clock.ahead_s += 3.0
             self.driver.note(cmd.Tick())
             await asyncio.sleep(0)
+        await self.until(lambda: not any(isinstance(lease, ActiveLease) for lease in self.driver.state.leases.values()))
         self.observe()
         await self.until(lambda: not self.driver.state.leases)
 
 
 async def measure(shares: int, folder: Path, selector: TimedSelector) -> list[list[Cell]]:
-    scene, rows = Scene(shares, folder), []
+    scene = Scene(shares, folder)
+    rows: list[list[Cell]] = []
     state = scene.driver.state
-    active = lambda: len(state.leases) - len(state.queue) if not state.queue else -1  # noqa: E731
+
+    def is_all_granted() -> bool:
+        return not len(state.queue) and len(state.leases) == shares
+
+    def is_attributed() -> bool:
+        return sum(len(slot.members) for slot in state.slots.values()) >= shares
 
     async def timed(what: str, work: Callable[[], Any]) -> None:
         await scene.driver.caught_up()
@@ -150,9 +159,8 @@ async def measure(shares: int, folder: Path, selector: TimedSelector) -> list[li
         await scene.until(is_reached)
 
     await timed("queued at once", lambda: scene.in_waves(map(scene.request, scene.ids)))
-    await timed("granted at once", lambda: observe_until(lambda: active() == shares))
-    attributed = lambda: sum(len(slot.members) for slot in state.slots.values()) >= shares  # noqa: E731
-    await timed("a reading with a process for each", lambda: observe_until(attributed, busy=True))
+    await timed("granted at once", lambda: observe_until(is_all_granted))
+    await timed("a reading with a process for each", lambda: observe_until(is_attributed, busy=True))
     await timed("renewed at once", lambda: scene.in_waves(cmd.Renew(ids) for ids in batched(scene.ids, 1000)))
     await timed("released at once", lambda: scene.in_waves(map(cmd.Release, scene.ids)))
     await timed("a reading without processes", lambda: observe_until(lambda: not state.leases))
@@ -168,9 +176,11 @@ def main() -> None:
     results = Results("turns", "The longest turn of the event loop with ten thousand tiny shares.")
     shares = SHARES // 10 if options.quick else SHARES
     selector = TimedSelector()
-    with tempfile.TemporaryDirectory(prefix="turns-") as folder:
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-            rows = runner.run(measure(shares, Path(folder), selector))
+    with (
+        tempfile.TemporaryDirectory(prefix="turns-") as folder,
+        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
+    ):
+        rows = runner.run(measure(shares, Path(folder), selector))
     results.table(
         f"{shares:,} shares of {SHARE_MB:.0f} MB and a little more, {OWNERS} owners, {AT_ONCE} callers at a time",
         ["", "longest turn, ms of CPU", "longest turn, ms", "all of it"],

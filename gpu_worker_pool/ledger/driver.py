@@ -26,6 +26,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
 from .journal import History, JournalDamaged, JournalError
+from .turn import Turn, Waiters, in_pieces
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,6 @@ RETRY_S = 0.5
 LATE_FLUSH_S = 0.1
 # These back no promise to a client: if they are lost, the next reading brings them about again.
 NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
-
-# In one turn of the loop: passes over the queue (about one grant each, if GPUs are shared), callers that are answered, and
-# GPU processes that are taken in. What is left is done in the next turns, so that heartbeats and releases get theirs.
-MOST_PASSES = 32
-MOST_ANSWERED = 64
-MOST_PROCESSES = 500
 
 EventListener = Callable[[Sequence[ev.Event]], None]
 
@@ -87,20 +82,18 @@ class Driver:
         self._in_flight: WriteBatch | None = None
         self._unwritten: dict[str, WriteBatch] = {}
         self._postponed: list[cmd.Command] = []
-        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiters = Waiters()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
         self._last_step_at = inf
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
-        self._passes_left = MOST_PASSES
-        self._to_answer: deque[asyncio.Future[None]] = deque()
+        self._turn = Turn()
         self._readings: deque[tuple[Reading, ...]] = deque()
         self.is_closed = False
 
     def __repr__(self) -> str:
-        waiting = sum(map(len, self._waiters.values()))
-        return f"<Driver: {self.state!r}, {waiting} waited for, trouble: {self.trouble}>"
+        return f"<Driver: {self.state!r}, {len(self._waiters)} waited for, trouble: {self.trouble}>"
 
     def now(self) -> float:
         return self._clock()
@@ -122,6 +115,7 @@ class Driver:
 
     async def do(self, command: cmd.Command) -> list[ev.Event]:
         """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written."""
+        await self._turn.admit(1 + len(command.lease_ids) // 100 if isinstance(command, cmd.Renew) else 1)
         if self.trouble is not None:
             return self._do_in_trouble(command)
         events, batch = self._carry_out(command)
@@ -174,27 +168,12 @@ class Driver:
         """Wait until the lease has left the queue, and that is written, or until the timeout."""
         if timeout_s <= 0 or self.is_closed or not isinstance(self.state.leases.get(lease_id), QueuedLease):
             return
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(lease_id, []).append(waiter)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            waiters = self._waiters.get(lease_id)
-            if waiters is not None and waiter in waiters:
-                waiters.remove(waiter)
-                if not waiters:
-                    del self._waiters[lease_id]
+        await self._waiters.wait(lease_id, timeout_s)
 
     def release_waiters(self) -> None:
         """End all waits with what is known so far: the driver is about to close."""
         self.is_closed = True
-        for waiters in self._waiters.values():
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        self._waiters.release_all()
 
     def close(self) -> None:
         """Write what is left and stop. Leases stay as they are: the journal keeps them."""
@@ -216,31 +195,14 @@ class Driver:
 
     async def _decided(self, lease_id: str) -> None:
         """Wait until the queue was served with this request in it: a turn may have had no time for that."""
-        while (
-            self._is_unserved
-            and self.trouble is None
-            and not self.is_closed
-            and isinstance(self.state.leases.get(lease_id), QueuedLease)
-        ):
+        while self.trouble is None and not self.is_closed and isinstance(self.state.leases.get(lease_id), QueuedLease):
+            if self.state.settled_until > -inf and not self.state.newcomers:
+                return
             await asyncio.sleep(0)
 
-    @property
-    def _is_unserved(self) -> bool:
-        return self.state.settled_until == -inf or bool(self.state.newcomers)
-
     def _observe(self, readings: tuple[Reading, ...]) -> None:
-        """Take in readings, in pieces of so many processes; newer ones replace those that still wait."""
-        self._readings.clear()
-        piece: list[Reading] = []
-        weight = 0
-        for reading in readings:
-            piece.append(reading)
-            weight += 1 + len(reading.processes or ())
-            if weight >= MOST_PROCESSES:
-                self._readings.append(tuple(piece))
-                piece, weight = [], 0
-        if piece:
-            self._readings.append(tuple(piece))
+        """Take in readings piece by piece; newer ones replace those that still wait."""
+        self._readings = deque(in_pieces(self.state, readings))
         self._observe_next()
 
     def _observe_next(self) -> None:
@@ -249,25 +211,20 @@ class Driver:
             if self._readings:
                 asyncio.get_running_loop().call_soon(self._observe_next)
 
-    def _take_passes(self, now: float, command: cmd.Command) -> list[ev.Event]:
+    def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
         """One step, with the passes over the queue that this turn has left."""
-        if self._passes_left == MOST_PASSES:
-            asyncio.get_running_loop().call_soon(self._start_turn)
-        events = step(self.state, command, now, self._passes_left)
-        self._passes_left -= sum(isinstance(event, ev.LeaseGranted) for event in events)
+        events = step(self.state, command, now, self._turn.passes_left)
+        self._turn.spend_passes(sum(isinstance(event, ev.LeaseGranted) for event in events))
         return events
-
-    def _start_turn(self) -> None:
-        self._passes_left = MOST_PASSES
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
         events = self._wake_up(now)
-        latest = self._take_passes(now, command)
+        latest = self._step(command, now)
         events += latest
         while dead := self._dead_among(latest):
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
-            latest = [event for id_ in dead for event in self._take_passes(now, cmd.ReportDeath(id_))]
+            latest = [event for id_ in dead for event in self._step(cmd.ReportDeath(id_), now)]
             events += latest
         batch = self._gather(events) if events else None
         for listener in self.early_listeners:
@@ -387,24 +344,12 @@ class Driver:
             del self._unwritten[lease_id]
         if not batch.written.done():
             batch.written.set_result(None)
-        is_idle = not self._to_answer
-        self._to_answer += batch.callers
         for event in batch.news:
             if isinstance(event, ev.LeaseGranted | ev.LeaseEnded):
-                self._to_answer += self._waiters.pop(event.lease_id, ())
-        if is_idle:
-            self._answer()
+                batch.callers += self._waiters.pop(event.lease_id)
+        self._turn.answer(batch.callers)
         for listener in self.listeners:
             listener(batch.news)
-
-    def _answer(self) -> None:
-        """Wake some of the callers, and the others in the next turns."""
-        for _ in range(min(len(self._to_answer), MOST_ANSWERED)):
-            caller = self._to_answer.popleft()
-            if not caller.done():
-                caller.set_result(None)
-        if self._to_answer:
-            asyncio.get_running_loop().call_soon(self._answer)
 
     def _catch_up(self) -> None:
         postponed, self._postponed = self._postponed, []

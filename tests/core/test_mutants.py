@@ -171,7 +171,12 @@ MUTANTS = (
         "for use in (Use.SHARED, Use.WHOLE):",
         "for use in (Use.WHOLE, Use.SHARED):",
     ),
-    Mutant("a lease runs out", "decide", "for lease_id in islice(state.deadlines.due(now), MOST_DUE):", "for lease_id in ():"),
+    Mutant(
+        "a lease runs out",
+        "decide",
+        "for lease_id in islice(state.deadlines.due(now), MOST_DUE):",
+        "for lease_id in ():",
+    ),
     Mutant(
         "renewing gives a full TTL",
         "evolve",

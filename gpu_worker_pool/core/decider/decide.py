@@ -5,7 +5,7 @@ The time is an argument. A time before the pool's clock counts as the clock's ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -132,7 +132,7 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
         slot = state.slots.get(reading.gpu.key)
         if slot is None or not slot.occupants:
             continue
-        members = slot.members
+        members: Mapping[str, tuple[ProcessId, ...]] = slot.members
         if reading.processes is not None:
             members = slot.attribute(reading.processes)
             events += [

@@ -106,8 +106,8 @@ class GpuSlot:
     reading: Reading | None = None
     occupants: Occupants = field(default_factory=Occupants)
     members: Members = field(default_factory=Members)
-    # The last reckoning of its memory, which a new lease only adds to.
-    reckoning: _Reckoning | None = field(default=None, compare=False, repr=False)
+    # The last sums of its memory; a new lease is only added to them.
+    memory_sums: _MemorySums | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_shared(self) -> bool:
@@ -169,7 +169,7 @@ class MemoryUse:
         return (sum(self.by_lease.values()) if self.leased_mb is None else self.leased_mb) + self.outside_mb
 
 
-class _Reckoning:
+class _MemorySums:
     """The memory of a GPU as of one reading, lease by lease in the order of their grants. A lease that comes is added to
     it; after any other change it is made again. Both ways give the same sums, to the last bit.
     """
@@ -233,11 +233,11 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     reading = slot.reading
     if reading is None or reading.memory_used_mb is None:
         return None
-    if slot.reckoning is None or not slot.reckoning.is_of(slot, ignored_processes):
-        slot.reckoning = _Reckoning(slot, reading, reading.memory_used_mb, ignored_processes)
-    elif len(slot.reckoning.by_lease) < len(slot.occupants):
-        slot.reckoning.add_new(slot)
-    return slot.reckoning.use()
+    if slot.memory_sums is None or not slot.memory_sums.is_of(slot, ignored_processes):
+        slot.memory_sums = _MemorySums(slot, reading, reading.memory_used_mb, ignored_processes)
+    elif len(slot.memory_sums.by_lease) < len(slot.occupants):
+        slot.memory_sums.add_new(slot)
+    return slot.memory_sums.use()
 
 
 def _share_out(

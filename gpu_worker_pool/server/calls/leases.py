@@ -182,7 +182,9 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
                 )
             case ev.TooManyLeases(lease_id=refused, limit=limit) if refused == lease_id:
                 whose = event.owner or "Callers that named no owner"
-                detail = f"{whose} has {limit} leases already, active or waiting, which is the limit; release some first."
+                detail = (
+                    f"{whose} has {limit} leases already, active or waiting, which is the limit; release some first."
+                )
                 raise Refused(429, detail, RETRY_AFTER)
             case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
                 raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
