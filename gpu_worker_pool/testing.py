@@ -85,6 +85,11 @@ class ServerProcess:
         ours = {"HOST": "127.0.0.1", "PORT": str(self.port), "SIMULATED_GPUS": "4", "REFRESH_INTERVAL": "0.1"}
         state = {"GPU_POOL_STATE_DIR": str(self.folder / "state")}
         self.env = {**inherited_environment(os.environ), **ours, **state, **(settings or {})}
+        # A server with a wrong value starts without simulated GPUs, which looks like a fault of something else.
+        if simulated := self.env["SIMULATED_GPUS"]:
+            from gpu_worker_pool.gpus.simulated import parse_spec  # noqa: PLC0415 - only where a server is started
+
+            parse_spec(simulated)
         self.state_dir = Path(self.env["GPU_POOL_STATE_DIR"])
         self.process: subprocess.Popen[bytes] | None = None
         self._ready: socket.socket | None = None

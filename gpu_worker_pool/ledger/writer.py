@@ -59,6 +59,9 @@ class Writer(Protocol):
 
 # A history this short replays at once, even if little of it is still needed.
 SHORTEST_TO_COMPACT = 20_000
+# The same in bytes: few events may be large ones.
+SMALLEST_TO_COMPACT = 32 * 1024 * 1024
+BYTES_PER_LEASE = 4096
 
 
 def carry_out(journal: Journal, batch: WriteBatch) -> None:
@@ -83,6 +86,8 @@ def compact(journal: Journal, batch: WriteBatch) -> None:
 
 
 def is_long(journal: Journal, live: int, shortest: int = SHORTEST_TO_COMPACT) -> bool:
+    if journal.bytes_since_compaction > max(SMALLEST_TO_COMPACT, BYTES_PER_LEASE * live):
+        return True
     return journal.events_since_compaction > max(shortest, 8 * live)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
+from urllib.parse import quote
 
-from starlette.datastructures import URL
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
@@ -17,11 +19,17 @@ from .accept import wants_page
 from .access import Tokens
 from .bodies import ClientGone
 from .call import Call, Handlers
+from .head import check_head
 from .problems import Refused, problem_of
 from .response import Headers, Response
 from .route_index import RouteIndex, RouteMatch
 
+logger = logging.getLogger(__name__)
+
 READABLE = (b"access-control-allow-origin", b"*")
+# A longer answer is sent in pieces of this size, and must be taken within this time.
+PIECE_BYTES = 64 * 1024
+ANSWER_S = 60.0
 READING = frozenset({"GET", "HEAD"})
 
 
@@ -55,6 +63,11 @@ class Router:
         if polled is not None and method in READING:
             await _write(Response(200, polled()), self._readable, send)
             return
+        try:
+            check_head(scope)
+        except Refused as refused:
+            await _write(problem_of(refused), (), send, is_head=method == "HEAD")
+            return
         matches = self._index.find(path)
         call = Call(scope, receive, self._tokens)
         redirected = None if matches else self._redirect_to_prefix(path, call)
@@ -86,7 +99,9 @@ class Router:
         if not matches:
             shorter = path.rstrip("/")
             if shorter != path and any(not match.resource.tag for match in self._index.find(shorter)):
-                return redirect(str(URL(scope={**call.scope, "path": shorter})))
+                query = call.scope.get("query_string", b"").decode("latin-1")
+                # Relative: the Host header is the caller's, and a proxy may use other addresses.
+                return redirect(f"../{quote(shorter.rpartition('/')[2])}{'?' if query else ''}{query}")
             raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists all calls.")
         allowed = ", ".join(dict.fromkeys(known for match in reversed(matches) for known in match.handlers))
         is_page = matches[0].resource.tag == "page"
@@ -118,7 +133,19 @@ async def _write(response: Response, added: Headers, send: Send, *, is_head: boo
     if isinstance(body, bytes):
         length = () if status == 304 else ((b"content-length", b"%d" % len(body)),)
         await send({"type": "http.response.start", "status": status, "headers": [*headers, *added, *length]})
-        await send({"type": "http.response.body", "body": body})
+        if len(body) <= PIECE_BYTES or is_head:
+            await send({"type": "http.response.body", "body": body})
+            return
+        # Each piece waits until the caller has taken most of those before it. So a caller that reads slowly costs a piece,
+        # not a copy of the answer.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                for start in range(0, len(body), PIECE_BYTES):
+                    end = start + PIECE_BYTES
+                    await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
+                return
+        # The server closes a connection whose answer is not complete.
+        logger.warning("a caller did not take its answer of %d bytes within %g s; it is cut off", len(body), ANSWER_S)
         return
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *added]})
     async with aclosing(body) as pieces:
