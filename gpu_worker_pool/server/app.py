@@ -150,6 +150,7 @@ class PoolApp:
         self._streams.close()
         self._page_data.stop()
         self._leases.stop()
+        self._router.stop()
 
     def _with_start_error(self, send: Send) -> Send:
         """Replace the traceback of a failed start by `why_not_started`."""

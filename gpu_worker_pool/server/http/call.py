@@ -17,6 +17,7 @@ from .access import Caller, Denied, Tokens, identify, is_loopback, merge_headers
 from .bodies import read_body
 from .problems import Refused
 from .response import Response
+from .time_limits import TimeLimits
 
 MAX_PARAMETERS = 20
 
@@ -24,11 +25,12 @@ MAX_PARAMETERS = 20
 class Call:
     """One request. `parameters` are those in its path."""
 
-    def __init__(self, scope: Scope, receive: Receive, tokens: Tokens) -> None:
+    def __init__(self, scope: Scope, receive: Receive, tokens: Tokens, limits: TimeLimits | None = None) -> None:
         self.scope = scope
         self.receive = receive
         self.parameters: Mapping[str, str] = {}
         self.tokens = tokens
+        self._limits = limits
         self.client_host: str | None = scope["client"][0] if scope.get("client") else None
 
     @cached_property
@@ -51,7 +53,7 @@ class Call:
         return is_loopback(self.client_host) and proxy_header(self.headers) is None
 
     async def body(self) -> bytes:
-        return await read_body(self.receive, self.headers)
+        return await read_body(self.receive, self.headers, limits=self._limits)
 
     async def form(self, kind: type[FormT]) -> FormT:
         return parse_form(kind, await self.body())

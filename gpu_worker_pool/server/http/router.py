@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
@@ -23,6 +22,7 @@ from .head import check_head
 from .problems import Refused, problem_of
 from .response import Headers, Response
 from .route_index import RouteIndex, RouteMatch
+from .time_limits import TimeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,9 @@ class Router:
         self._polled = self._index.polled
         self._prefix = prefix
         self._tokens = tokens
+        self._limits = TimeLimits()
+        # Ends the time limits of all calls that are under way.
+        self.stop = self._limits.stop
         self._page_headers = page_headers
         # GET only, and never with credentials: a page of any origin may read, none may write.
         self._cors = (
@@ -69,7 +72,7 @@ class Router:
             await _write(problem_of(refused), (), send, is_head=method == "HEAD")
             return
         matches = self._index.find(path)
-        call = Call(scope, receive, self._tokens)
+        call = Call(scope, receive, self._tokens, self._limits)
         redirected = None if matches else self._redirect_to_prefix(path, call)
         if redirected is not None and method in READING:
             await _write(redirected, (), send)
@@ -87,7 +90,7 @@ class Router:
             return
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
             response = problem_of(error)
-        await _write(response, self._added(resource, method), send, is_head=method == "HEAD")
+        await _write(response, self._added(resource, method), send, is_head=method == "HEAD", limits=self._limits)
 
     async def _answer(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
         for match in matches:
@@ -128,7 +131,9 @@ def redirect(location: str, *headers: tuple[bytes, bytes]) -> Response:
     return Response(307, b"", (*headers, (b"location", location.encode("latin-1"))))
 
 
-async def _write(response: Response, added: Headers, send: Send, *, is_head: bool = False) -> None:
+async def _write(
+    response: Response, added: Headers, send: Send, *, is_head: bool = False, limits: TimeLimits | None = None
+) -> None:
     status, body, headers = response
     if isinstance(body, bytes):
         length = () if status == 304 else ((b"content-length", b"%d" % len(body)),)
@@ -139,7 +144,7 @@ async def _write(response: Response, added: Headers, send: Send, *, is_head: boo
         # Each piece waits until the caller has taken most of those before it. So a caller that reads slowly costs a piece,
         # not a copy of the answer.
         with suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
+            async with (limits or TimeLimits()).within(ANSWER_S):
                 for start in range(0, len(body), PIECE_BYTES):
                     end = start + PIECE_BYTES
                     await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
