@@ -61,7 +61,7 @@ class ServerProcess:
     until `close`. State and log are in `folder`, or in a temporary folder that `close` removes. `command` starts the
     server in another way; `{port}` in it stands for the port. The context manager starts and closes the server. No
     method needs an event loop; asyncio code calls those that wait through `asyncio.to_thread`. The server ends when the
-    process that started it does, even by kill -9.
+    process that started it does, even by kill -9. A ValueError says what is wrong with SIMULATED_GPUS.
     """
 
     def __init__(
@@ -72,6 +72,11 @@ class ServerProcess:
         folder: Path | None = None,
         port: int = 0,
     ) -> None:
+        # A server with a wrong value starts without simulated GPUs, which looks like a fault of something else.
+        if simulated := (settings or {}).get("SIMULATED_GPUS"):
+            from gpu_worker_pool.gpus.simulated import parse_spec  # noqa: PLC0415 - only where a test says how many
+
+            parse_spec(simulated)
         self._held = ExitStack()
         # Bound and never listening: while the server is down, no other program gets the port.
         reserved = self._held.enter_context(socket.socket())

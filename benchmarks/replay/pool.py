@@ -28,6 +28,7 @@ SETTINGS = PoolSettings(
     stale_after_s=1e9,
     max_queued=1_000_000,
     max_queued_per_owner=1_000_000,
+    max_leases_per_owner=1_000_000,
     remembered_ended_leases=0,
 )
 # At 100 % a GPU would be over its threshold.

@@ -39,6 +39,7 @@ BENCHMARKS = (
     Benchmark("endpoints", 120),
     Benchmark("import_time", 60),
     Benchmark("decisions", 90),
+    Benchmark("turns", 90),
     Benchmark("growth", 180),
     Benchmark("balancing", 60),
     Benchmark("replay", 420),

@@ -26,7 +26,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 GPUS_PER_NODE = 8
 # A queue as long as wanted, of many owners: the queue of one owner is limited.
-SETTINGS = PoolSettings(max_queued=1_000_000, max_queued_per_owner=1_000_000)
+SETTINGS = PoolSettings(max_queued=1_000_000, max_queued_per_owner=1_000_000, max_leases_per_owner=1_000_000)
 OWNERS = 50
 # The share of waiters that want to share a GPU, and how much memory they ask for.
 SHARING = 0.15

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -19,12 +20,13 @@ from gpu_worker_pool.core.decider.node_rename import ended_on_node, event_on_nod
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.gpu import ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
 from .journal import History, JournalDamaged, JournalError
+from .turn import Turn, Waiters, in_pieces
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
@@ -80,17 +82,18 @@ class Driver:
         self._in_flight: WriteBatch | None = None
         self._unwritten: dict[str, WriteBatch] = {}
         self._postponed: list[cmd.Command] = []
-        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiters = Waiters()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
         self._last_step_at = inf
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
+        self._turn = Turn()
+        self._readings: deque[tuple[Reading, ...]] = deque()
         self.is_closed = False
 
     def __repr__(self) -> str:
-        waiting = sum(map(len, self._waiters.values()))
-        return f"<Driver: {self.state!r}, {waiting} waited for, trouble: {self.trouble}>"
+        return f"<Driver: {self.state!r}, {len(self._waiters)} waited for, trouble: {self.trouble}>"
 
     def now(self) -> float:
         return self._clock()
@@ -112,16 +115,21 @@ class Driver:
 
     async def do(self, command: cmd.Command) -> list[ev.Event]:
         """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written."""
+        await self._turn.admit(1 + len(command.lease_ids) // 100 if isinstance(command, cmd.Renew) else 1)
         if self.trouble is not None:
             return self._do_in_trouble(command)
         events, batch = self._carry_out(command)
         if batch is not None:
-            await asyncio.shield(batch.written)
+            await self._written(batch)
+        if isinstance(command, cmd.RequestLease):
+            await self._decided(command.lease_id)
         return events
 
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
-        if self.trouble is None:
+        if self.trouble is None and isinstance(command, cmd.Observe) and self.state.has_been_observed:
+            self._observe(command.readings)
+        elif self.trouble is None:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
@@ -165,29 +173,12 @@ class Driver:
         """Wait until one of these leases was granted or has ended, and that is written, or until the timeout."""
         if timeout_s <= 0 or self.is_closed:
             return
-        waiter = asyncio.get_running_loop().create_future()
-        for lease_id in lease_ids:
-            self._waiters.setdefault(lease_id, []).append(waiter)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            for lease_id in lease_ids:
-                waiters = self._waiters.get(lease_id)
-                if waiters is not None and waiter in waiters:
-                    waiters.remove(waiter)
-                    if not waiters:
-                        del self._waiters[lease_id]
+        await self._waiters.wait(lease_ids, timeout_s)
 
     def release_waiters(self) -> None:
         """End all waits with what is known so far: the driver is about to close."""
         self.is_closed = True
-        for waiters in self._waiters.values():
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        self._waiters.release_all()
 
     def close(self) -> None:
         """Write what is left and stop. Leases stay as they are: the journal keeps them."""
@@ -202,14 +193,44 @@ class Driver:
             self._writer = None
         self.trouble = "the server is stopping"
 
+    async def _written(self, batch: WriteBatch) -> None:
+        caller = asyncio.get_running_loop().create_future()
+        batch.callers.append(caller)
+        await caller
+
+    async def _decided(self, lease_id: str) -> None:
+        """Wait until the queue was served with this request in it: a turn may have had no time for that."""
+        while self.trouble is None and not self.is_closed and isinstance(self.state.leases.get(lease_id), QueuedLease):
+            if self.state.settled_until > -inf and not self.state.newcomers:
+                return
+            await asyncio.sleep(0)
+
+    def _observe(self, readings: tuple[Reading, ...]) -> None:
+        """Take in readings piece by piece; newer ones replace those that still wait."""
+        self._readings = deque(in_pieces(self.state, readings))
+        self._observe_next()
+
+    def _observe_next(self) -> None:
+        if self._readings and self.trouble is None and not self.is_closed:
+            self._carry_out(cmd.Observe(self._readings.popleft()))
+            if self._readings:
+                asyncio.get_running_loop().call_soon(self._observe_next)
+
+    def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
+        """One step, with the passes over the queue that this turn has left."""
+        events = step(self.state, command, now, self._turn.passes_left)
+        self._turn.spend_passes(sum(isinstance(event, ev.LeaseGranted) for event in events))
+        return events
+
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
         events = self._wake_up(now)
-        events += step(self.state, command, now)
-        while dead := self._dead_among(events):
+        latest = self._step(command, now)
+        events += latest
+        while dead := self._dead_among(latest):
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
-            for lease_id in dead:
-                events += step(self.state, cmd.ReportDeath(lease_id), now)
+            latest = [event for id_ in dead for event in self._step(cmd.ReportDeath(id_), now)]
+            events += latest
         batch = self._gather(events) if events else None
         for listener in self.early_listeners:
             listener(events)
@@ -330,9 +351,8 @@ class Driver:
             batch.written.set_result(None)
         for event in batch.news:
             if isinstance(event, ev.LeaseGranted | ev.LeaseEnded):
-                for waiter in self._waiters.pop(event.lease_id, ()):
-                    if not waiter.done():
-                        waiter.set_result(None)
+                batch.callers += self._waiters.pop(event.lease_id)
+        self._turn.answer(batch.callers)
         for listener in self.listeners:
             listener(batch.news)
 
@@ -349,9 +369,10 @@ class Driver:
         self.trouble = str(error)
         later, self._gathering = self._gathering, None
         for failed in filter(None, (batch, later)):
-            if not failed.written.done():
-                failed.written.set_exception(NotWritten(self.trouble))
-                failed.written.exception()  # retrieved: the caller may be gone
+            for caller in (failed.written, *failed.callers):
+                if not caller.done():
+                    caller.set_exception(NotWritten(self.trouble))
+                    caller.exception()  # retrieved: the caller may be gone
         again = WriteBatch(
             asyncio.get_running_loop().create_future(),
             is_urgent=True,

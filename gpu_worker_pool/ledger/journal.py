@@ -66,5 +66,9 @@ class Journal(Protocol):
     def events_since_compaction(self) -> int:
         """The number of events appended since the last compaction, or since the beginning."""
 
+    @property
+    def bytes_since_compaction(self) -> int:
+        """The size of these events; 0 where it is not limited."""
+
     def close(self) -> None:
         """Release the journal, so that another process may open it. Closing twice is harmless."""

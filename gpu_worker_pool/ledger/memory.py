@@ -47,6 +47,10 @@ class MemoryJournal:
     def events_since_compaction(self) -> int:
         return self._since_compaction
 
+    @property
+    def bytes_since_compaction(self) -> int:
+        return 0  # it keeps objects, not texts
+
     def close(self) -> None:
         self._is_closed = True
 

@@ -23,12 +23,15 @@ logger = logging.getLogger(__name__)
 class WriteBatch:
     """What one commit writes.
 
+    `callers` are answered after the commit; `written` tells everything else that the commit is done.
+
     `news` is all that happened, in order; listeners get it after the commit. `is_urgent` is set if a client may be told
     of it. `snapshot` is what the whole history adds up to after this batch, if the journal is to be compacted to it.
     `replaces_damaged` says that the snapshot replaces a damaged journal.
     """
 
     written: asyncio.Future[None]
+    callers: list[asyncio.Future[None]] = field(default_factory=list)
     is_urgent: bool = False
     events: list[DurableEvent] = field(default_factory=list)
     ended: list[EndedLease] = field(default_factory=list)
@@ -56,6 +59,9 @@ class Writer(Protocol):
 
 # A history this short replays at once, even if little of it is still needed.
 SHORTEST_TO_COMPACT = 20_000
+# The same in bytes: few events may be large ones.
+SMALLEST_TO_COMPACT = 32 * 1024 * 1024
+BYTES_PER_LEASE = 4096
 
 
 def carry_out(journal: Journal, batch: WriteBatch) -> None:
@@ -80,6 +86,8 @@ def compact(journal: Journal, batch: WriteBatch) -> None:
 
 
 def is_long(journal: Journal, live: int, shortest: int = SHORTEST_TO_COMPACT) -> bool:
+    if journal.bytes_since_compaction > max(SMALLEST_TO_COMPACT, BYTES_PER_LEASE * live):
+        return True
     return journal.events_since_compaction > max(shortest, 8 * live)
 
 

@@ -103,9 +103,10 @@ class PoolApp:
             settings, self.pool, self._sampler, usage=usage, timeline=timeline, peers=self._peers, has_tokens=has_tokens
         )
         self._docs = Docs(TABLE, settings, assets_folder())
+        self._leases = LeaseCalls(self.pool, self.tokens)
         handlers = (
             self.statistics,
-            LeaseCalls(self.pool, self.tokens),
+            self._leases,
             AdminCalls(self.pool),
             usage,
             timeline,
@@ -158,6 +159,7 @@ class PoolApp:
             watch.cancel()
             await self._peers.close()
             await self._page_data.close()
+            await self._leases.close()
         self._stop_waiting()
         self._authority.stop()
         self._sampler.stop()
@@ -168,6 +170,8 @@ class PoolApp:
         self.pool.release_waiters()
         self._streams.close()
         self._page_data.stop()
+        self._leases.stop()
+        self._router.stop()
 
     def _with_start_error(self, send: Send) -> Send:
         """Replace the traceback of a failed start by `why_not_started`."""

@@ -155,6 +155,8 @@ class ServerSettings(BaseSettings):
     gpu_pool_drain_limit: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
     gpu_pool_max_queued: int = Field(10_000, ge=1, le=100_000)
     gpu_pool_max_queued_per_owner: int = Field(1_000, ge=1, le=100_000)
+    gpu_pool_max_leases_per_owner: int = Field(1_000, ge=1, le=100_000)
+    gpu_pool_max_sharers: int = Field(64, ge=1, le=1_024)
     gpu_pool_max_waiting: int = Field(4_000, ge=1, le=60_000)
 
     # A file that cannot be read may contain tokens.
@@ -222,6 +224,8 @@ class ServerSettings(BaseSettings):
             drain_limit_s=self.gpu_pool_drain_limit,
             max_queued=self.gpu_pool_max_queued,
             max_queued_per_owner=self.gpu_pool_max_queued_per_owner,
+            max_leases_per_owner=self.gpu_pool_max_leases_per_owner,
+            max_sharers=self.gpu_pool_max_sharers,
         )
 
     @property

@@ -13,6 +13,8 @@ MAX_PID = 2**23
 MAX_IDS = 1000
 MAX_LABELS = 32
 MAX_LABEL_KEY = 64
+# Of all labels of a lease, keys and values together, in UTF-8: every answer about the lease has them.
+MAX_LABELS_BYTES = 4096
 MAX_TEXT = 256
 MAX_MODEL = 128
 MAX_REASON = 200

@@ -25,6 +25,7 @@ VerdictCode = Literal[
     "over_memory",
     "over_utilization",
     "no_room",
+    "sharers_full",
     "held",
 ]
 
@@ -70,6 +71,8 @@ class VerdictView:
     user: str | None = None
     program: str | None = None
     others: int | None = None
+    sharers: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,9 @@ HOLDER = Parameter(
 )
 REASON = Parameter("reason", "Why, in words. The holder, the log and the events show it.", longest=MAX_REASON)
 QUEUE = Parameter("queue", "Show at most so many waiters.", None, Range(0, MAX_QUEUE), is_whole=True)
+LEASES = Parameter(
+    "leases", "Show at most so many leases that are not queued.", None, Range(0, MAX_QUEUE), is_whole=True
+)
 SINCE = Parameter(
     "since",
     "Start of the span: ISO 8601 (UTC unless it says otherwise) or seconds since 1970. Default: a day before its end.",
@@ -200,7 +203,7 @@ TABLE: tuple[Resource, ...] = (
     _leases(
         "/pool",
         "Get the node at a glance: GPUs, leases, queue",
-        _get("show_pool", "The node at a glance", pool.PoolView, (422,), query=(QUEUE,)),
+        _get("show_pool", "The node at a glance", pool.PoolView, (422,), query=(QUEUE, LEASES)),
     ),
     _leases(
         "/usage",

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 
-from .bounds import MAX_IDS, MAX_LABELS, MAX_MODEL, MAX_TEXT, Printable, Range, is_label_key, is_lease_id, is_printable
+from .bounds import (
+    MAX_IDS,
+    MAX_LABELS,
+    MAX_LABELS_BYTES,
+    MAX_MODEL,
+    MAX_TEXT,
+    Printable,
+    Range,
+    is_label_key,
+    is_lease_id,
+    is_printable,
+)
 
 MAX_FAULTS = 5
 FormT = TypeVar("FormT")
@@ -140,6 +151,13 @@ def _labels(name: str, value: Any) -> dict[str, str]:
             )
         if not isinstance(text, str) or len(text) > MAX_TEXT or not is_printable(text):
             raise _fault(name, f"{key} is {_show(text)}; it must be a text of at most {MAX_TEXT} printable characters")
+    size = sum(len(key) + len(text.encode()) for key, text in value.items())
+    if size > MAX_LABELS_BYTES:
+        raise _fault(
+            name,
+            f"keys and values together have {size} bytes of UTF-8; there must be at most {MAX_LABELS_BYTES}. Keep a long "
+            "text elsewhere, and put its name here",
+        )
     return value
 
 

@@ -167,7 +167,8 @@ class Model:
         if any(lease.state == "draining" for lease in others):
             return False
         if wishes.memory_mb is not None:
-            return all(lease.request.wishes.memory_mb is not None for lease in others)
+            is_for_sharing = all(lease.request.wishes.memory_mb is not None for lease in others)
+            return bool(is_for_sharing and len(others) < self.settings.max_sharers)
         if any(lease.request.wishes.memory_mb is not None for lease in others):
             return False
         return bool(len(others) < self.settings.workers_per_gpu)
@@ -328,6 +329,8 @@ class Model:
         reading = self.readings[key]
         if not others or any(x.request.wishes.memory_mb is None or x.state == "draining" for x in others):
             return False
+        if len(others) >= self.settings.max_sharers:
+            return False  # once one of them leaves, whoever is first takes it before they are as many again
         if reading.memory_used_mb is None or reading.utilization_percent is None:
             return False
         if wishes.memory_mb is None:

@@ -65,6 +65,7 @@ class PoolMachine(RuleBasedStateMachine):
     settings_choices: Any = st.fixed_dictionaries(
         {
             "workers_per_gpu": st.sampled_from([1, 1, 2]),
+            "max_sharers": st.sampled_from([64, 64, 1, 2]),
             "awaits_reading_after_release": st.booleans(),
             "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
             "remembered_ended_leases": st.sampled_from([0, 3, 100]),

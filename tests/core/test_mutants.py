@@ -49,8 +49,8 @@ MUTANTS = (
     Mutant(
         "who shares does not share with who did not say how much he needs",
         "slot",
-        "            return self.is_shared\n",
-        "            return True\n",
+        "return self.is_shared and len(self.occupants) < max_sharers",
+        "return len(self.occupants) < max_sharers",
     ),
     Mutant(
         "committed memory stays below the limit",
@@ -61,14 +61,14 @@ MUTANTS = (
     Mutant(
         "a lease is not counted twice",
         "slot",
-        "asked_mb, observed_mb)\n            unexplained_mb -= process.memory_mb\n",
-        "asked_mb, observed_mb)\n",
+        "self._observed_mb)\n                self._unexplained_mb -= process.memory_mb\n",
+        "self._observed_mb)\n",
     ),
     Mutant(
         "outside memory counts",
         "slot",
-        "return MemoryUse(by_lease, max(unexplained_mb, 0.0))",
-        "return MemoryUse(by_lease, 0.0)",
+        "return MemoryUse(self.by_lease, max(self._unexplained_mb, 0.0), self.leased_mb)",
+        "return MemoryUse(self.by_lease, 0.0, self.leased_mb)",
     ),
     Mutant(
         "at the memory threshold is not available",
@@ -198,7 +198,12 @@ MUTANTS = (
         "for use in (Use.SHARED, Use.WHOLE):",
         "for use in (Use.WHOLE, Use.SHARED):",
     ),
-    Mutant("a lease runs out", "decide", "for lease_id in state.deadlines.due(now):", "for lease_id in ():"),
+    Mutant(
+        "a lease runs out",
+        "decide",
+        "for lease_id in islice(state.deadlines.due(now), MOST_DUE):",
+        "for lease_id in ():",
+    ),
     Mutant(
         "renewing gives a full TTL",
         "evolve",
@@ -274,8 +279,8 @@ MUTANTS = (
     Mutant(
         "an orphan still belongs to its lease",
         "slot",
-        "roots[lease_id] = list(self.members.get(lease_id, ()))",
-        "roots[lease_id] = []",
+        "holder, members = self.occupants[lease_id].process, self.members.get(lease_id, ())",
+        "holder, members = self.occupants[lease_id].process, ()",
     ),
     Mutant(
         "what can never be served is refused",

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
-from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.driver import Driver, NotWritten
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.memory import MemoryJournal
+from gpu_worker_pool.ledger.turn import MOST_COMMANDS, MOST_PASSES
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Done, InlineWriter, WriteBatch, WriterThread
 
 SOON_S = 20.0
@@ -134,7 +137,7 @@ async def test_all_who_ask_while_the_disk_is_busy_share_one_commit() -> None:
     answers = [asyncio.ensure_future(driver.do(ask("first")))]
     await turns()
     answers += [asyncio.ensure_future(driver.do(ask(f"lease{number}"))) for number in range(50)]
-    await turns()
+    await turns(20)  # one turn takes in only some of them
     writer.finish()
     await turns()
     writer.finish()
@@ -324,3 +327,48 @@ async def test_a_journal_that_contradicts_itself_is_not_gone_on_with() -> None:
         driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
     with pytest.raises(NotWritten):
         await driver.do(ask("a"))
+
+
+async def test_one_turn_grants_so_many_and_the_next_turns_go_on_in_order() -> None:
+    journal, clock = MemoryJournal(), Clock()
+    driver = Driver(PoolSettings(max_sharers=1000), clock=clock)
+    driver.open(journal.load(100), InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+    grants: list[list[str]] = []
+    driver.early_listeners.append(
+        lambda events: grants.append([event.lease_id for event in events if isinstance(event, ev.LeaseGranted)])
+    )
+    ids = [f"lease{number}" for number in range(5 * MOST_PASSES)]
+    for lease_id in ids:
+        await driver.do(cmd.RequestLease(lease_id, Request(Wishes(memory_mb=1.0), ttl_s=1000.0)))
+    driver.note(look())
+    await turns(50)
+    assert not len(driver.state.queue)
+    assert max(map(len, grants)) == MOST_PASSES
+    assert [lease_id for turn in grants for lease_id in turn] == ids
+    assert replay(PoolState(settings=driver.state.settings), journal.load(100).events).leases == driver.state.leases
+
+
+async def test_who_asks_in_a_turn_that_has_no_time_left_still_gets_what_is_free() -> None:
+    driver = await opened(gpus=4 * MOST_PASSES)
+    await asyncio.gather(*(driver.do(ask(f"lease{number}")) for number in range(4 * MOST_PASSES)))
+    assert all(isinstance(lease, ActiveLease) for lease in driver.state.leases.values())
+    driver.close()
+
+
+async def test_one_turn_carries_out_so_many_commands_in_the_order_in_which_they_came() -> None:
+    driver = await opened(gpus=1)
+    turns_of: list[int] = []
+    began: list[str] = []
+    driver.early_listeners.append(
+        lambda events: began.extend(event.lease_id for event in events if isinstance(event, ev.LeaseQueued))
+    )
+    ids = [f"lease{number}" for number in range(3 * MOST_COMMANDS)]
+    asked = [asyncio.ensure_future(driver.do(ask(lease_id))) for lease_id in ids]
+    while len(began) < len(ids):
+        before = len(began)
+        await asyncio.sleep(0)
+        turns_of.append(len(began) - before)
+    assert max(turns_of) == MOST_COMMANDS
+    assert began == ids
+    await asyncio.gather(*asked)
+    driver.close()

@@ -205,6 +205,7 @@ GOOD_LABELS: list[dict[str, str]] = [
     {"a" * 64: "v" * 256},
     {"example.org/team-1_x": "☃"},
     {str(n): "" for n in range(32)},
+    {f"{n:02}": "v" * 254 for n in range(16)},
 ]
 BAD_LABELS: list[tuple[Any, str]] = [
     ({str(n): "" for n in range(33)}, "33 are too many; there must be at most 32"),
@@ -219,6 +220,8 @@ BAD_LABELS: list[tuple[Any, str]] = [
     ({"a": 1}, "a is 1; it must be a text of at most"),
     ({"a": None}, "a is null; it must be a text of at most"),
     ([], "a list is not an object"),
+    ({f"{n:02}": "v" * 254 + "v" * (n == 3) for n in range(16)}, "together have 4097 bytes of UTF-8; there must be at"),
+    ({f"{n:02}": "☃" * 100 for n in range(20)}, "together have 6040 bytes of UTF-8; there must be at most 4096"),
 ]
 
 

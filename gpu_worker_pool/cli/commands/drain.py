@@ -87,7 +87,7 @@ async def _ask(servers: Servers, gpu: str, action: str, body: dict[str, Any]) ->
     answer = await servers.ask(endpoint, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
     if answer.status == HTTPStatus.NOT_FOUND:
         # The server may not know this GPU, or not know this call.
-        raise not_found(answer, await ask_pool(servers, endpoint, "?queue=0"), f"cannot {action} GPU {gpu}")
+        raise not_found(answer, await ask_pool(servers, endpoint, "?queue=0&leases=0"), f"cannot {action} GPU {gpu}")
     if not answer.is_ok:
         raise failure_of(answer, f"cannot {action} GPU {gpu}: {plain(answer.error)}")
     found = read_gpu(servers, answer)

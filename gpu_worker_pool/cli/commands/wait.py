@@ -187,8 +187,8 @@ class _ServerWatch:
 
     async def poll(self, endpoint: str) -> None:
         while True:
-            # The queue does not matter here, and may be long.
-            report = await ask_pool(self._servers, endpoint, "?queue=0")
+            # The leases and the queue do not matter here, and may be many.
+            report = await ask_pool(self._servers, endpoint, "?queue=0&leases=0")
             self.reports[endpoint] = report
             self.was_any_up = self.was_any_up or report.is_up
             self._news.set()

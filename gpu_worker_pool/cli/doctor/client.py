@@ -72,7 +72,7 @@ def mark_same(asked: Sequence[EndpointFacts]) -> list[EndpointFacts]:
 async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
     facts = EndpointFacts(endpoint, servers.config.endpoints[endpoint], endpoint in servers.config.tokens)
     began = time.monotonic()
-    report = await ask_pool(servers, endpoint, "?queue=0")
+    report = await ask_pool(servers, endpoint, "?queue=0&leases=0")
     facts = replace(facts, took_s=time.monotonic() - began, pool=report.view, has_leases=report.has_leases)
     if report.error is not None:
         return replace(facts, error=NO_GPU_SERVER if report.status == HTTPStatus.NOT_FOUND else report.error)

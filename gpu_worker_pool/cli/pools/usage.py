@@ -99,7 +99,7 @@ async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[ServerAn
     if answer.status != HTTPStatus.NOT_FOUND:
         return answer, read_usage(answer)
     # It does not know this call: why, is known by what kind of server it is.
-    report = await ask_pool(servers, endpoint, "?queue=0")
+    report = await ask_pool(servers, endpoint, "?queue=0&leases=0")
     if not report.is_up:
         return answer, ServerUsage(endpoint, report.url, error=f"it is not a GPU server: {report.error}")
     error = NO_USAGE if report.has_leases else STATISTICS_ONLY

@@ -120,7 +120,7 @@ async def find_sources(
     The command runs on this machine, so servers of other machines are left out: their GPU 2 is not ours. A command that
     `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out.
     """
-    answers = await servers.ask_all("/pool?queue=0")
+    answers = await servers.ask_all("/pool?queue=0&leases=0")
     if all(answer.status is None for answer in answers):
         raise nobody_answered(answers)
     urls: list[str] = []

@@ -33,7 +33,8 @@ _WARNED: set[str] = set()
 # How long a start waits for the first endpoint to answer; the others are polled beside it.
 FIRST_ANSWER_S = 0.75
 # A request that waits at several endpoints counts once, so the first of each queue are asked for with their ids.
-POOL_PATH = "/pool?queue=100"
+# The leases are for the status only; with more of them the answer could be too large to be read.
+POOL_PATH = "/pool?queue=100&leases=1000"
 
 
 @dataclass(eq=False)

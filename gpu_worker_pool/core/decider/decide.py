@@ -5,8 +5,9 @@ The time is an argument. A time before the pool's clock counts as the clock's ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -20,6 +21,9 @@ from gpu_worker_pool.core.queue.sub_leases import leases_inside, serve_inside, w
 
 # Names a caller without a name, so that its release is told from the holder's own.
 UNNAMED = "an unnamed caller"
+
+# So many leases end by one tick. While a decision lasts, no caller is answered.
+MOST_DUE = 256
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
@@ -56,6 +60,8 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     if why := why_refused_inside(state, request) if is_inside else why_unservable(state, request.wishes):
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
+    if state.owned[owner] >= settings.max_leases_per_owner:
+        return [ev.TooManyLeases(now, lease_id, settings.max_leases_per_owner, owner)]
     queued = ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)
     if request.parent is not None:
         limit = settings.max_queued_per_owner
@@ -136,7 +142,7 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
         slot = state.slots.get(reading.gpu.key)
         if slot is None or not slot.occupants:
             continue
-        members = slot.members
+        members: Mapping[str, tuple[ProcessId, ...]] = slot.members
         if reading.processes is not None:
             members = slot.attribute(reading.processes)
             events += [
@@ -181,7 +187,8 @@ def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tupl
 def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
     over: set[str] = set()
-    for lease_id in state.deadlines.due(now):
+    # The others stay due: the next tick, at once, ends them.
+    for lease_id in islice(state.deadlines.due(now), MOST_DUE):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
             # The drain limit has passed: what is left of the lease is outside the pool from here on.

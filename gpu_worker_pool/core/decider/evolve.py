@@ -54,6 +54,7 @@ def _history_condensed(state: PoolState, event: ev.HistoryCondensed) -> None:
 def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     lease = QueuedLease(event.lease_id, event.request, event.seq, event.requested_at)
     state.leases[lease.id] = lease
+    state.owned[lease.request.holder.owner] += 1
     if lease.request.parent is None:
         state.queue.join(lease)
         state.newcomers.append(lease.id)
@@ -101,6 +102,7 @@ def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     lease = state.leases.pop(event.lease_id)
     state.deadlines.drop(lease.id)
+    _disown(state, lease.request.holder.owner)
     is_inside = lease.request.parent is not None
     if is_inside and isinstance(lease, QueuedLease | ActiveLease):
         state.inside.leave(lease)
@@ -158,6 +160,12 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     else:
         _remember(state, ended)
     state.touch(lease.gpus)
+
+
+def _disown(state: PoolState, owner: str | None) -> None:
+    state.owned[owner] -= 1
+    if not state.owned[owner]:
+        del state.owned[owner]
 
 
 def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:

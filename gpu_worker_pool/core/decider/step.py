@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.state import PoolState
@@ -10,12 +12,15 @@ from .decide import decide
 from .evolve import replay
 
 
-def step(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
+def step(state: PoolState, command: cmd.Command, now: float, most_passes: float = inf) -> list[ev.Event]:
     """Decide and evolve until nothing more follows; return all events in order.
 
     The queue is served after every command, because every command may free or take GPUs. The state is then ahead of the
     journal. A client must not be told before the durable events are written. If they cannot be written, the state must
     be discarded and replayed from the journal.
+
+    After `most_passes` over the queue it stops, with the queue as it is then. The next step, at any time, goes on: every
+    pass begins with the first waiter. The pool is settled (`settled_until`) only when all is done.
     """
     happened: list[ev.Event] = []
 
@@ -28,6 +33,6 @@ def step(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
     if not isinstance(command, cmd.Open | cmd.Tick):
         carry_out(cmd.Tick())
     carry_out(command)
-    while carry_out(cmd.ServeQueue()):
-        pass
+    while most_passes > 0 and carry_out(cmd.ServeQueue()):
+        most_passes -= 1
     return happened

@@ -172,6 +172,15 @@ class QueueFull(Refusal):
 
 
 @dataclass(frozen=True, slots=True)
+class TooManyLeases(Refusal):
+    """This owner (None if the request names none) has as many live leases as one may, waiting or active."""
+
+    lease_id: str
+    limit: int
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseConflicted(Refusal):
     """The id belongs to a different request."""
 

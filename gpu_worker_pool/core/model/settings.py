@@ -32,6 +32,7 @@ class PoolSettings:
     `outsiders`: whether GPUs that processes outside the pool use are kept from exclusive leases: "avoid" (always),
     "thresholds" (never: the thresholds alone decide) or "by_request" (unless the request has thresholds of its own).
     `computing_percent`: an idle process shows a utilization below this one, as does a desktop that nothing moves on.
+    `max_sharers` leases may share a GPU. An owner may have `max_leases_per_owner` live leases, waiting ones included.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
@@ -45,6 +46,8 @@ class PoolSettings:
     remembered_ended_leases: int = 10_000
     max_queued: int = 10_000
     max_queued_per_owner: int = 1_000
+    max_sharers: int = 64
+    max_leases_per_owner: int = 1_000
 
     def __post_init__(self) -> None:
         check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
@@ -57,6 +60,8 @@ class PoolSettings:
         check_whole("remembered_ended_leases", self.remembered_ended_leases, 0, 10_000_000)
         check_whole("max_queued", self.max_queued, 1, 1_000_000)
         check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)
+        check_whole("max_sharers", self.max_sharers, 1, 1_000_000)
+        check_whole("max_leases_per_owner", self.max_leases_per_owner, 1, 1_000_000)
 
     def avoids_outsiders(self, wishes: Wishes) -> bool:
         """Whether GPUs in use outside the pool are kept from this request."""

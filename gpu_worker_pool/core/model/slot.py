@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 from .gpu import GpuKey, GpuProcess, ProcessId, Reading
 
@@ -18,6 +20,82 @@ class Occupant:
     is_draining: bool = False
 
 
+class Occupants(dict[str, Occupant]):
+    """The leases on a GPU, in the order of their grants. It counts what every decision asks, so that no decision goes
+    through all of them. `changes` counts changes other than a new lease at the end.
+    """
+
+    changes = 0
+    sharing = 0
+    draining = 0
+
+    def __init__(self, occupants: Mapping[str, Occupant] | None = None) -> None:
+        super().__init__()
+        for lease_id, occupant in (occupants or {}).items():
+            self[lease_id] = occupant
+
+    def __setitem__(self, lease_id: str, occupant: Occupant) -> None:
+        if lease_id in self:
+            self.changes += 1
+            self._count(self[lease_id], -1)
+        self._count(occupant, 1)
+        super().__setitem__(lease_id, occupant)
+
+    def __delitem__(self, lease_id: str) -> None:
+        self.changes += 1
+        self._count(self[lease_id], -1)
+        super().__delitem__(lease_id)
+
+    def _count(self, occupant: Occupant, number: int) -> None:
+        self.sharing += number * (occupant.asked_mb is not None)
+        self.draining += number * occupant.is_draining
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+
+class Members(dict[str, tuple[ProcessId, ...]]):
+    """The processes of each lease on a GPU, and the leases of each process."""
+
+    changes = 0
+    _by_pid: dict[int, list[tuple[ProcessId, str]]] | None = None
+
+    def __setitem__(self, lease_id: str, processes: tuple[ProcessId, ...]) -> None:
+        self._change()
+        super().__setitem__(lease_id, processes)
+
+    def pop(self, lease_id: str, *default: Any) -> Any:
+        if lease_id in self:
+            self._change()
+        return super().pop(lease_id, *default)
+
+    def owners(self, process: ProcessId) -> list[str]:
+        """The leases that this process belongs to."""
+        if self._by_pid is None:
+            self._by_pid = by_pid(self.items())
+        return leases_of(process, self._by_pid)
+
+    def _change(self) -> None:
+        self.changes += 1
+        self._by_pid = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+
+def by_pid(processes: Iterable[tuple[str, Iterable[ProcessId]]]) -> dict[int, list[tuple[ProcessId, str]]]:
+    found: dict[int, list[tuple[ProcessId, str]]] = {}
+    for lease_id, own in processes:
+        for process in own:
+            found.setdefault(process.pid, []).append((process, lease_id))
+    return found
+
+
+def leases_of(process: ProcessId, processes: Mapping[int, Sequence[tuple[ProcessId, str]]]) -> list[str]:
+    found = processes.get(process.pid)
+    return list(dict.fromkeys(lease_id for known, lease_id in found if process.is_same(known))) if found else []
+
+
 @dataclass(slots=True)
 class GpuSlot:
     """One GPU in the pool. `occupants` are the leases on it, active or draining, in the order of their grants. `members`
@@ -26,46 +104,48 @@ class GpuSlot:
 
     key: GpuKey
     reading: Reading | None = None
-    occupants: dict[str, Occupant] = field(default_factory=dict)
-    members: dict[str, tuple[ProcessId, ...]] = field(default_factory=dict)
+    occupants: Occupants = field(default_factory=Occupants)
+    members: Members = field(default_factory=Members)
+    # The last sums of its memory; a new lease is only added to them.
+    memory_sums: _MemorySums | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_shared(self) -> bool:
-        return any(occupant.asked_mb is not None for occupant in self.occupants.values())
+        return self.occupants.sharing > 0
 
-    def is_open_for(self, *, shared: bool, workers_per_gpu: int) -> bool:
+    def is_open_for(self, *, shared: bool, workers_per_gpu: int, max_sharers: int) -> bool:
         """Whether its occupants admit one more lease of this kind. Thresholds and memory are judged elsewhere."""
         if not self.occupants:
             return True
-        if any(occupant.is_draining for occupant in self.occupants.values()):
+        if self.occupants.draining:
             return False
         if shared:
-            return self.is_shared
+            return self.is_shared and len(self.occupants) < max_sharers
         return not self.is_shared and len(self.occupants) < workers_per_gpu
 
     def without_draining(self) -> GpuSlot:
         active = {lease_id: occupant for lease_id, occupant in self.occupants.items() if not occupant.is_draining}
-        return GpuSlot(self.key, self.reading, active, self.members)
+        return GpuSlot(self.key, self.reading, Occupants(active), self.members)
 
     def attribute(self, processes: Iterable[GpuProcess]) -> dict[str, tuple[ProcessId, ...]]:
         """The processes of each occupant: its holder, descendants of the holder, and processes that were the lease's
         before (a process whose parent died keeps its lease). The nearest ancestor decides. Of leases with the same
         holder, active ones come before draining ones.
         """
-        roots: dict[str, list[ProcessId]] = {}
-        for lease_id, occupant in self.occupants.items():
-            roots[lease_id] = list(self.members.get(lease_id, ()))
-            if occupant.process is not None:
-                roots[lease_id].append(occupant.process)
+        roots = by_pid((lease_id, self._roots(lease_id)) for lease_id in self.occupants)
         members: dict[str, list[ProcessId]] = {lease_id: [] for lease_id in self.occupants}
         for process in processes:
             for owner in self._nearest(process, roots):
                 members[owner].append(process.id)
         return {lease_id: tuple(found) for lease_id, found in members.items()}
 
-    def _nearest(self, process: GpuProcess, roots: Mapping[str, Sequence[ProcessId]]) -> list[str]:
+    def _roots(self, lease_id: str) -> tuple[ProcessId, ...]:
+        holder, members = self.occupants[lease_id].process, self.members.get(lease_id, ())
+        return members if holder is None else (*members, holder)
+
+    def _nearest(self, process: GpuProcess, roots: Mapping[int, Sequence[tuple[ProcessId, str]]]) -> list[str]:
         for link in (process.id, *process.ancestors):
-            owners = [lease_id for lease_id, own in roots.items() if any(link.is_same(root) for root in own)]
+            owners = leases_of(link, roots)
             if owners:
                 return [owner for owner in owners if not self.occupants[owner].is_draining] or owners
         return []
@@ -81,54 +161,92 @@ class MemoryUse:
 
     by_lease: Mapping[str, float]
     outside_mb: float
+    # The sum of `by_lease`, if it is known already.
+    leased_mb: float | None = field(default=None, compare=False, repr=False)
 
     @property
     def committed_mb(self) -> float:
-        return sum(self.by_lease.values()) + self.outside_mb
+        return (sum(self.by_lease.values()) if self.leased_mb is None else self.leased_mb) + self.outside_mb
+
+
+class _MemorySums:
+    """The memory of a GPU as of one reading, lease by lease in the order of their grants. A lease that comes is added to
+    it; after any other change it is made again. Both ways give the same sums, to the last bit.
+    """
+
+    def __init__(self, slot: GpuSlot, reading: Reading, used_mb: float, ignored_processes: AbstractSet[str]) -> None:
+        self.reading = reading
+        self.changes = (slot.occupants.changes, slot.members.changes)
+        self.ignored = frozenset(ignored_processes)
+        self.by_lease: dict[str, float] = {}
+        self.leased_mb = 0.0
+        self._observed_mb: dict[str, float] = {}
+        self._unexplained_mb = used_mb
+        # Leases whose processes cannot all be measured may own part of the memory without an owner.
+        self._unweighed: set[str] = set()
+        for process in reading.processes or ():
+            owners = [owner for owner in slot.members.owners(process.id) if owner in slot.occupants]
+            if process.memory_mb is None:
+                self._unweighed.update(owners)
+            elif owners:
+                _share_out(process.memory_mb, owners, slot.occupants, self._observed_mb)
+                self._unexplained_mb -= process.memory_mb
+            elif process.name in ignored_processes:
+                self._unexplained_mb -= process.memory_mb
+        self.add_new(slot)
+
+    def is_of(self, slot: GpuSlot, ignored_processes: AbstractSet[str]) -> bool:
+        return (
+            self.reading is slot.reading
+            and self.changes == (slot.occupants.changes, slot.members.changes)
+            and self.ignored == ignored_processes
+        )
+
+    def add_new(self, slot: GpuSlot) -> None:
+        """Add the leases that came since."""
+        new = list(islice(reversed(slot.occupants.items()), len(slot.occupants) - len(self.by_lease)))
+        for lease_id, occupant in reversed(new):
+            observed_mb = self._observed_mb.get(lease_id, 0.0)
+            own_mb = max(occupant.asked_mb or 0.0, observed_mb)
+            if self.reading.processes is None or lease_id in self._unweighed or _is_unknown(slot, lease_id):
+                free_mb = max(self._unexplained_mb, 0.0)
+                if occupant.asked_mb is None:
+                    # An exclusive lease owns all memory that has no other owner.
+                    own_mb += free_mb
+                    self._unexplained_mb = 0.0
+                else:
+                    self._unexplained_mb -= min(free_mb, own_mb - observed_mb)
+            self.by_lease[lease_id] = own_mb
+            self.leased_mb += own_mb
+
+    def use(self) -> MemoryUse:
+        return MemoryUse(self.by_lease, max(self._unexplained_mb, 0.0), self.leased_mb)
 
 
 def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse | None:
     """Split the used memory between leases and outside use; None if it is unknown how much is used.
 
     Memory may have no known owner: there is no process list, or a process does not report its memory. Then it counts
-    for the leases in question up to what they asked for, and only the rest counts as outside use.
+    for the leases in question up to what they asked for, and only the rest counts as outside use. The caller must not
+    keep the answer: a later grant adds to it.
     """
     reading = slot.reading
     if reading is None or reading.memory_used_mb is None:
         return None
-    unexplained_mb = reading.memory_used_mb
-    observed_mb = dict.fromkeys(slot.occupants, 0.0)
-    asked_mb = {lease_id: occupant.asked_mb or 0.0 for lease_id, occupant in slot.occupants.items()}
-    # Leases whose processes cannot all be measured may own part of the memory without an owner.
-    unweighed = {lease_id for lease_id in slot.occupants if reading.processes is None or _is_unknown(slot, lease_id)}
-    for process in reading.processes or ():
-        owners = _owners(slot, process.id)
-        if process.memory_mb is None:
-            unweighed.update(owners)
-        elif owners:
-            _share_out(process.memory_mb, owners, asked_mb, observed_mb)
-            unexplained_mb -= process.memory_mb
-        elif process.name in ignored_processes:
-            unexplained_mb -= process.memory_mb
-    by_lease: dict[str, float] = {}
-    for lease_id in slot.occupants:
-        by_lease[lease_id] = max(asked_mb[lease_id], observed_mb[lease_id])
-        if lease_id in unweighed and slot.occupants[lease_id].asked_mb is None:
-            # An exclusive lease owns all memory that has no other owner.
-            by_lease[lease_id] += max(unexplained_mb, 0.0)
-            unexplained_mb = 0.0
-        elif lease_id in unweighed:
-            unexplained_mb -= min(max(unexplained_mb, 0.0), by_lease[lease_id] - observed_mb[lease_id])
-    return MemoryUse(by_lease, max(unexplained_mb, 0.0))
+    if slot.memory_sums is None or not slot.memory_sums.is_of(slot, ignored_processes):
+        slot.memory_sums = _MemorySums(slot, reading, reading.memory_used_mb, ignored_processes)
+    elif len(slot.memory_sums.by_lease) < len(slot.occupants):
+        slot.memory_sums.add_new(slot)
+    return slot.memory_sums.use()
 
 
 def _share_out(
-    memory_mb: float, owners: Sequence[str], asked_mb: Mapping[str, float], observed_mb: dict[str, float]
+    memory_mb: float, owners: Sequence[str], occupants: Mapping[str, Occupant], observed_mb: dict[str, float]
 ) -> None:
     """Assign memory to its owners: to each up to what it asked for, and the rest to the first."""
     for owner in owners:
-        part_mb = min(memory_mb, max(asked_mb[owner] - observed_mb[owner], 0.0))
-        observed_mb[owner] += part_mb
+        part_mb = min(memory_mb, max((occupants[owner].asked_mb or 0.0) - observed_mb.get(owner, 0.0), 0.0))
+        observed_mb[owner] = observed_mb.get(owner, 0.0) + part_mb
         memory_mb -= part_mb
     observed_mb[owners[0]] += memory_mb
 
@@ -150,7 +268,7 @@ def is_used_by_leases_only(slot: GpuSlot, ignored_processes: AbstractSet[str]) -
     processes = slot.reading.processes if slot.reading else None
     if not slot.occupants or processes is None:
         return False
-    return all(_owners(slot, p.id) or p.name in ignored_processes for p in processes)
+    return all(slot.members.owners(p.id) or p.name in ignored_processes for p in processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +290,7 @@ def attribute_processes(
     is_somebody_unknown = any(_is_unknown(slot, lease_id) for lease_id in slot.occupants)
     found = []
     for process in processes:
-        owners, is_ignored = tuple(_owners(slot, process.id)), process.name in ignored_processes
+        owners, is_ignored = tuple(slot.members.owners(process.id)), process.name in ignored_processes
         is_outside = None if is_somebody_unknown and not owners and not is_ignored else not owners
         found.append((process, ProcessOwnership(owners, is_outside, is_ignored)))
     return found
@@ -180,9 +298,3 @@ def attribute_processes(
 
 def _is_unknown(slot: GpuSlot, lease_id: str) -> bool:
     return slot.occupants[lease_id].process is None and lease_id not in slot.members
-
-
-def _owners(slot: GpuSlot, process: ProcessId) -> list[str]:
-    return [
-        lease_id for lease_id, members in slot.members.items() if any(process.is_same(member) for member in members)
-    ]

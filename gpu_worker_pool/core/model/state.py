@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
@@ -39,6 +40,8 @@ class PoolState:
     # The leases inside other leases. They are in `leases` too, but not in `queue` and not on a slot.
     inside: LeasesInside = field(default_factory=LeasesInside)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    # The number of leases of each owner, waiting or active.
+    owned: Counter[str | None] = field(default_factory=Counter)
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
     excluded: dict[GpuKey, str] = field(default_factory=dict)

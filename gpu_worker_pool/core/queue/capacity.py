@@ -290,13 +290,14 @@ def _facts_of(
     is_measured = reading.fault is None and load_percent is not None and reading.memory_percent is not None
     if not is_measured or load_percent is None or slot.key in excluded:
         return SlotFacts(reading.gpu.index, gpu_class)
-    is_open_to_shared = slot.is_open_for(shared=True, workers_per_gpu=settings.workers_per_gpu)
+    bounds = {"workers_per_gpu": settings.workers_per_gpu, "max_sharers": settings.max_sharers}
+    is_open_to_shared = slot.is_open_for(shared=True, **bounds)
     use = memory_use(slot, ignored_processes) if is_open_to_shared else None
     outside = None if settings.outsiders == "thresholds" else outside_use(slot, settings, ignored_processes)
     return SlotFacts(
         reading.gpu.index,
         gpu_class,
-        slot.is_open_for(shared=False, workers_per_gpu=settings.workers_per_gpu),
+        slot.is_open_for(shared=False, **bounds),
         is_open_to_shared,
         used_percent(slot, ignored_processes),
         load_percent,

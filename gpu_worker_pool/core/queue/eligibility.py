@@ -192,6 +192,18 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True)
+class SharersFull:
+    """As many leases share it as may. More would cost every decision time."""
+
+    code: ClassVar[str] = "sharers_full"
+    sharers: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"shared by {self.sharers} leases, which is the limit for a GPU"
+
+
+@dataclass(frozen=True, slots=True)
 class HeldForAnother:
     """Free, but held for a waiter further ahead."""
 
@@ -218,6 +230,7 @@ Ineligible = (
     | OverMemory
     | OverUtilization
     | NoRoom
+    | SharersFull
     | HeldForAnother
 )
 Verdict = Eligible | Ineligible
@@ -267,6 +280,8 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | N
     # Active leases come before draining ones: a process may have reclaimed what it left there (reclaim.py).
     if draining is not None and _has_opening(state, slot.without_draining(), wishes):
         return _draining(slot, draining)
+    if wishes.is_shared and slot.is_shared and not slot.occupants.draining:
+        return SharersFull(len(slot.occupants), state.settings.max_sharers)
     active = [lease for lease in leases if isinstance(lease, ActiveLease)]
     return Leased(
         tuple(lease.id for lease in active),
@@ -276,7 +291,10 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | N
 
 
 def _has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
-    return slot.is_open_for(shared=wishes.is_shared, workers_per_gpu=state.settings.workers_per_gpu)
+    settings = state.settings
+    return slot.is_open_for(
+        shared=wishes.is_shared, workers_per_gpu=settings.workers_per_gpu, max_sharers=settings.max_sharers
+    )
 
 
 def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:

@@ -34,6 +34,8 @@ Row = tuple[object, ...]
 
 # Enough for years of accounting; bounds the growth.
 MOST_ENDED = 1_000_000
+# The file is kept to about this size by forgetting the oldest ended leases.
+MOST_BYTES = 1024 * 1024 * 1024
 
 # The files of a journal, by what follows its name.
 FILES = ("", ".lock", ".mark", "-wal", "-shm")
@@ -54,11 +56,13 @@ class SqliteJournal:
         *,
         durability: Durability = "full",
         most_ended: int = MOST_ENDED,
+        most_bytes: int = MOST_BYTES,
         migrations: Sequence[Migration] | None = None,
     ) -> None:
         self._path = path.absolute()
         self._durability = durability
         self._most_ended = most_ended
+        self._most_bytes = most_bytes
         self._migrations = known_migrations() if migrations is None else migrations
         self._sql = load_queries()
         self._connection: sqlite3.Connection | None = None
@@ -66,6 +70,7 @@ class SqliteJournal:
         self._crc = 0
         self._position = 0
         self._since_compaction = 0
+        self._bytes_since_compaction = 0
         self._high_water_mark = HighWaterMark(self._path, is_durable=durability == "full")
         self._log_path = Path(f"{self._path}-wal")
         # The log's inode and size after the last write; None before the first.
@@ -103,6 +108,7 @@ class SqliteJournal:
             reach("in_append")
         self._crc = crc
         self._since_compaction += len(rows)
+        self._bytes_since_compaction += sum(len(str(body)) for _, _, body, _ in rows)
         self._note_written(len(rows))
         reach("after_append")
 
@@ -110,10 +116,11 @@ class SqliteJournal:
         rows, crc = _event_rows(events, 0)
         with self._transaction() as connection:
             self._rewrite(connection, rows)
-            connection.execute(self._sql["note_pruned"], (self._most_ended,))
-            connection.execute(self._sql["prune_ended"], (self._most_ended,))
+            most = self._most_ended_within_bounds(connection)
+            connection.execute(self._sql["note_pruned"], (most,))
+            connection.execute(self._sql["prune_ended"], (most,))
         self._crc = crc
-        self._since_compaction = 0
+        self._since_compaction = self._bytes_since_compaction = 0
         self._note_written(len(rows))
         reach("after_compaction")
         self._fold_log()
@@ -130,6 +137,10 @@ class SqliteJournal:
     @property
     def events_since_compaction(self) -> int:
         return self._since_compaction
+
+    @property
+    def bytes_since_compaction(self) -> int:
+        return self._bytes_since_compaction
 
     def close(self) -> None:
         self._disconnect()
@@ -193,6 +204,14 @@ class SqliteJournal:
         reach("in_compaction")
         connection.executemany(self._sql["append_event"], rows[half:])
         connection.execute(self._sql["note_compaction"])
+
+    def _most_ended_within_bounds(self, connection: sqlite3.Connection) -> int:
+        """How many ended leases to keep: in a file that is too large, a quarter fewer than there are."""
+        (used,) = connection.execute(self._sql["used_bytes"]).fetchone()
+        if used <= self._most_bytes:
+            return self._most_ended
+        (span,) = connection.execute(self._sql["span_of_ended"]).fetchone()
+        return min(self._most_ended, span * 3 // 4)
 
     def _fold_log(self) -> None:
         """Fold the log into the file, unless a reader prevents it now; then a later compaction does."""
@@ -267,6 +286,7 @@ class SqliteJournal:
             last = connection.execute(self._sql["last_crc"]).fetchone()
             self._crc = last[0] if last else 0
             (self._since_compaction,) = connection.execute(self._sql["count_since_compaction"]).fetchone()
+            (self._bytes_since_compaction,) = connection.execute(self._sql["bytes_since_compaction"]).fetchone()
             (self._position,) = connection.execute(self._sql["last_position"]).fetchone()
             missing = self._high_water_mark.missing_after(self._position)
             if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
@@ -13,9 +14,10 @@ from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
+from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Renewed
-from gpu_worker_pool.wire.routes import DEVICES, HOLDER, QUEUE, REASON, WAIT_S
+from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, WAIT_S
 from gpu_worker_pool.wire.strict import check_lease_id
 
 from .lease_view import lease_view, left_s, outcome_view
@@ -26,6 +28,9 @@ class LeaseCalls:
     def __init__(self, pool: Pool, tokens: Tokens) -> None:
         self._pool = pool
         self._tokens = tokens
+        self._shared = SharedAnswers()
+        self.stop = self._shared.stop
+        self.close = self._shared.close
 
     def handlers(self) -> Handlers:
         return {
@@ -110,12 +115,16 @@ class LeaseCalls:
 
     async def list_leases(self, _: Call) -> Response:
         self._pool.check_is_open()
+        return Response(200, await self._shared.get("leases", self._encode_list))
+
+    async def _encode_list(self) -> bytes:
         await self._pool.caught_up()
         leases = [view async for _, view in encode_leases(self._pool, self._pool.state.leases, LoopShare())]
-        return Response(200, encode_with(LeaseList(node=self._pool.node, leases=()), leases=leases))
+        return encode_with(LeaseList(node=self._pool.node, leases=()), leases=leases)
 
     async def show_pool(self, call: Call) -> Response:
-        return Response(200, await encode_pool(self._pool, call.lenient_query(QUEUE)))
+        most = call.lenient_query(QUEUE), call.lenient_query(LEASES)
+        return Response(200, await self._shared.get(most, partial(encode_pool, self._pool, *most)))
 
     def _outcome(self, events: list[ev.Event]) -> RenewAnswer:
         state, now = self._pool.state, self._pool.now()
@@ -194,6 +203,12 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
                 raise Refused(
                     429, f"{limit} requests of {whose} wait already, which is the limit; ask later.", RETRY_AFTER
                 )
+            case ev.TooManyLeases(lease_id=refused, limit=limit) if refused == lease_id:
+                whose = event.owner or "Callers that named no owner"
+                detail = (
+                    f"{whose} has {limit} leases already, active or waiting, which is the limit; release some first."
+                )
+                raise Refused(429, detail, RETRY_AFTER)
             case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
                 raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
 

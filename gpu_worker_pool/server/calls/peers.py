@@ -27,6 +27,7 @@ ASK_EVERY_S = 2.0
 ANSWER_WITHIN_S = 3.0
 MOST_BYTES = 2 * 1024 * 1024
 MOST_QUEUED = 200
+MOST_LEASES = 500
 # The peers are polled for so long after the last call of /peers.
 WANTED_S = 30.0
 # The last pool of a peer that does not answer is shown for so long.
@@ -147,7 +148,7 @@ class PeerCalls:
     async def _poll(self, transport: Transport, peer: Peer) -> None:
         while True:
             try:
-                url = f"{peer.url}/pool?queue={MOST_QUEUED}"
+                url = f"{peer.url}/pool?queue={MOST_QUEUED}&leases={MOST_LEASES}"
                 reply = await transport.call("GET", url, timeout_s=ANSWER_WITHIN_S, is_parsed=False)
                 peer.answered(await asyncio.to_thread(read_pool, reply), self._clock())
             except CallFailed as error:

@@ -25,6 +25,7 @@ _STATES: dict[str, GpuState] = {
     "eligible": "free",
     "leased": "leased",
     "no_room": "leased",
+    "sharers_full": "leased",
     "draining": "draining",
     "excluded": "out_of_service",
     "unhealthy": "unhealthy",
@@ -40,15 +41,17 @@ STATES: tuple[GpuState, ...] = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
 
 
-async def encode_pool(pool: Pool, most_queued: int | None) -> bytes:
-    """Encode the node, with at most so many waiters. It yields to other work in between."""
+async def encode_pool(pool: Pool, most_queued: int | None, most_leases: int | None = None) -> bytes:
+    """Encode the node, with at most so many waiters and other leases. It yields to other work in between."""
     await pool.caught_up()
     state, loop_share = pool.state, LoopShare()
     others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
     waiting = chain(state.queue, state.inside)
     queue: list[bytes] = []
     leases: list[bytes] = []
-    async for lease, view in encode_leases(pool, [*islice(waiting, most_queued), *others], loop_share):
+    async for lease, view in encode_leases(
+        pool, [*islice(waiting, most_queued), *islice(others, most_leases)], loop_share
+    ):
         # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []

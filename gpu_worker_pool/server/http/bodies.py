@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from starlette.types import Receive
 
 from .problems import Refused
+from .time_limits import TimeLimits
 
 MAX_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 10.0
@@ -26,6 +26,7 @@ async def read_body(
     *,
     limit: int = MAX_BODY_BYTES,
     timeout_s: float = BODY_TIMEOUT_S,
+    limits: TimeLimits | None = None,
 ) -> bytes:
     """Read the whole body; Refused if it is too large, too slow, compressed or incomplete.
 
@@ -38,7 +39,7 @@ async def read_body(
     if _says_more_than(limit, headers.get("content-length", "")):
         raise _too_large(limit)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with (limits or TimeLimits()).within(timeout_s):
             return await _collect(receive, limit)
     except TimeoutError:
         detail = f"The body did not arrive within {timeout_s:g} seconds; send it at once."

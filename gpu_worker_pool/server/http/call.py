@@ -20,6 +20,7 @@ from .bodies import read_body
 from .connection import Connection
 from .problems import Refused
 from .response import Response
+from .time_limits import TimeLimits
 
 MAX_PARAMETERS = 20
 
@@ -27,12 +28,15 @@ MAX_PARAMETERS = 20
 class Call:
     """One request. `parameters` are those in its path."""
 
-    def __init__(self, scope: Scope, receive: Receive, rules: AccessRules, users: Users) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, rules: AccessRules, users: Users, limits: TimeLimits | None = None
+    ) -> None:
         self.scope = scope
         self.receive = receive
         self.parameters: Mapping[str, str] = {}
         self.rules = rules
         self._users = users
+        self._limits = limits
         self._connection = Connection.of_scope(scope)
 
     @cached_property
@@ -61,7 +65,7 @@ class Call:
         return None if uid is None else self._users.find(uid)
 
     async def body(self) -> bytes:
-        return await read_body(self.receive, self.headers)
+        return await read_body(self.receive, self.headers, limits=self._limits)
 
     async def form(self, kind: type[FormT]) -> FormT:
         return parse_form(kind, await self.body())

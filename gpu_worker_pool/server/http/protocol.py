@@ -1,4 +1,4 @@
-"""uvicorn's HTTP, with bounds on the time and the size of a request's head."""
+"""uvicorn's HTTP, with bounds on the time and the size of a request's head, and on the time to take the answer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from .connection import KEY, Connection
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
+# A caller that takes nothing of its answer, or of its stream, for so long is cut off.
+STALLED_S = 20.0
 TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection whose head is not complete in time, or too large. `read_body` bounds the bodies."""
 
+    stalled_s = STALLED_S
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._is_in_head = True
 
@@ -31,6 +36,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -58,6 +64,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._is_in_head, self._head_bytes = False, 0
         super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        """Cut off a caller that takes nothing of its answer for so long: what is buffered for it is not freed otherwise."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stall_timer()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
+from urllib.parse import quote
 
-from starlette.datastructures import URL
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
@@ -18,11 +19,18 @@ from .accept import wants_page
 from .access import AccessRules
 from .bodies import ClientGone
 from .call import Call, Handlers
+from .head import check_head
 from .problems import Refused, problem_of
 from .response import Headers, Response
 from .route_index import RouteIndex, RouteMatch
+from .time_limits import TimeLimits
+
+logger = logging.getLogger(__name__)
 
 READABLE = (b"access-control-allow-origin", b"*")
+# A longer answer is sent in pieces of this size, and must be taken within this time.
+PIECE_BYTES = 64 * 1024
+ANSWER_S = 60.0
 READING = frozenset({"GET", "HEAD"})
 
 
@@ -45,6 +53,9 @@ class Router:
         self._prefix = prefix
         self._rules = rules
         self._users = users
+        self._limits = TimeLimits()
+        # Ends the time limits of all calls that are under way.
+        self.stop = self._limits.stop
         self._page_headers = page_headers
         # GET only, and never with credentials: a page of any origin may read, none may write.
         self._cors = (
@@ -58,8 +69,13 @@ class Router:
         if polled is not None and method in READING:
             await _write(Response(200, polled()), self._readable, send)
             return
+        try:
+            check_head(scope)
+        except Refused as refused:
+            await _write(problem_of(refused), (), send, is_head=method == "HEAD")
+            return
         matches = self._index.find(path)
-        call = Call(scope, receive, self._rules, self._users)
+        call = Call(scope, receive, self._rules, self._users, self._limits)
         redirected = None if matches else self._redirect_to_prefix(path, call)
         if redirected is not None and method in READING:
             await _write(redirected, (), send)
@@ -77,7 +93,7 @@ class Router:
             return
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
             response = problem_of(error)
-        await _write(response, self._added(resource, method), send, is_head=method == "HEAD")
+        await _write(response, self._added(resource, method), send, is_head=method == "HEAD", limits=self._limits)
 
     async def _answer(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
         for match in matches:
@@ -89,7 +105,9 @@ class Router:
         if not matches:
             shorter = path.rstrip("/")
             if shorter != path and any(not match.resource.tag for match in self._index.find(shorter)):
-                return redirect(str(URL(scope={**call.scope, "path": shorter})))
+                query = call.scope.get("query_string", b"").decode("latin-1")
+                # Relative: the Host header is the caller's, and a proxy may use other addresses.
+                return redirect(f"../{quote(shorter.rpartition('/')[2])}{'?' if query else ''}{query}")
             raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists all calls.")
         allowed = ", ".join(dict.fromkeys(known for match in reversed(matches) for known in match.handlers))
         is_page = matches[0].resource.tag == "page"
@@ -116,12 +134,26 @@ def redirect(location: str, *headers: tuple[bytes, bytes]) -> Response:
     return Response(307, b"", (*headers, (b"location", location.encode("latin-1"))))
 
 
-async def _write(response: Response, added: Headers, send: Send, *, is_head: bool = False) -> None:
+async def _write(
+    response: Response, added: Headers, send: Send, *, is_head: bool = False, limits: TimeLimits | None = None
+) -> None:
     status, body, headers = response
     if isinstance(body, bytes):
         length = () if status == 304 else ((b"content-length", b"%d" % len(body)),)
         await send({"type": "http.response.start", "status": status, "headers": [*headers, *added, *length]})
-        await send({"type": "http.response.body", "body": body})
+        if len(body) <= PIECE_BYTES or is_head:
+            await send({"type": "http.response.body", "body": body})
+            return
+        # Each piece waits until the caller has taken most of those before it. So a caller that reads slowly costs a piece,
+        # not a copy of the answer.
+        with suppress(TimeoutError):
+            async with (limits or TimeLimits()).within(ANSWER_S):
+                for start in range(0, len(body), PIECE_BYTES):
+                    end = start + PIECE_BYTES
+                    await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
+                return
+        # The server closes a connection whose answer is not complete.
+        logger.warning("a caller did not take its answer of %d bytes within %g s; it is cut off", len(body), ANSWER_S)
         return
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *added]})
     async with aclosing(body) as pieces:

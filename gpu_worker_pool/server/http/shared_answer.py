@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
 from .problems import Refused
@@ -21,11 +21,13 @@ STOPPING = "The server is stopping; ask again when it is back."
 @dataclass(frozen=True, slots=True)
 class Body:
     plain: bytes
-    gzipped: bytes
+    gzipped: bytes = b""
 
     @classmethod
-    async def of(cls, plain: bytes) -> Body:
+    async def of(cls, plain: bytes, *, is_compressed: bool = True) -> Body:
         """Compress the answer; a large one in a thread."""
+        if not is_compressed:
+            return cls(plain)
         if len(plain) <= SMALL_BYTES:
             return cls(plain, _compress(plain))
         return cls(plain, await asyncio.to_thread(_compress, plain))
@@ -64,6 +66,7 @@ class SharedAnswer:
         pace_s: float,
         *,
         may_be_old: bool = False,
+        is_compressed: bool = True,
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.process_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -71,6 +74,7 @@ class SharedAnswer:
         self._make = make
         self._pace_s = pace_s
         self._may_be_old = may_be_old
+        self._is_compressed = is_compressed
         self._last: Body | None = None
         self._clock = clock
         self._work_clock = work_clock
@@ -139,10 +143,40 @@ class SharedAnswer:
 
     async def _outcome(self) -> Body | Exception:
         try:
-            return await Body.of(await self._make())
+            return await Body.of(await self._make(), is_compressed=self._is_compressed)
         except Exception as error:  # noqa: BLE001 - raised in all calls that wait
             return error
 
 
 def _compress(plain: bytes) -> bytes:
     return gzip.compress(plain, COMPRESSION, mtime=0)
+
+
+class SharedAnswers:
+    """Answers that are shared by all callers with the same query. At most so many different queries share; any other
+    is answered by itself.
+    """
+
+    def __init__(self, pace_s: float = 0.0, most: int = 16) -> None:
+        self._pace_s = pace_s
+        self._most = most
+        self._by_query: dict[Hashable, SharedAnswer] = {}
+        self._is_stopped = False
+
+    async def get(self, query: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The answer that `make` gives for this query, made once for all that ask meanwhile."""
+        answer = self._by_query.get(query)
+        if answer is None:
+            if len(self._by_query) >= self._most or self._is_stopped:
+                return await make()
+            answer = self._by_query[query] = SharedAnswer(make, self._pace_s, is_compressed=False)
+        return (await answer.get()).plain
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        for answer in self._by_query.values():
+            answer.stop()
+
+    async def close(self) -> None:
+        for answer in self._by_query.values():
+            await answer.close()

@@ -21,6 +21,9 @@ from .listener import HEARTBEAT_S, Listener, event_number
 
 # So many events are kept for clients that come back after their connection broke.
 KEPT = 1000
+KEPT_BYTES = 4 * 1024 * 1024
+# Sent at a time, so that a listener that reads slowly costs no more.
+PIECE_BYTES = 64 * 1024
 MOST_QUEUED = 100
 # How long events are recorded for the return of the last listener.
 RETURN_S = 60.0
@@ -34,7 +37,8 @@ class EventStream:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._epoch = secrets.token_hex(4)
-        self._kept: deque[bytes] = deque(maxlen=KEPT)
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
         self._count = 0
         self._listeners: set[Listener] = set()
         self._wanted_until = float("-inf")
@@ -96,6 +100,7 @@ class EventStream:
         """Stop recording: a client that comes back later must start over."""
         if self._kept:
             self._kept.clear()
+            self._kept_bytes = 0
             self._epoch = secrets.token_hex(4)
 
     def _record_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
@@ -109,7 +114,11 @@ class EventStream:
     def _record(self, name: str, data: object) -> None:
         self._count += 1
         head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
-        self._kept.append(head + encode(data) + b"\n\n")
+        message = head + encode(data) + b"\n\n"
+        self._kept.append(message)
+        self._kept_bytes += len(message)
+        while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft())
 
     def _wake(self) -> None:
         for listener in self._listeners:
@@ -119,7 +128,14 @@ class EventStream:
         missing = self._count - cursor
         if missing > len(self._kept):
             return b"event: reset\ndata: {}\n\n", self._count
-        return b"".join(islice(self._kept, len(self._kept) - missing, None)), self._count
+        messages: list[bytes] = []
+        size = 0
+        for message in islice(self._kept, len(self._kept) - missing, None):
+            messages.append(message)
+            size += len(message)
+            if size >= PIECE_BYTES:
+                break
+        return b"".join(messages), cursor + len(messages)
 
     def _cursor(self, last_event_id: str | None) -> int | None:
         """The position of a listener: the end, or after the last event that it saw; None if that is unknown."""

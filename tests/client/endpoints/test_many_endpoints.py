@@ -52,7 +52,7 @@ async def test_a_start_and_a_request_wait_for_none_of_the_dead(hundred: Hundred,
         assignment = await client.request_gpu(timeout=30)
 
         # Those that hang were asked, and their answers are still to come.
-        assert [server.calls for server in hundred.hanging] == [["GET /pool?queue=100"]] * HANGING
+        assert [server.calls for server in hundred.hanging] == [["GET /pool?queue=100&leases=1000"]] * HANGING
         assert assignment.endpoint_id in {endpoint_id(server) for server in hundred.live}
         dead = {endpoint_id(server) for server in (*hundred.hanging, *hundred.refusing)}
         await until(
@@ -87,7 +87,7 @@ async def test_a_stop_waits_for_none_of_the_dead_either(hundred: Hundred) -> Non
 
     await client.stop()
 
-    assert [server.calls for server in hundred.hanging] == [["GET /pool?queue=100"]] * HANGING
+    assert [server.calls for server in hundred.hanging] == [["GET /pool?queue=100&leases=1000"]] * HANGING
     assert [task for task in before if not task.done()] == []
 
 

@@ -174,5 +174,5 @@ def test_each_peer_is_shown_as_it_is() -> None:
             assert first.ask("/peers", "POST").headers["allow"] == "GET"
             assert "GPU_POOL_PEERS: 'nonsense' is not an endpoint URL" in first.log()
             assert "Traceback" not in first.log()
-    assert {path.partition("/pool")[2] for path, _ in odd.asked} == {"?queue=200"}
+    assert {path.partition("/pool")[2] for path, _ in odd.asked} == {"?queue=200&leases=500"}
     assert {name for _, headers in odd.asked for name in headers} == {"host", "accept", "accept-encoding", "user-agent"}

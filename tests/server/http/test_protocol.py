@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
+from gpu_worker_pool.server.http.protocol import BoundedProtocol
 from gpu_worker_pool.testing import ServerProcess
 
 SOON_S = 30.0
@@ -58,3 +63,33 @@ def test_many_requests_over_one_connection_are_not_taken_for_one_large_head(serv
             while b'"alive"' not in answer:
                 answer += sender.recv(4000)
             assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_caller_that_takes_nothing_of_its_answer_is_cut_off() -> None:
+    """A real connection, whose buffers are full; the answer never ends by itself."""
+
+    class Hasty(BoundedProtocol):
+        stalled_s = 0.01
+
+    was_cut_off = asyncio.Event()
+
+    async def endless(_: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.request"
+        gone = asyncio.ensure_future(receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not gone.done():
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+            await asyncio.sleep(0)
+        was_cut_off.set()
+
+    config = uvicorn.Config(endless, http=Hasty, ws="none", log_config=None, lifespan="off")
+    config.load()
+    loop = asyncio.get_running_loop()
+    listening = await loop.create_server(
+        lambda: Hasty(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+    )
+    with socket.create_connection(listening.sockets[0].getsockname()) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(SOON_S):
+            await was_cut_off.wait()
+    listening.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.openapi import make_document
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
-from gpu_worker_pool.server.http.router import Router
+from gpu_worker_pool.server.http.router import PIECE_BYTES, Router
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.routes import TABLE, Parameter, Resource, Route
 from gpu_worker_pool.wire.service import Alive
@@ -203,3 +204,71 @@ def test_who_may_call_is_said_of_every_route_that_writes() -> None:
     assert {resource.path for resource in TABLE for route in resource.routes if route.caller == "admin"} == {
         resource.path for resource in TABLE if resource.path.startswith("/admin/")
     }
+
+
+# --- large heads, and callers that read slowly ---------------------------------------------------------------------------
+
+
+async def test_an_address_or_headers_that_are_too_large_are_refused_by_the_application_itself() -> None:
+    router = make_router(FORTUNES, handlers={"fortune": fortune})
+    assert (await ask(router, "GET", "/fortunes/ada", b"x" * 9_000)).status == 414
+    assert (await ask(router, "GET", f"/fortunes/{'a' * 9_000}")).detail == (
+        "The address has 9010 bytes; there must be at most 8192."
+    )
+    many = {f"x_{number}": "1" for number in range(101)}
+    assert (await ask(router, "GET", "/fortunes/ada", **many)).detail == (
+        "There are 101 headers; there must be at most 100."
+    )
+    assert (await ask(router, "GET", "/fortunes/ada", x_long="x" * 70_000)).status == 431
+    assert (await ask(router, "GET", "/fortunes/ada", x_long="x" * 60_000)).status == 200
+
+
+async def test_a_slash_too_many_leads_to_a_relative_address_whatever_the_host_header_says() -> None:
+    resource = Resource("/tales/one", "A tale", (Route("GET", "tale", "A tale", Alive),))
+    router = make_router(resource, handlers={"tale": fortune})
+    answer = await ask(router, "GET", "/tales/one/", b"a=1", host="evil.example")
+    assert (answer.status, answer.headers["location"]) == (307, "../one?a=1")
+
+
+class SlowReader:
+    """Takes so many messages and no more."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.sent: list[Message] = []
+        self.is_full = asyncio.Event()
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+        if len(self.sent) > self.most:
+            self.is_full.set()
+            await asyncio.Event().wait()
+
+    async def receive(self) -> Message:
+        return {"type": "http.request", "body": b""}
+
+
+async def test_a_caller_that_reads_nothing_costs_one_piece_and_is_cut_off_when_the_server_stops() -> None:
+    async def tale(_: Call) -> Response:
+        return Response(200, b"x" * 10_000_000)
+
+    resource = Resource("/tale", "A tale", (Route("GET", "tale", "A tale", Alive),))
+    router, reader = make_router(resource, handlers={"tale": tale}), SlowReader(1)
+    scope = {"type": "http", "method": "GET", "path": "/tale", "query_string": b"", "headers": [], "client": None}
+    served = asyncio.ensure_future(router(scope, reader.receive, reader.send))
+    await reader.is_full.wait()
+    assert sum(len(message.get("body", b"")) for message in reader.sent) == PIECE_BYTES
+    router.stop()
+    await served
+    assert reader.sent[-1]["more_body"]
+
+
+async def test_a_large_answer_arrives_whole_in_pieces() -> None:
+    body = bytes(range(256)) * 1000
+
+    async def tale(_: Call) -> Response:
+        return Response(200, body)
+
+    resource = Resource("/tale", "A tale", (Route("GET", "tale", "A tale", Alive),))
+    answer = await ask(make_router(resource, handlers={"tale": tale}), "GET", "/tale")
+    assert (answer.body, answer.headers["content-length"]) == (body, str(len(body)))

@@ -15,6 +15,18 @@ SELECT crc FROM event ORDER BY position DESC LIMIT 1;
 -- name: count_since_compaction
 SELECT count(*) FROM event WHERE position > (SELECT compacted_to FROM compaction);
 
+-- name: bytes_since_compaction
+SELECT coalesce(sum(length(body)), 0) FROM event WHERE position > (SELECT compacted_to FROM compaction);
+
+-- name: used_bytes
+-- The pages in use; pages that a deletion freed are used again before the file grows.
+SELECT (c.page_count - f.freelist_count) * s.page_size
+FROM pragma_page_count() AS c, pragma_freelist_count() AS f, pragma_page_size() AS s;
+
+-- name: span_of_ended
+-- By position, see prune_ended.
+SELECT coalesce(max(position) - min(position) + 1, 0) FROM ended_lease;
+
 -- name: delete_events
 DELETE FROM event;
 
