@@ -33,6 +33,7 @@ from .events import ClientEvent, Hook, log_event, say_in_notebook
 if TYPE_CHECKING:
     from .acquire.acquisition import Won
     from .acquire.lost import Lost
+    from .acquire.release import Releases
     from .backends.lease_book import LeaseAnswer, LeaseBook
     from .endpoints.fleet import Fleet
     from .reports import Reports
@@ -41,7 +42,7 @@ logger = logging.getLogger("gpu_worker_pool.client")
 
 Assignment = GPUAssignment | GlobalGPUAssignment
 _RetriedT = TypeVar("_RetriedT")
-# How long a stop waits for GPUs to be released; at servers that do not answer the leases expire.
+# How long a stop waits for GPUs to be released; at servers that do not answer, a thread goes on trying.
 STOP_S = 2.0
 # How long a release waits for the server; after that it goes on in the background.
 RELEASE_S = 1.0
@@ -103,7 +104,7 @@ class GPUWorkerPoolClient:
         self._fleet: Fleet | None = None
         self._tally = Tally()
         self._kept: dict[str, _Kept] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._releases: Releases | None = None
         self._acquiring: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
         # Two clients may run in processes of the same number, in two containers, say.
@@ -118,11 +119,12 @@ class GPUWorkerPoolClient:
         """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
         if self._fleet is not None:
             raise RuntimeError("the client is already started")
-        from .endpoints.fleet import Fleet  # noqa: PLC0415 - see above
+        from .acquire.release import Releases  # noqa: PLC0415 - see above
+        from .endpoints.fleet import Fleet  # noqa: PLC0415
 
         self._pid = os.getpid()
         fleet = Fleet(self._config, self._lose)
-        self._fleet = fleet
+        self._fleet, self._releases = fleet, Releases(self._config)
         try:
             await fleet.start()
         except BaseException:
@@ -143,11 +145,9 @@ class GPUWorkerPoolClient:
         try:
             if self._acquiring:
                 await asyncio.wait(self._acquiring, timeout=STOP_S)
-            if self._leaving:
-                await asyncio.wait(self._leaving, timeout=STOP_S)
+            if self._releases is not None:
+                await self._releases.finish(STOP_S)
         finally:
-            for task in list(self._leaving):
-                task.cancel()
             await fleet.stop()
 
     async def __aenter__(self) -> Self:
@@ -366,13 +366,9 @@ class GPUWorkerPoolClient:
     def _leave(
         self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None = None
     ) -> asyncio.Task[None]:
-        """Release a lease in the background; `stop` waits for it."""
-        from .acquire.release import release_lease  # noqa: PLC0415 - see above
-
-        task = asyncio.create_task(release_lease(book, lease_id, under_way), name="gpu-lease-release")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-        return task
+        """Release a lease in the background."""
+        assert self._releases is not None  # noqa: S101 - a lease is had only after the start
+        return self._releases.start(book, lease_id, under_way)
 
     def _lose(self, lease_id: str, reason: str) -> None:
         kept = self._kept.get(lease_id)
