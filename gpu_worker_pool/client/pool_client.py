@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .acquire.acquisition import Won
     from .acquire.lost import Lost
     from .acquire.release import Releases
-    from .backends.lease_book import LeaseAnswer, LeaseBook
     from .endpoints.fleet import Fleet
     from .reports import Reports
 
@@ -356,19 +355,18 @@ class GPUWorkerPoolClient:
         won.member.heartbeat.drop(won.lease_id)
         kept.lost.settle()
         self._tell(ClientEvent("released", assignment.worker_id, won.lease_id, won.member.id, assignment.gpu_id))
-        return self._leave(won.book, won.lease_id)
+        return self._leave(won.book, won.lease_id, is_local=kept.lost.is_local)
 
     def _drop(self, kept: _Kept) -> None:
         del self._kept[kept.won.lease_id]
         for gpu in kept.won.grant.gpus:
             kept.won.member.note_released(gpu.key.uuid, kept.assignment.worker_id)
 
-    def _leave(
-        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None = None
-    ) -> asyncio.Task[None]:
-        """Release a lease in the background."""
+    @property
+    def _leave(self) -> Callable[..., asyncio.Task[None]]:
+        """Releases a lease in the background."""
         assert self._releases is not None  # noqa: S101 - a lease is had only after the start
-        return self._releases.start(book, lease_id, under_way)
+        return self._releases.start
 
     def _lose(self, lease_id: str, reason: str) -> None:
         kept = self._kept.get(lease_id)
@@ -384,7 +382,7 @@ class GPUWorkerPoolClient:
             except Exception:
                 logger.exception("on_lost failed")
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
-        self._leave(kept.won.book, lease_id)
+        self._leave(kept.won.book, lease_id, is_local=kept.lost.is_local)
 
     def _tell(self, event: ClientEvent) -> None:
         for hook in self._hooks:

@@ -30,16 +30,23 @@ class Releases:
         return len(self._under_way)
 
     def start(
-        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None = None
+        self,
+        book: LeaseBook,
+        lease_id: str,
+        under_way: asyncio.Task[LeaseAnswer] | None = None,
+        *,
+        is_local: bool = False,
     ) -> asyncio.Task[None]:
-        """Release a lease, once the call that is still under way for it has ended."""
+        """Release a lease, once the call that is still under way for it has ended. `is_local`: it has no TTL."""
         task = asyncio.create_task(release_lease(book, lease_id, under_way), name="gpu-lease-release")
-        self._under_way[task] = (book.endpoint_id, lease_id)
+        self._under_way[task] = (book.endpoint_id if is_local else None, lease_id)
         task.add_done_callback(self._under_way.pop)
         return task
 
     async def finish(self, wait_s: float) -> None:
-        """Wait for the releases, no longer than this. A thread goes on with the rest while this process lives."""
+        """Wait for the releases, no longer than this. What has a TTL expires then; with what has none, a thread goes on
+        while this process lives.
+        """
         try:
             if self._under_way:
                 await asyncio.wait(self._under_way, timeout=wait_s)
