@@ -6,7 +6,8 @@
 breaks things writes `killed`, `death_unnoticed`, `pool` (who waits, and what is free) and `final` (what is left).
 
 A *tenure* is the time in which a worker may use a GPU: from `took` until it left the GPU, was killed, or its safe time
-was over (`until`, one heartbeat before the server would expire the lease, by the worker's own clock). An honest worker
+was over (`until`, one heartbeat before the server would expire the lease, by the worker's own clock; infinite where the
+server watches the worker's process, and then only the worker itself may end the lease). An honest worker
 looks at its clock before it touches anything. One that was stopped with SIGSTOP cannot: it may keep its lock on the
 witness, a file for each GPU, long after its lease expired. No lease with a TTL prevents that; fences are there for it.
 

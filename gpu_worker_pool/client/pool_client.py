@@ -36,7 +36,7 @@ from .inherited_lease import config_inside
 if TYPE_CHECKING:
     from .acquire.acquisition import Won
     from .acquire.lost import Lost
-    from .backends.lease_book import LeaseAnswer, LeaseBook
+    from .acquire.release import Releases
     from .endpoints.fleet import Fleet
     from .reports import Reports
 
@@ -44,7 +44,7 @@ logger = logging.getLogger("gpu_worker_pool.client")
 
 Assignment = GPUAssignment | GlobalGPUAssignment
 _RetriedT = TypeVar("_RetriedT")
-# How long a stop waits for GPUs to be released; at servers that do not answer the leases expire.
+# How long a stop waits for GPUs to be released; at servers that do not answer, a thread goes on trying.
 STOP_S = 2.0
 # How long a release waits for the server; after that it goes on in the background.
 RELEASE_S = 1.0
@@ -106,7 +106,7 @@ class GPUWorkerPoolClient:
         self._fleet: Fleet | None = None
         self._tally = Tally()
         self._kept: dict[str, _Kept] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._releases: Releases | None = None
         self._acquiring: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
         # Two clients may run in processes of the same number, in two containers, say.
@@ -121,11 +121,12 @@ class GPUWorkerPoolClient:
         """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
         if self._fleet is not None:
             raise RuntimeError("the client is already started")
-        from .endpoints.fleet import Fleet  # noqa: PLC0415 - see above
+        from .acquire.release import Releases  # noqa: PLC0415 - see above
+        from .endpoints.fleet import Fleet  # noqa: PLC0415
 
         self._pid = os.getpid()
         fleet = Fleet(self._config, self._lose)
-        self._fleet = fleet
+        self._fleet, self._releases = fleet, Releases(self._config)
         try:
             await fleet.start()
         except BaseException:
@@ -146,11 +147,9 @@ class GPUWorkerPoolClient:
         try:
             if self._acquiring:
                 await asyncio.wait(self._acquiring, timeout=STOP_S)
-            if self._leaving:
-                await asyncio.wait(self._leaving, timeout=STOP_S)
+            if self._releases is not None:
+                await self._releases.finish(STOP_S)
         finally:
-            for task in list(self._leaving):
-                task.cancel()
             await fleet.stop()
 
     async def __aenter__(self) -> Self:
@@ -367,23 +366,18 @@ class GPUWorkerPoolClient:
         won.member.heartbeat.drop(won.lease_id)
         kept.lost.settle()
         self._tell(ClientEvent("released", assignment.worker_id, won.lease_id, won.member.id, assignment.gpu_id))
-        return self._leave(won.book, won.lease_id)
+        return self._leave(won.book, won.lease_id, is_local=kept.lost.is_local)
 
     def _drop(self, kept: _Kept) -> None:
         del self._kept[kept.won.lease_id]
         for gpu in kept.won.grant.gpus:
             kept.won.member.note_released(gpu.key.uuid, kept.assignment.worker_id)
 
-    def _leave(
-        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None = None
-    ) -> asyncio.Task[None]:
-        """Release a lease in the background; `stop` waits for it."""
-        from .acquire.release import release_lease  # noqa: PLC0415 - see above
-
-        task = asyncio.create_task(release_lease(book, lease_id, under_way), name="gpu-lease-release")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-        return task
+    @property
+    def _leave(self) -> Callable[..., asyncio.Task[None]]:
+        """Releases a lease in the background."""
+        assert self._releases is not None  # noqa: S101 - a lease is had only after the start
+        return self._releases.start
 
     def _lose(self, lease_id: str, reason: str) -> None:
         kept = self._kept.get(lease_id)
@@ -399,7 +393,7 @@ class GPUWorkerPoolClient:
             except Exception:
                 logger.exception("on_lost failed")
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
-        self._leave(kept.won.book, lease_id)
+        self._leave(kept.won.book, lease_id, is_local=kept.lost.is_local)
 
     def _tell(self, event: ClientEvent) -> None:
         for hook in self._hooks:

@@ -57,7 +57,12 @@ FIRST_SAMPLE_S = 2.0
 class PoolApp:
     """The ASGI application of one box. `why_not_started` is the reason of a failed start, if a sentence says it all."""
 
-    def __init__(self, settings: ServerSettings, make_probe: Callable[[], Probe] | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        make_probe: Callable[[], Probe] | None = None,
+        machine: Machine | None = None,
+    ) -> None:
         self.settings = settings
         self.tokens = settings.load_tokens()
         users = Users(settings.gpu_pool_admin_group)
@@ -85,7 +90,7 @@ class PoolApp:
         )
         self._authority = Authority(
             settings.pool_settings(),
-            Machine.here(),
+            machine or Machine.here(),
             self._sampler,
             lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
             node=node,
@@ -209,9 +214,13 @@ class PoolApp:
             was_stale = why is not None
 
 
-def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], Probe] | None = None) -> PoolApp:
-    """Make the application. The settings are those of the environment unless others are given."""
-    return PoolApp(settings or ServerSettings.load(), make_probe)
+def create_app(
+    settings: ServerSettings | None = None,
+    make_probe: Callable[[], Probe] | None = None,
+    machine: Machine | None = None,
+) -> PoolApp:
+    """Make the application. The settings are those of the environment, and the machine is this one, unless given."""
+    return PoolApp(settings or ServerSettings.load(), make_probe, machine)
 
 
 def journal_path(settings: ServerSettings) -> Path:

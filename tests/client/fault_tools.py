@@ -11,8 +11,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpu_worker_pool import testing
 from gpu_worker_pool.client import GPUWorkerPoolClient
 from gpu_worker_pool.testing import ServerProcess
+from tests.server import elsewhere
 from tests.server.leasing import new_id, queue, release_all, take
 
 T = TypeVar("T")
@@ -73,12 +75,11 @@ def breaker(client: GPUWorkerPoolClient, endpoint: Any) -> str:
 
 
 @contextmanager
-def running(number: int, **env: str) -> Iterator[list[ServerProcess]]:
-    """So many servers, started side by side."""
-    servers = [
-        ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_NODE": f"box{place}", "REFRESH_INTERVAL": "0.05", **env})
-        for place in range(number)
-    ]
+def running(number: int, *, is_elsewhere: bool = False, **env: str) -> Iterator[list[ServerProcess]]:
+    """So many servers, started side by side. With `is_elsewhere` their holders are on another machine."""
+    command = elsewhere.COMMAND if is_elsewhere else testing.COMMAND
+    settings = {"SIMULATED_GPUS": "2", "REFRESH_INTERVAL": "0.05", **env}
+    servers = [ServerProcess({"GPU_POOL_NODE": f"box{place}", **settings}, command=command) for place in range(number)]
     with ExitStack() as stack:
         for server in servers:
             stack.callback(server.close)

@@ -28,6 +28,7 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -174,9 +175,11 @@ class Worker:
 
     def safe_until(self, answer: dict[str, Any], sent: float) -> float:
         """One heartbeat before the server would expire it. Not reckoned by the whole TTL: an active lease that is merely
-        shown is not renewed by that, and the grant may have been answered before, to a connection that broke.
+        shown is not renewed by that, and the grant may have been answered before, to a connection that broke. A lease of
+        a process that the server watches lasts as long as the process.
         """
-        return sent + float(answer["expires_in_s"]) - self.beat_s
+        left_s = answer["expires_in_s"]
+        return inf if left_s is None else sent + float(left_s) - self.beat_s
 
     def insist(self, method: str, lease: str, wait_s: float = 0.0) -> tuple[Any, ...]:
         """Until there is an answer. Asking again is harmless, so a poll that failed may also be another PUT."""
@@ -186,6 +189,8 @@ class Worker:
                 body = {**self.form, "wait_s": wait_s}
             elif method == "GET":
                 path += f"?wait_s={wait_s}"
+            else:
+                path += "?as=holder"
             status, answer, sent = self.try_call(method, lease, path, body, wait_s + 1.5)
             if status and status < 500 and status != 429:
                 return status, answer, sent
@@ -245,7 +250,7 @@ class Worker:
                     return None
                 until = self.safe_until(answer["renewed"][0], sent)
                 left_s = answer["renewed"][0]["expires_in_s"]
-                self.say("renewed", lease=lease, until=until, sent=sent, left_s=left_s)
+                self.say("renewed", lease=lease, until=until, sent=sent, left_s=inf if left_s is None else left_s)
                 return until
             time.sleep(0.02)
         return 0.0
@@ -255,7 +260,7 @@ class Worker:
         self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=fence, until=until)
         witnesses = [self.take_witness(lease, uuid) for uuid in uuids]
         done_at = now() + self.random.uniform(self.orders.shortest_hold_s, self.orders.longest_hold_s)
-        renew_at = until - self.beat_s
+        renew_at = min(until, now() + 2 * self.beat_s) - self.beat_s
         why = "done"
         self.write(lease, uuids, fence, until)
         while (at := now()) < done_at and self.ends_at is None:
@@ -263,12 +268,12 @@ class Worker:
                 why = "gave up"
                 break
             if at >= renew_at:
-                renewed = self.renew(lease, until)
+                renewed = self.renew(lease, min(until, now() + self.beat_s))
                 if renewed is None:
                     why = "lost"
                     break
                 until = renewed or until
-                renew_at = until - self.beat_s
+                renew_at = min(until, now() + 2 * self.beat_s) - self.beat_s
                 self.write(lease, uuids, fence, until)
             time.sleep(max(min(done_at, renew_at, until) - now(), 0.001))
         if why == "done" and now() >= until:

@@ -6,12 +6,66 @@ import asyncio
 import itertools
 import logging
 import random
+import threading
+from collections.abc import Sequence
 
 from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
-from gpu_worker_pool.client.endpoints.endpoint import RETRY
+from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.client.endpoints.endpoint import RETRY, Endpoint
+from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.wire.transport import Transport
 
 logger = logging.getLogger("gpu_worker_pool.client")
+
+
+class Releases:
+    """Releases leases in the background, each until it is delivered: a lease of a process that lives on never expires."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._under_way: dict[asyncio.Task[None], tuple[str | None, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def start(
+        self,
+        book: LeaseBook,
+        lease_id: str,
+        under_way: asyncio.Task[LeaseAnswer] | None = None,
+        *,
+        is_local: bool = False,
+    ) -> asyncio.Task[None]:
+        """Release a lease, once the call that is still under way for it has ended. `is_local`: it has no TTL."""
+        task = asyncio.create_task(release_lease(book, lease_id, under_way), name="gpu-lease-release")
+        self._under_way[task] = (book.endpoint_id if is_local else None, lease_id)
+        task.add_done_callback(self._under_way.pop)
+        return task
+
+    async def finish(self, wait_s: float) -> None:
+        """Wait for the releases, no longer than this. What has a TTL expires then; with what has none, a thread goes on
+        while this process lives.
+        """
+        try:
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=wait_s)
+        finally:
+            left = [(endpoint_id, lease_id) for endpoint_id, lease_id in self._under_way.values() if endpoint_id]
+            for task in self._under_way:
+                task.cancel()
+            if left:
+                name = "gpu-lease-late-release"
+                threading.Thread(target=_go_on, args=(self._config, left), name=name, daemon=True).start()
+
+
+def _go_on(config: ClientConfig, left: Sequence[tuple[str, str]]) -> None:
+    async def release_all() -> None:
+        async with Transport(ca_file=config.ca_file) as transport:
+            books = {id_: ServerLeases(Endpoint(id_, config.endpoints[id_], transport, config)) for id_, _ in left}
+            await asyncio.gather(*(release_lease(books[id_], lease_id, None) for id_, lease_id in left))
+
+    asyncio.run(release_all())
 
 
 async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
@@ -45,5 +99,8 @@ async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[
 def _warn(lease_id: str, endpoint_id: str | None, reason: str) -> None:
     fields = {"lease_id": lease_id, "endpoint": endpoint_id}
     logger.warning(
-        "lease %s could not be released, and ends with its TTL or its process: %s", lease_id, reason, extra=fields
+        "lease %s could not be released: %s; it ends with its TTL or its process, or when its server is back",
+        lease_id,
+        reason,
+        extra=fields,
     )

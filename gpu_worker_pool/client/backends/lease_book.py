@@ -70,6 +70,8 @@ class LeaseBook(Protocol):
 
     # Whether a lease ends unless it is renewed.
     needs_heartbeat: bool
+    # The endpoint whose server has the leases; None where they end with the client.
+    endpoint_id: str | None
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""

@@ -35,6 +35,7 @@ class OwnLeases:
     """Hands out an endpoint's GPUs to this process. Its clients of one server, at `place`, keep off each other's."""
 
     needs_heartbeat = False
+    endpoint_id: str | None = None
 
     def __init__(self, settings: PoolSettings, place: str) -> None:
         self._place = place

@@ -61,6 +61,7 @@ class ServerLeases:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self.endpoint_id: str | None = endpoint.id
         # Whether the server holds the answer to a renewal; an older one refuses to be asked.
         self._holds_renewals = True
         self._marks = HolderMarks()

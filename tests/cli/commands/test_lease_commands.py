@@ -178,7 +178,7 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
     assert "holds GPU " in called("explain", holder, server=server).out
     assert "expire" not in called("explain", holder, server=server).out
     release(server, waiter)
-    assert "it left the queue before it was granted" in called("explain", waiter, server=server).out
+    assert "it was taken out of the queue by a caller on this machine" in called("explain", waiter, server=server).out
     assert called("explain", "nobody", server=server).code == 1
 
 

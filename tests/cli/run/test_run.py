@@ -15,6 +15,7 @@ import pytest
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
+from tests.server import elsewhere
 from tests.server.leasing import OFTEN, eventually, put, queue, take, wait_until_free
 
 # Says that it runs, on standard output; then stays, whatever it is told.
@@ -204,23 +205,22 @@ def test_a_command_that_is_stopped_still_ends_on_a_signal(server: ServerProcess)
     assert end(process) == 128 + signal.SIGTERM
 
 
-def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_the_lease_is_over(
-    server: ServerProcess,
-) -> None:
-    env = {"GPU_POOL_TTL": "3"}
-    process = start_gpu_pool("run", "--json", "--gpus", "2", "--", "sh", "-c", STUBBORN, server=server, env=env)
-    command = int(read_line(process))
-    waiter = queue(server)
-    process.send_signal(signal.SIGSTOP)
-    granted = server.json(f"/leases/{waiter['id']}?wait_s=30")
-    assert granted["state"] == "active"
-    assert not is_alive(command)
-    process.send_signal(signal.SIGCONT)
-    assert process.stderr is not None
-    events = [json.loads(line) for line in process.stderr]
-    assert [event["event"] for event in events] == ["granted", "lost", "ended"]
-    assert events[1]["is_stopped"]
-    assert end(process) == 125
+def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_a_remote_lease_is_over() -> None:
+    with ServerProcess({"SIMULATED_GPUS": "2"}, command=elsewhere.COMMAND) as server:
+        env = {"GPU_POOL_TTL": "3"}
+        process = start_gpu_pool("run", "--json", "--gpus", "2", "--", "sh", "-c", STUBBORN, server=server, env=env)
+        command = int(read_line(process))
+        waiter = queue(server)
+        process.send_signal(signal.SIGSTOP)
+        granted = server.json(f"/leases/{waiter['id']}?wait_s=30")
+        assert granted["state"] == "active"
+        assert not is_alive(command)
+        process.send_signal(signal.SIGCONT)
+        assert process.stderr is not None
+        events = [json.loads(line) for line in process.stderr]
+        assert [event["event"] for event in events] == ["granted", "lost", "ended"]
+        assert events[1]["is_stopped"]
+        assert end(process) == 125
 
 
 # Goes on under another number all the time, in a session of its own, and does not mind being asked to end.

@@ -28,7 +28,7 @@ BEAT_S = TTL_S / 3
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[list[ServerProcess]]:
-    with running(1, SIMULATED_GPUS="50", GPU_POOL_DURABILITY="normal") as servers:
+    with running(1, is_elsewhere=True, SIMULATED_GPUS="50", GPU_POOL_DURABILITY="normal") as servers:
         yield servers
 
 
@@ -172,7 +172,7 @@ async def test_one_call_renews_all_leases_of_an_endpoint(
         await renewed(wire, held[0])
         before, began = wire.calls["POST /leases/renew"], time.monotonic()
         await soon(lambda: wire.calls["POST /leases/renew"] - before >= 2, "two heartbeats")
-        assert time.monotonic() - began > 2 * BEAT_S * 0.7
+        assert time.monotonic() - began > BEAT_S * 0.7
         assert not any(assignment.is_lost for assignment in held)
         assert len(lease_ids(server)) == 50
 

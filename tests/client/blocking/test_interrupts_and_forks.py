@@ -15,6 +15,7 @@ import pytest
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
+from tests.server import elsewhere
 from tests.server.leasing import eventually, queued
 from tests.server.running import ROOT
 
@@ -154,12 +155,20 @@ def renewals(server: ServerProcess) -> Iterator[None]:
     while True:
         (lease,) = server.json("/pool")["leases"]
         assert lease["state"] == "active"
-        if lease["expires_in_s"] > last + 0.2:
+        if lease["expires_in_s"] > last + 0.1:
             yield
         last = lease["expires_in_s"]
 
 
-def test_a_forked_child_that_ends_does_not_release_what_its_parent_holds(server: ServerProcess) -> None:
+@pytest.fixture(scope="module")
+def far_server() -> Iterator[ServerProcess]:
+    """A server whose holders are remote, so that their leases expire without heartbeats."""
+    with ServerProcess({"REFRESH_INTERVAL": "0.05"}, command=elsewhere.COMMAND) as server:
+        yield server
+
+
+def test_a_forked_child_that_ends_does_not_release_what_its_parent_holds(far_server: ServerProcess) -> None:
+    server = far_server
     program = """
         with GPUWorkerPool(url) as pool:
             assignment = pool.request_gpu()
@@ -201,7 +210,8 @@ def test_a_forked_child_that_leaves_the_blocks_does_not_release_what_its_parent_
     assert active(server) == set()
 
 
-def test_a_forked_child_does_not_keep_its_parents_lease_alive(server: ServerProcess) -> None:
+def test_a_forked_child_does_not_keep_its_parents_lease_alive(far_server: ServerProcess) -> None:
+    server = far_server
     program = """
         pool = GPUWorkerPool(url)
         pool.start()

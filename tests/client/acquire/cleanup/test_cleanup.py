@@ -329,6 +329,6 @@ async def test_many_requests_leave_memory_and_counts_as_they_were(servers: list[
         assert tasks_after <= tasks + 1
         assert open_sockets_after <= open_sockets + 1
         assert not client._kept
-        assert not client._leaving
+        assert not client._releases
         assert not client._tally.waiting
     await nothing_left(first)

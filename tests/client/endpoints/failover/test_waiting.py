@@ -235,7 +235,7 @@ async def test_a_waiter_that_an_operator_took_out_of_the_queue_does_not_come_bac
     async with client_of(first) as client:
         task, lease_id = await waiter_of(client, first)
         assert first.ask(f"/admin/leases/{lease_id}/revoke", "POST").status == 200
-        with pytest.raises(RequestRefusedError, match="operator"):
+        with pytest.raises(RequestRefusedError, match="revoked by"):
             await asyncio.wait_for(task, 20)
 
 

@@ -1,0 +1,119 @@
+"""Leases of processes on the server's machine last as long as the process, whatever happens to server and client."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool import GPUWorkerPool, StaleAssignmentError
+from gpu_worker_pool.testing import ServerProcess
+from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running
+from tests.server.leasing import eventually, get, take
+
+TTL_S = 0.6
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[list[ServerProcess]]:
+    with running(1, SIMULATED_GPUS="4") as servers:
+        yield servers
+
+
+@pytest.fixture
+def server(one: list[ServerProcess], monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
+    monkeypatch.setenv("GPU_POOL_TTL", str(TTL_S))
+    yield one[0]
+    as_at_first(one)
+
+
+def wait_for_an_expiry(server: ServerProcess) -> None:
+    """Wait until a lease with a longer TTL than the tests' has expired, at a server that runs."""
+    lease_id = take(server, ttl_s=3 * TTL_S)["id"]
+    eventually(lambda: get(server, lease_id)["state"] == "ended", "it expires")
+
+
+async def test_an_outage_of_the_server_costs_nothing(server: ServerProcess) -> None:
+    async with client_of(server) as client:
+        assignment = await client.request_gpu(timeout=30)
+        assert assignment.lost is not None
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(assignment.lost.wait(), 4 * TTL_S)
+        assert not assignment.is_lost
+
+        await asyncio.to_thread(server.start)
+        assert lease_ids(server) == {assignment.lease_id}
+        await asyncio.to_thread(wait_for_an_expiry, server)
+        assert not assignment.is_lost
+        await client.release_gpu(assignment)
+    await nothing_left(server)
+
+
+async def test_a_release_by_another_caller_is_told_with_its_name_and_words(server: ServerProcess) -> None:
+    told: list[Any] = []
+    async with client_of(server, on_lost=told.append) as client:
+        assignment = await client.request_gpu(timeout=30)
+        assert assignment.lost is not None
+        server.ask(f"/leases/{assignment.lease_id}?reason=the%20demo", "DELETE")
+
+        reason = await asyncio.wait_for(assignment.lost.wait(), 20)
+
+        assert reason == "it was released by a caller on this machine: the demo"
+        assert told == [assignment]
+        with pytest.raises(StaleAssignmentError, match="released by a caller on this machine: the demo"):
+            await client.release_gpu(assignment)
+
+
+HOLDER = """
+import sys
+from gpu_worker_pool import GPUWorkerPool
+with GPUWorkerPool(sys.argv[1]) as pool, pool.gpu(timeout=30) as held:
+    print(held.lease_id, flush=True)
+    sys.stdin.readline()
+    print(held.is_lost, flush=True)
+"""
+
+
+def test_a_holder_that_stood_still_for_longer_than_the_ttl_has_its_gpu(server: ServerProcess) -> None:
+    command = [sys.executable, "-c", HOLDER, server.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            lease_id = child.stdout.readline().strip()
+            child.send_signal(signal.SIGSTOP)
+            wait_for_an_expiry(server)
+            assert get(server, lease_id)["state"] == "active"
+            child.send_signal(signal.SIGCONT)
+            wait_for_an_expiry(server)
+            assert child.communicate("\n")[0] == "False\n"
+            assert child.wait() == 0
+        finally:
+            child.kill()
+
+
+def test_a_release_that_could_not_be_delivered_is_repeated_after_the_client_has_stopped(server: ServerProcess) -> None:
+    with GPUWorkerPool(server.url) as pool:
+        assignment = pool.request_gpu(timeout=30)
+        server.kill()
+
+    server.start()
+
+    eventually(lambda: get(server, assignment.lease_id or "")["end_reason"] == "released", "it is released")
+
+
+def test_a_holder_that_died_while_the_server_was_away_has_no_lease_after_it(server: ServerProcess) -> None:
+    command = [sys.executable, "-c", HOLDER, server.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        lease_id = child.stdout.readline().strip()
+        server.kill()
+        child.kill()
+    server.start()
+
+    eventually(lambda: get(server, lease_id)["end_reason"] == "holder_died", "its death is noticed")
