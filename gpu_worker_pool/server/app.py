@@ -23,7 +23,7 @@ from gpu_worker_pool.host.gpu_lock import GpuLocks
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
-from gpu_worker_pool.ledger.journal import JournalInUse
+from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
@@ -63,7 +63,8 @@ class PoolApp:
         simulated_probe: SimulatedProbe | None = None
         if simulated and make_probe is None:
             simulated_probe = SimulatedProbe(node, simulated, outsiders=settings.simulated_outsiders)
-        self.locks = GpuLocks(urls(settings.host, settings.port, settings.api_prefix, names=())[0])
+        url = urls(settings.host, settings.port, settings.api_prefix, names=())[0]
+        self.locks = GpuLocks(url, journal=_journal_name(settings))
         self._sampler = Sampler(
             make_probe or (lambda: simulated_probe or choose_probe(node, None)),
             interval_s=settings.refresh_interval,
@@ -189,6 +190,13 @@ class PoolApp:
 def create_app(settings: ServerSettings | None = None, make_probe: Callable[[], Probe] | None = None) -> PoolApp:
     """Make the application. The settings are those of the environment unless others are given."""
     return PoolApp(settings or ServerSettings.load(), make_probe)
+
+
+def _journal_name(settings: ServerSettings) -> str | None:
+    try:
+        return str(journal_path(settings).absolute())
+    except JournalError:
+        return None
 
 
 def journal_path(settings: ServerSettings) -> Path:
