@@ -34,11 +34,14 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """The process that has a GPU. `user` and `pid` are the kernel's word; `url` is its own, and None if it gave none."""
+    """The process that has a GPU. `user` and `pid` are the kernel's word; `url` and `journal` are its own, and None if it
+    gave none.
+    """
 
     pid: int
     user: str
     url: str | None
+    journal: str | None = None
 
     def __str__(self) -> str:
         who = f"another server on this machine has this GPU (user {self.user}, pid {self.pid})"
@@ -56,11 +59,13 @@ def user_of(uid: int) -> str:
 class GpuLocks:
     """The locks of one server. `take` may wait a moment for another server's answer: not for an event loop.
 
-    A GPU that another server had is not taken later: that server may only be restarting, and its leases go on.
+    A GPU that another server had is not taken later: that server may only be restarting, and its leases go on. A server
+    of the same user with the same `journal` is this server's predecessor, which is just ending: its leases are ours.
     """
 
-    def __init__(self, url: str | None = None, scope: str | None = None) -> None:
+    def __init__(self, url: str | None = None, scope: str | None = None, *, journal: str | None = None) -> None:
         self.url = url
+        self._journal = None if journal is None else hashlib.sha256(journal.encode()).hexdigest()
         self._scope = os.environ.get(SCOPE_VARIABLE, "") if scope is None else scope
         self._held: dict[str, socket.socket] = {}
         self._others: dict[str, LockHolder] = {}
@@ -81,7 +86,10 @@ class GpuLocks:
                 lock.listen(16)
             except OSError:
                 lock.close()
-                self._others[uuid] = holder = ask_holder(name)
+                holder = ask_holder(name)
+                if self._is_predecessor(holder):
+                    return holder
+                self._others[uuid] = holder
                 logger.warning("GPU %s is not granted here: %s", uuid, holder)
             else:
                 lock.settimeout(0)
@@ -98,6 +106,9 @@ class GpuLocks:
                 self._ready.unregister(lock)
             lock.close()
 
+    def _is_predecessor(self, holder: LockHolder) -> bool:
+        return self._journal is not None and (holder.journal, holder.user) == (self._journal, user_of(os.getuid()))
+
     def _start_answering(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._answer, name="gpu-locks", daemon=True)
@@ -112,10 +123,10 @@ class GpuLocks:
                         caller, _ = lock.accept()
                         with closing(caller):
                             caller.settimeout(0)
-                            caller.send(json.dumps({"url": self.url, "pid": os.getpid()}).encode() + b"\n")
+                            caller.send(json.dumps({"url": self.url, "journal": self._journal}).encode())
 
 
-def holder_of(uuid: str, scope: str | None = None) -> LockHolder | None:
+def lock_holder(uuid: str, scope: str | None = None) -> LockHolder | None:
     """The server that has a GPU; None if none has. It takes no lock."""
     if not sys.platform.startswith("linux"):
         return None
@@ -127,7 +138,7 @@ def holder_of(uuid: str, scope: str | None = None) -> LockHolder | None:
 
 def ask_holder(name: str, *, is_certain: bool = True, needs_answer: bool = True) -> LockHolder:
     """Ask the holder of a lock. What cannot be learned stays unknown; the GPU is not free for that."""
-    pid, user, url = 0, "unknown", None
+    pid, user, url, journal = 0, "unknown", None, None
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_S)
         try:
@@ -136,13 +147,14 @@ def ask_holder(name: str, *, is_certain: bool = True, needs_answer: bool = True)
             pid, uid, _ = _CREDENTIALS.unpack(credentials)
             user = user_of(uid)
             said = json.loads(connection.recv(_ANSWER_BYTES)) if needs_answer else None
-            url = _cleaned(said.get("url")) if isinstance(said, dict) else None
+            if isinstance(said, dict):
+                url, journal = _cleaned(said.get("url")), said.get("journal")
         except ConnectionRefusedError:
             if not is_certain:
                 raise
         except (OSError, ValueError):
             pass
-    return LockHolder(pid, user, url)
+    return LockHolder(pid, user, url, journal)
 
 
 def _cleaned(url: object) -> str | None:

@@ -24,7 +24,7 @@ from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.ledger.journal import JournalInUse, StateDirUnsafe
+from gpu_worker_pool.ledger.journal import JournalError, JournalInUse, StateDirUnsafe
 from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
@@ -78,7 +78,8 @@ class PoolApp:
         simulated_probe: SimulatedProbe | None = None
         if simulated and make_probe is None:
             simulated_probe = SimulatedProbe(node, simulated, outsiders=settings.simulated_outsiders)
-        self.locks = GpuLocks(urls(settings.host, settings.port, settings.api_prefix, names=())[0])
+        url = urls(settings.host, settings.port, settings.api_prefix, names=())[0]
+        self.locks = GpuLocks(url, journal=_journal_name(settings))
         self._sampler = Sampler(
             make_probe or (lambda: simulated_probe or choose_probe(node, None)),
             interval_s=settings.refresh_interval,
@@ -221,6 +222,13 @@ def create_app(
 ) -> PoolApp:
     """Make the application. The settings are those of the environment, and the machine is this one, unless given."""
     return PoolApp(settings or ServerSettings.load(), make_probe, machine)
+
+
+def _journal_name(settings: ServerSettings) -> str | None:
+    try:
+        return str(journal_path(settings).absolute())
+    except JournalError:
+        return None
 
 
 def journal_path(settings: ServerSettings) -> Path:

@@ -52,7 +52,7 @@ def advice(error: OSError, *, host: str = "HOST", port: str = "PORT") -> str:
     if isinstance(error, PermissionError):
         return f"ports below 1024 need more rights; set {port} to a higher one"
     if error.errno == errno.EADDRINUSE:
-        return f"the port is in use; stop the program that uses it, or set {port} to another one"
+        return f"the port is in use; use the GPU server that runs there, or set {port} to another one if it is not one"
     return f"{error.strerror}; check {host} and {port}"
 
 

@@ -31,6 +31,7 @@ DAY_S = 86_400.0
 TTL_S = 90.0
 GPUS = 8
 TOTAL_MB = 80_000.0
+STRANGER_MB = 24_000.0
 # How long the processes of a worker that crashed may stay on the GPU.
 LINGER_S = (0.0, 0.0, 2.0, 15.0)
 
@@ -70,6 +71,7 @@ class Box:
         self.workers: dict[str, Worker] = {}
         self.on_gpu: dict[GpuKey, dict[str, float]] = {GpuKey("box", f"GPU-{i}"): {} for i in range(GPUS)}
         self.asked_at: dict[str, float] = {}
+        self.strangers: set[GpuKey] = set()
 
     # Time
 
@@ -106,19 +108,33 @@ class Box:
         processes = tuple(
             GpuProcess(ProcessId(self.workers[id_].pid, 1.0), memory_mb) for id_, memory_mb in self.on_gpu[key].items()
         )
-        used_mb = sum(self.on_gpu[key].values())
+        if key in self.strangers:
+            processes += (GpuProcess(ProcessId(10_000_000 + index, 1.0), STRANGER_MB, "stranger"),)
+        used_mb = sum(process.memory_mb or 0.0 for process in processes)
         return Reading(
             Gpu(key, index, "NVIDIA A100"),
             self.now,
             TOTAL_MB,
             used_mb,
-            99.0 if processes else 0.0,
+            99.0 if self.on_gpu[key] else 60.0 if processes else 0.0,
             processes=processes,
         )
 
     def observe_regularly(self) -> None:
         self.observe_now()
         self.at(10.0, self.observe_regularly)
+
+    # People who do not use the pool
+
+    def stranger_comes(self) -> None:
+        """Somebody computes on an idle GPU for a while, without asking."""
+        if idle := [key for key, workers in self.on_gpu.items() if not workers and key not in self.strangers]:
+            key = self.rng.choice(idle)
+            self.strangers.add(key)
+            self.at(self.rng.uniform(60, 1800), lambda: self.strangers.discard(key))
+            self.counts["strangers"] += 1
+            self.observe_now()
+        self.at(self.rng.expovariate(1 / 1200.0), self.stranger_comes)
 
     # The workers
 
@@ -172,10 +188,12 @@ class Box:
             others = self.on_gpu[key]
             if share_mb is None:
                 assert not others, f"{key} was granted to {worker.id} while {list(others)} are on it"
+                assert key not in self.strangers, f"{key} was granted to {worker.id} while a stranger is on it"
             else:
                 shares = [self.workers[id_].request.wishes.memory_mb for id_ in others]
                 assert None not in shares, f"{key} is shared with somebody exclusive"
-                assert sum(filter(None, shares)) + share_mb <= 0.8 * TOTAL_MB
+                outside_mb = STRANGER_MB if key in self.strangers else 0.0
+                assert sum(filter(None, shares)) + share_mb + outside_mb <= 0.8 * TOTAL_MB
             others[worker.id] = share_mb or 0.5 * TOTAL_MB
         worker.gpus, worker.granted_at = gpus, self.now
         self.counts["granted"] += 1
@@ -225,6 +243,7 @@ def simulate(seed: int, length_s: float = DAY_S) -> Box:
     box.tell(cmd.Open("boot", 1.7e9))
     box.at(0.0, box.observe_regularly)
     box.at(0.1, box.arrive)
+    box.at(30.0, box.stranger_comes)
     tick(box)
     box.run(length_s)
     box.arrive = lambda: None  # type: ignore[method-assign]  # the gate closes

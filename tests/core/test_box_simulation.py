@@ -24,6 +24,7 @@ def test_a_day_ends_with_everybody_served_or_gone_and_every_gpu_free(box: Box) -
     # A day in which nothing went wrong would show nothing.
     assert min(box.counts["expired"], box.counts["holder_died"], box.counts["cancelled"]) > 10
     assert box.counts["granted"] > 400
+    assert box.counts["strangers"] > 10
 
 
 def test_a_day_can_be_restored_from_its_journal(box: Box) -> None:

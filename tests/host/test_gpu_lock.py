@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from gpu_worker_pool.host.gpu_lock import GpuLocks, holder_of
+from gpu_worker_pool.host.gpu_lock import GpuLocks, lock_holder
 
 OTHER = """
 import sys
 from gpu_worker_pool.host.gpu_lock import GpuLocks
-locks = GpuLocks(sys.argv[2], sys.argv[1])
+locks = GpuLocks(sys.argv[2], sys.argv[1], journal="/first/journal")
 print(locks.take("GPU-1"), flush=True)
 sys.stdin.read()
 """
@@ -53,10 +53,21 @@ def test_the_second_server_learns_who_has_the_gpu_and_does_not_take_it_over(scop
         assert GpuLocks(None, scope).take("GPU-2") is not None
 
 
+def test_a_server_takes_over_from_its_predecessor_on_the_same_journal(scope: str) -> None:
+    with other_process(scope) as other:
+        locks = GpuLocks(None, scope, journal="/first/journal")
+        assert locks.take("GPU-1") is not None
+
+        other.kill()
+        other.wait()
+
+        assert locks.take("GPU-1") is None
+
+
 @pytest.mark.parametrize("url", ["javascript:x", "http://a\x1b[31mb", "http://" + "x" * 300, "http://two words"])
 def test_what_the_holder_says_is_not_believed_where_it_is_no_address(scope: str, url: str) -> None:
     with other_process(scope, url) as other:
-        holder = holder_of("GPU-1", scope)
+        holder = lock_holder("GPU-1", scope)
         assert holder is not None
         assert (holder.pid, holder.url) == (other.pid, None)
         other.kill()
@@ -83,7 +94,7 @@ def test_a_fork_does_not_keep_the_lock(scope: str) -> None:
         os.read(hears, 6)
         locks.close()
         assert GpuLocks(None, scope).take("GPU-1") is None
-        assert holder_of("GPU-2", scope) is None
+        assert lock_holder("GPU-2", scope) is None
     finally:
         for end in (asks, tells, hears, says):
             os.close(end)

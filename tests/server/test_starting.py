@@ -81,7 +81,7 @@ def test_a_port_in_use_is_one_clear_line() -> None:
 
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
-        f"gpu-worker-pool: cannot listen on 127.0.0.1:{port}: the port is in use; stop the program that uses it, or set PORT to another one"
+        f"gpu-worker-pool: cannot listen on 127.0.0.1:{port}: the port is in use; use the GPU server that runs there, or set PORT to another one if it is not one"
     ]
 
 

@@ -6,11 +6,14 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.cli.units import count, show_memory
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.host.gpu_lock import LockHolder, lock_holder
 from gpu_worker_pool.ledger.journal import JournalError, StateDirUnsafe
 from gpu_worker_pool.ledger.state_dir import check_is_private
 from gpu_worker_pool.server.app import journal_path
@@ -37,6 +40,7 @@ def checks(facts: GpuFacts, *, is_client_only: bool) -> list[Check]:
         Check("server-settings", lambda: judge_settings("server", heard)),
         Check("simulated", lambda: judge_simulated(settings.simulated_gpus, has_gpus=bool(facts.readings))),
         Check("port", lambda: judge_port(Port.of(settings), is_client_only=is_client_only)),
+        Check("authority", lambda: judge_authority(find_holders(facts.readings))),
         Check("state-dir", lambda: check_state_dir(settings)),
         Check("tokens", lambda: check_tokens(settings, heard)),
         Check("pidfd", check_pidfd),
@@ -163,6 +167,26 @@ def judge_port(port: Port, *, is_client_only: bool) -> Finding:
         text = f"a server cannot listen on {where}: {words.partition(';')[0]}, and no GPU server of ours is there"
         return Finding(name, "warning" if is_client_only else "problem", text, words.partition("; ")[2] or None)
     return Finding(name, "ok", f"{where} is free: a server can be started there")
+
+
+def find_holders(readings: Sequence[Reading]) -> dict[LockHolder, list[int]]:
+    """The servers that have GPUs of this machine, with the indices of those."""
+    found: dict[LockHolder, list[int]] = {}
+    for reading in readings:
+        if holder := lock_holder(reading.gpu.key.uuid):
+            found.setdefault(holder, []).append(reading.gpu.index)
+    return found
+
+
+def judge_authority(holders: Mapping[LockHolder, Sequence[int]]) -> list[Finding]:
+    """Whose servers grant the GPUs of this machine. A second server would grant none of these."""
+    found = []
+    for holder, indices in holders.items():
+        which = ", ".join(map(str, indices))
+        text = f"the server of {holder.user} (pid {holder.pid}) grants these GPUs of this machine: {which}"
+        how = f"use that one: --endpoint {holder.url}" if holder.url else None
+        found.append(Finding("authority", "ok", text, how))
+    return found
 
 
 def judge_state_dir(state: StateDir) -> list[Finding]:

@@ -12,6 +12,7 @@ import pytest
 from gpu_worker_pool.cli.doctor import server
 from gpu_worker_pool.cli.doctor.finding import judge_settings
 from gpu_worker_pool.cli.serve.port_holder import PortHolder
+from gpu_worker_pool.host.gpu_lock import LockHolder
 from gpu_worker_pool.server.http.access import Tokens
 from tests.cli.doctor.facts import TOKEN
 
@@ -35,6 +36,16 @@ def test_a_port_is_free_or_ours_or_somebody_elses(port: server.Port, is_client_o
 
     assert finding.status == status
     assert status == "ok" or finding.advice
+
+
+def test_whose_servers_have_the_gpus_of_this_machine() -> None:
+    bob = LockHolder(7, "bob", "http://localhost:8000")
+
+    (finding,) = server.judge_authority({bob: [0, 2]})
+
+    assert finding.status == "ok"
+    assert finding.message == "the server of bob (pid 7) grants these GPUs of this machine: 0, 2"
+    assert finding.advice == "use that one: --endpoint http://localhost:8000"
 
 
 STATE = server.StateDir(
