@@ -78,7 +78,8 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     left = "an unknown time" if view.expires_in_s is None else show_duration(view.expires_in_s)
     match view.state:
         case "queued":
-            place = f"position {view.position} of {max(report.queue_length, view.position or 0)}"
+            place = f"position {view.position}"
+            place += lease.inside or f" of {max(report.queue_length, view.position or 0)}"
             return (
                 f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}, since "
                 f"{_moment(lease.requested_at, now)}. Without a heartbeat it leaves the queue in {left}."
@@ -86,7 +87,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
         case "active":
             place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
-                f"{who} holds {show_gpus(lease.gpu_ids)} at {lease.endpoint}{runs}{place}, since "
+                f"{who} holds {show_gpus(lease.gpu_ids)}{lease.inside} at {lease.endpoint}{runs}{place}, since "
                 f"{_moment(lease.granted_at, now)}. Without a heartbeat it expires in {left}."
             )
         case "draining":

@@ -80,7 +80,7 @@ def _table(console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str
             *([Text(lease.endpoint)] if with_endpoint else []),
             Text(view.owner or "-"),
             Text(view.worker_id or "-"),
-            Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),
+            Text((", ".join(lease.gpu_ids) or f"waits for {lease.wants}") + lease.inside),
             show_since(lease.since_at, now),
             "-" if view.expires_in_s is None else f"in {show_duration(view.expires_in_s)}",
             str(view.priority),

@@ -128,7 +128,7 @@ def _queue_table(queue: Sequence[LeaseReport], now: float) -> Table:
         table.add_row(
             "?" if lease.view.position is None else str(lease.view.position),
             Text(lease.holder),
-            Text(lease.wants + (f", priority {lease.view.priority}" if lease.view.priority else "")),
+            Text(lease.wants + lease.inside + (f", priority {lease.view.priority}" if lease.view.priority else "")),
             show_since(lease.requested_at, now),
             Text(lease.why or ""),
         )
