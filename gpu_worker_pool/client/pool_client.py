@@ -103,11 +103,10 @@ class GPUWorkerPoolClient:
         self._on_lost = on_lost
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._fleet: Fleet | None = None
-        self._tally = Tally()
+        self._tally, self._numbers = Tally(), itertools.count(1)
         self._kept: dict[str, _Kept] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._acquiring: set[asyncio.Future[None]] = set()
-        self._numbers = itertools.count(1)
         # Two clients may run in processes of the same number, in two containers, say.
         self._name = uuid.uuid4().hex[:6]
         self._pid = os.getpid()
@@ -177,9 +176,9 @@ class GPUWorkerPoolClient:
         Several `gpus` are all on one server. With `memory_mb` a GPU is shared with other requests that name an amount.
         `among`: only these GPUs will do, by index as nvidia-smi has it, by UUID or by the beginning of one. `labels`
         are shown with the lease. `pid` is the process that is to use the GPU, where that is not this one: its death
-        then frees the GPU. Inside a `gpu-pool run` or `batch` the request uses the GPUs of that lease, and waits for
-        others inside it; `new` asks for other GPUs. Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout),
-        RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing behind.
+        then frees the GPU. Inside a `gpu-pool run` or `batch` it uses GPUs of that lease; `new` asks for others.
+        Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError
+        where no endpoint could ever serve it. A cancelled request leaves nothing behind.
         """
         fleet = self._started()
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
@@ -196,8 +195,7 @@ class GPUWorkerPoolClient:
             self._config.asked_utilization_threshold,
             None if among is None else as_gpu_names(among),
         )
-        labelled = tuple(sorted((labels or {}).items()))
-        parent = self._lease.id if self._lease is not None and not new else None
+        parent, labelled = None if new else self._lease and self._lease.id, tuple(sorted((labels or {}).items()))
         request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
@@ -302,10 +300,8 @@ class GPUWorkerPoolClient:
             worker_id = request.holder.worker_id or ""
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
-        members = list(fleet.members.values())
-        if request.parent is not None and self._lease is not None:
-            members = [member for member in members if self._lease.is_at(member.endpoint.url)][:1]
-        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, members=members, on_queued=queued)
+        inside = self._lease if request.parent is not None else None
+        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, inside=inside, on_queued=queued)
         over = asyncio.get_running_loop().create_future()
         self._acquiring.add(over)
         try:
@@ -343,12 +339,10 @@ class GPUWorkerPoolClient:
         else:
             assignment = GPUAssignment(indices[0], worker_id, now, **where, local_gpu_id=indices[0])
             assignment.gpu_ids = indices
-        assignment.lease_id = won.lease_id
-        assignment.fence = won.grant.fence
+        assignment.lease_id, assignment.fence = won.lease_id, won.grant.fence
         assignment.server_url = won.member.endpoint.url.url if won.book.needs_heartbeat else None
         assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
-        assignment.env = dict(won.grant.env)
-        assignment.lost = lost
+        assignment.env, assignment.lost = dict(won.grant.env), lost
         return assignment
 
     def _find(self, assignment: Assignment) -> _Kept:
