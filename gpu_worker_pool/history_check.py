@@ -59,6 +59,8 @@ class LeaseRecord:
     asked_at: float
     # The server's id; the worker may have learned it after the request.
     id: str
+    # The key of the lease whose GPUs it uses; None if it has GPUs of its own.
+    parent: str | None = None
     lines: list[Line] = field(default_factory=list)
     fence: int | None = None
     uuids: tuple[str, ...] = ()
@@ -124,7 +126,7 @@ class RunHistory:
             if line["what"] == "asks":
                 wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
                 facts = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
-                self.leases[key] = LeaseRecord(key, *facts, id=key)
+                self.leases[key] = LeaseRecord(key, *facts, id=key, parent=line.get("parent"))
             lease = self.leases.get(key)
             # The lines of other processes about a lease are not answers to its holder.
             if lease is not None and line["who"] == lease.who:
@@ -136,11 +138,22 @@ class RunHistory:
         self.tenures = sorted((one for one in self.leases.values() if one.is_served), key=attrgetter("took_at"))
 
     def holders(self) -> dict[str, list[LeaseRecord]]:
-        """The exclusive tenures of each GPU in order, without those that were over before they began."""
+        """The exclusive tenures of each GPU in order, without those that were over before they began, and without
+        those inside another.
+        """
         found: dict[str, list[LeaseRecord]] = defaultdict(list)
         for lease in self.tenures:
+            if lease.parent is not None:
+                continue
             for uuid in lease.uuids if lease.wishes[1] is None and lease.took_at < lease.ended_at else ():
                 found[uuid].append(lease)
+        return found
+
+    def around(self, lease: LeaseRecord) -> list[str | None]:
+        """The keys of the leases that a lease is inside of, outwards; the last is None."""
+        found = [lease.parent]
+        while (outer := self.leases.get(found[-1] or "")) is not None and outer.parent not in found:
+            found.append(outer.parent)
         return found
 
     def of_kind(self, what: str) -> Iterator[Line]:
@@ -174,12 +187,14 @@ def check_held_twice(history: RunHistory) -> Iterator[Violation]:
         for uuid in lease.uuids if lease.took_at < lease.ended_at else ():
             here = [other for other in on_gpu[uuid] if other.ended_at > lease.took_at]
             for other in here:
+                if other.key in history.around(lease) or lease.key in history.around(other):
+                    continue  # a lease and one inside it have the GPU together
                 if None in {lease.wishes[1], other.wishes[1]}:
                     both_ms = 1000 * (min(lease.ended_at, other.ended_at) - lease.took_at)
                     text = f"{_gpu(lease, uuid)}: {lease} had it while {other} did, for {both_ms:.0f} ms"
                     yield Violation("held_twice", text)
             here.append(lease)
-            together_mb = sum(other.wishes[1] or 0.0 for other in here)
+            together_mb = sum(other.wishes[1] or 0.0 for other in here if other.parent is None)
             if together_mb > history.usable_mb:
                 yield Violation("overfull", f"{together_mb} MB on {_gpu(lease, uuid)}: {', '.join(map(str, here))}")
             on_gpu[uuid] = here
@@ -238,9 +253,9 @@ def check_order(history: RunHistory) -> Iterator[Violation]:
     Certainly: its worker learned that it is in the queue before the other request was made. Fences tell which was
     served first. A request that left the queue has no fence, or was last seen waiting before the other was served.
     """
-    groups: dict[tuple[int, float | None], list[LeaseRecord]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[LeaseRecord]] = defaultdict(list)
     for lease in history.leases.values():
-        groups[lease.wishes].append(lease)
+        groups[lease.wishes, lease.parent].append(lease)
     for leases in groups.values():
         queued = [lease for lease in leases if lease.queued_at < inf]
         granted = [lease for lease in leases if lease.fence is not None]
@@ -305,7 +320,8 @@ def check_lease_kept(lease: LeaseRecord) -> Iterator[Violation]:
             yield Violation("lost", f"{lease} is unknown at {at:.3f}")
         reason = line["reason"] if what == "lost" else line.get("end_reason")
         if reason is not None:
-            is_own_doing = reason in BY_THE_HOLDER and at > released_at
+            # A lease inside another may end with that one, for its reason.
+            is_own_doing = lease.parent is not None or (reason in BY_THE_HOLDER and at > released_at)
             if not is_own_doing and (at < safe_until or reason in {*BY_THE_HOLDER, "unknown"}):
                 yield Violation("lost", f"{lease} is lost at {at:.3f}, safe until {safe_until:.3f}: {reason}")
             ended_at = min(ended_at, at)

@@ -104,11 +104,10 @@ class GPUWorkerPoolClient:
         self._on_lost = on_lost
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._fleet: Fleet | None = None
-        self._tally = Tally()
+        self._tally, self._numbers = Tally(), itertools.count(1)
         self._kept: dict[str, _Kept] = {}
         self._releases: Releases | None = None
         self._acquiring: set[asyncio.Future[None]] = set()
-        self._numbers = itertools.count(1)
         # Two clients may run in processes of the same number, in two containers, say.
         self._name = uuid.uuid4().hex[:6]
         self._pid = os.getpid()
@@ -197,8 +196,7 @@ class GPUWorkerPoolClient:
             self._config.asked_utilization_threshold,
             None if among is None else as_gpu_names(among),
         )
-        labelled = tuple(sorted((labels or {}).items()))
-        parent = self._lease.id if self._lease is not None and not new else None
+        parent, labelled = None if new else self._lease and self._lease.id, tuple(sorted((labels or {}).items()))
         request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
@@ -303,10 +301,8 @@ class GPUWorkerPoolClient:
             worker_id = request.holder.worker_id or ""
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
-        members = list(fleet.members.values())
-        if request.parent is not None and self._lease is not None:
-            members = [member for member in members if self._lease.is_at(member.endpoint.url)][:1]
-        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, members=members, on_queued=queued)
+        inside = self._lease if request.parent is not None else None
+        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, inside=inside, on_queued=queued)
         over = asyncio.get_running_loop().create_future()
         self._acquiring.add(over)
         try:
@@ -344,12 +340,10 @@ class GPUWorkerPoolClient:
         else:
             assignment = GPUAssignment(indices[0], worker_id, now, **where, local_gpu_id=indices[0])
             assignment.gpu_ids = indices
-        assignment.lease_id = won.lease_id
-        assignment.fence = won.grant.fence
+        assignment.lease_id, assignment.fence = won.lease_id, won.grant.fence
         assignment.server_url = won.member.endpoint.url.url if won.book.needs_heartbeat else None
         assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
-        assignment.env = dict(won.grant.env)
-        assignment.lost = lost
+        assignment.env, assignment.lost = dict(won.grant.env), lost
         return assignment
 
     def _find(self, assignment: Assignment) -> _Kept:

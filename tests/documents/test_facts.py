@@ -34,6 +34,7 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_LEASE_ID",
         "GPU_POOL_LEASE_GPUS",
         "GPU_POOL_LEASE_ENDPOINT",
+        "GPU_POOL_LEASE_URL",
         "GPU_POOL_LEASE_FENCE",
         "GPU_POOL_BATCH_LINE",
     }

@@ -62,6 +62,36 @@ class Scribe:
         return [violation.kind for violation in check(RunHistory(self.lines, self.resources, usable_mb=100.0))]
 
 
+def one_inside_another(scribe: Scribe) -> None:
+    scribe.asks("a", 0.0)
+    scribe.took("a", 0.2, 1)
+    scribe.asks("inner", 0.3, parent="a")
+    scribe.took("inner", 0.4, 2)
+    scribe.asks("innermost", 0.5, parent="inner", memory_mb=10.0)
+    scribe.took("innermost", 0.6, 3)
+    scribe.gave_back("innermost", 0.7)
+    scribe.gave_back("a", 1.0)
+    scribe.answer("inner", 1.1, "ended", end_reason="released")
+
+
+def two_inside_one(scribe: Scribe) -> None:
+    scribe.asks("a", 0.0)
+    scribe.took("a", 0.2, 1)
+    for fence, who in enumerate(("b", "c"), start=2):
+        scribe.asks(who, 0.3, parent="a")
+        scribe.took(who, 0.4 + fence / 10, fence)
+
+
+def a_stranger_beside_one_inside(scribe: Scribe) -> None:
+    scribe.asks("a", 0.0)
+    scribe.took("a", 0.2, 1)
+    scribe.asks("inner", 0.3, parent="a")
+    scribe.took("inner", 0.4, 2)
+    scribe.say("left", 0.5, "a", left_at=0.5, why="done")
+    scribe.asks("stranger", 0.6)
+    scribe.took("stranger", 0.7, 3)
+
+
 def one_after_another(scribe: Scribe) -> None:
     scribe.asks("a", 0.0)
     scribe.took("a", 0.2, 1)
@@ -128,6 +158,7 @@ def it_left_the_queue(scribe: Scribe) -> None:
     "write",
     [
         one_after_another,
+        one_inside_another,
         stopped_holder_overstays,
         dead_holder_is_replaced,
         sharers_fit,
@@ -345,6 +376,8 @@ def server_error(scribe: Scribe) -> None:
     ("kind", "write"),
     [
         ("held_twice", overlap),
+        ("held_twice", two_inside_one),
+        ("held_twice", a_stranger_beside_one_inside),
         ("held_twice", overlap_after_renewal),
         ("held_twice", overlap_of_exclusive_and_shared),
         ("overfull", overfull),

@@ -70,7 +70,8 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     runs = f", for `{lease.command}`" if lease.command else ""
     match view.state:
         case "queued":
-            place = f"position {view.position} of {max(report.queue_length, view.position or 0)}"
+            place = f"position {view.position}"
+            place += lease.inside or f" of {max(report.queue_length, view.position or 0)}"
             return (
                 f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}, since "
                 f"{_moment(lease.requested_at, now)}."
@@ -79,7 +80,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
             lasts = " It lasts as long as that process." if view.is_local and view.expires_in_s is None else ""
             place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
-                f"{who} holds {show_gpus(lease.gpu_ids)} at {lease.endpoint}{runs}{place}, since "
+                f"{who} holds {show_gpus(lease.gpu_ids)}{lease.inside} at {lease.endpoint}{runs}{place}, since "
                 f"{_moment(lease.granted_at, now)}.{lasts}"
             )
         case "draining":

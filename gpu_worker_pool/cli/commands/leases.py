@@ -81,7 +81,7 @@ def _table(
             Text(view.state),
             *([Text(lease.endpoint)] if with_endpoint else []),
             Text(view.owner or "-"),
-            Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),
+            Text((", ".join(lease.gpu_ids) or f"waits for {lease.wants}") + lease.inside),
             show_clock(lease.since_at, now).removeprefix("since "),
             str(view.priority),
             Text(cut(console, lease.command or "-")),

@@ -144,7 +144,7 @@ def _queue_table(console: Console, queue: Sequence[LeaseReport], now: float) -> 
             "?" if lease.view.position is None else str(lease.view.position),
             Text(lease.holder),
             Text(cut(console, lease.command or "-")),
-            Text(lease.wants + (f", priority {lease.view.priority}" if lease.view.priority else "")),
+            Text(lease.wants + lease.inside + (f", priority {lease.view.priority}" if lease.view.priority else "")),
             show_clock(lease.requested_at, now).removeprefix("since "),
             Text(lease.why or ""),
         )

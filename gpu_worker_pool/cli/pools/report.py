@@ -123,6 +123,11 @@ class LeaseReport:
             return "GPUs"
 
     @property
+    def inside(self) -> str:
+        """The lease it is inside of, to be put after its GPUs or wishes; empty if it is in none."""
+        return f" inside {self.view.parent[:8]}" if self.view.parent else ""
+
+    @property
     def requested_at(self) -> float | None:
         return read_time(self.view.requested_at)
 
@@ -166,6 +171,7 @@ class LeaseReport:
             "ended_at": iso_time(self.ended_at),
             "end_reason": view.end_reason,
             "expires_in_s": view.expires_in_s,
+            "parent": view.parent,
         }
 
 

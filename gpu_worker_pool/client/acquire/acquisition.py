@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -19,6 +19,7 @@ from gpu_worker_pool.client.backends.lease_book import (
     Queued,
 )
 from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
+from gpu_worker_pool.client.inherited_lease import InheritedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.errors import (
     EndpointError,
@@ -69,7 +70,7 @@ class Acquisition:
         leave: Leave,
         tally: Tally,
         *,
-        members: Sequence[Member],
+        inside: InheritedLease | None = None,
         on_queued: Callable[[str, str, str], None],
     ) -> None:
         self._fleet = fleet
@@ -77,8 +78,11 @@ class Acquisition:
         self._request = request
         self._leave = leave
         self._tally = tally
-        # The endpoints that may be asked.
-        self._members = {member.id: member for member in members}
+        # The endpoints that may be asked. Inside a lease that is the one which knows the lease.
+        self._members = fleet.members
+        if inside is not None:
+            known = [member for member in fleet.members.values() if inside.is_at(member.endpoint.url)]
+            self._members = {member.id: member for member in known[:1]}
         # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()

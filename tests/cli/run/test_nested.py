@@ -93,8 +93,9 @@ def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, tmp_
     assert waiting["position"] == 1
     assert f"inside lease {waiting['parent']}" in waiting["reason"]
     assert "another job inside this lease" in waiting["reason"]
-    shown = gpu_pool("status", server=server).out
-    assert "inside" in shown
+    shown = gpu_pool("explain", waiting["id"], server=server).out
+    assert f"position 1 inside {waiting['parent'][:8]}" in shown
+    assert [x["parent"] for x in gpu_pool("leases", "--json", server=server).json["leases"]].count(None) == 1
     pool = server.json("/pool")
     assert [len(gpu["leases"]) for gpu in pool["gpus"]].count(1) == 1
     go.touch()
