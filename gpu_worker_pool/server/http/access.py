@@ -144,22 +144,15 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
         name = _name_by_token(authorization, tokens)
         return Caller(name=name, is_admin=name == ADMIN)
     _refuse_unless_local(origin, headers)
-    where = (
-        f"its Unix socket {rules.socket}" if rules.socket else "its Unix socket, which is turned off (GPU_POOL_SOCKET)"
-    )
+    how = f"call by its Unix socket {rules.socket}, or {HOW_TO_PROVE_IT}" if rules.socket else HOW_TO_PROVE_IT
     if not origin.is_unix and not rules.takes_loopback:
         raise Denied(
-            401,
-            f"This server takes callers of its own machine by {where} only (GPU_POOL_LOCAL=socket); use that, or "
-            f"{HOW_TO_PROVE_IT}.",
+            401, f"This server takes callers of its own machine by its Unix socket only (GPU_POOL_LOCAL=socket); {how}."
         )
     try:
         user = origin.find_user()
     except UserNotKnown as unknown:
-        raise Denied(
-            401,
-            f"The server cannot tell which user of its machine calls: {unknown}; use {where}, or {HOW_TO_PROVE_IT}.",
-        ) from None
+        raise Denied(401, f"The server cannot tell which user of its machine calls: {unknown}; {how}.") from None
     if user is None:
         return Caller(is_local=True, is_admin=tokens.is_unset)
     return Caller(user.name, is_local=True, is_admin=user.is_admin)
