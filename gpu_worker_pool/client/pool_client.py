@@ -196,7 +196,8 @@ class GPUWorkerPoolClient:
             self._config.asked_utilization_threshold,
             None if among is None else as_gpu_names(among),
         )
-        parent, labelled = None if new else self._lease and self._lease.id, tuple(sorted((labels or {}).items()))
+        parent = None if new or self._lease is None else self._lease.id
+        labelled = tuple(sorted((labels or {}).items()))
         request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
