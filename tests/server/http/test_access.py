@@ -337,7 +337,6 @@ def test_with_broken_tokens_no_token_works() -> None:
 
 LOCAL, NAMED, BOSS = Caller(is_local=True), Caller(name="alice"), Caller(name="admin", is_admin=True)
 TRUSTED = Caller(is_local=True, is_admin=True)
-UNIX, ROOT = Caller("alice", is_local=True), Caller("root", is_local=True, is_admin=True)
 
 OWNERS: list[tuple[Caller, str | None, Tokens, str | None]] = [
     (NAMED, None, TOKENS, "alice"),
@@ -351,10 +350,6 @@ OWNERS: list[tuple[Caller, str | None, Tokens, str | None]] = [
     (TRUSTED, "alice", UNSET, "alice"),
     (TRUSTED, "admin", UNSET, "admin"),
     (LOCAL, None, BROKEN, None),
-    (UNIX, None, TOKENS, "alice"),
-    (UNIX, " alice ", BROKEN, "alice"),
-    (ROOT, None, UNSET, "root"),
-    (ROOT, "bob", TOKENS, "bob"),
 ]
 
 
@@ -378,12 +373,6 @@ def test_a_name_that_can_be_proven_cannot_be_claimed(claimed: str, tokens: Token
     assert caught.value.status == 403
 
 
-def test_a_unix_user_cannot_request_for_another() -> None:
-    with pytest.raises(Denied, match="here alice, not bob; leave owner out") as caught:
-        owner_for(UNIX, "bob", UNSET)
-    assert caught.value.status == 403
-
-
 MANAGED: list[tuple[Caller, str | None, Tokens, bool]] = [
     (NAMED, "alice", TOKENS, True),
     (NAMED, "bob", TOKENS, False),
@@ -403,14 +392,6 @@ MANAGED: list[tuple[Caller, str | None, Tokens, bool]] = [
     (Caller(), None, TOKENS, False),
     (Caller(), "carol", TOKENS, False),
     (Caller(name="alice", is_local=True), "carol", TOKENS, False),
-    # Unix users: the kernel proves their names, whatever the tokens are.
-    (Caller("alice", is_local=True), "alice", TOKENS, True),
-    (Caller("alice", is_local=True), "alice", UNSET, True),
-    (Caller("alice", is_local=True), "alice", BROKEN, True),
-    (Caller("alice", is_local=True), "bob", UNSET, False),
-    (Caller("admin", is_local=True), "bob", UNSET, False),
-    (Caller("root", is_local=True, is_admin=True), "bob", BROKEN, True),
-    (Caller("alice", is_local=True), None, UNSET, True),
 ]
 
 

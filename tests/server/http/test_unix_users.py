@@ -6,7 +6,16 @@ import pytest
 
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User
-from gpu_worker_pool.server.http.access import AccessRules, Caller, Denied, Origin, Tokens, identify
+from gpu_worker_pool.server.http.access import (
+    AccessRules,
+    Caller,
+    Denied,
+    Origin,
+    Tokens,
+    identify,
+    may_manage,
+    owner_for,
+)
 
 HERE = {"host": "localhost:8000"}
 TOKENS = Tokens.parse("alice:alice-token-1,admin:admin-token-333")
@@ -74,3 +83,26 @@ def test_local_callers_can_be_taken_by_the_socket_only() -> None:
 def test_a_platform_without_users_trusts_the_machine_as_before() -> None:
     assert identify(by_tcp(None), HERE, AccessRules()) == Caller(is_local=True, is_admin=True)
     assert identify(by_tcp(None), HERE, AccessRules(TOKENS)) == Caller(is_local=True)
+
+
+ALICE, ROOT = Caller("alice", is_local=True), Caller("root", is_local=True, is_admin=True)
+EVERY_STATE = [Tokens(), TOKENS, Tokens.broken()]
+
+
+@pytest.mark.parametrize("tokens", EVERY_STATE)
+def test_the_owner_of_a_new_lease_is_the_user(tokens: Tokens) -> None:
+    assert owner_for(ALICE, None, tokens) == owner_for(ALICE, " alice ", tokens) == "alice"
+    assert owner_for(ROOT, None, tokens) == "root"
+    assert owner_for(ROOT, "bob", tokens) == "bob", "an administrator may request for another owner"
+    with pytest.raises(Denied, match="here alice, not bob; leave owner out") as caught:
+        owner_for(ALICE, "bob", tokens)
+    assert caught.value.status == 403
+
+
+@pytest.mark.parametrize("tokens", EVERY_STATE)
+def test_a_user_may_change_own_leases_only(tokens: Tokens) -> None:
+    assert may_manage(ALICE, "alice", tokens)
+    assert may_manage(ALICE, None, tokens), "of a server that could not tell users"
+    assert not may_manage(ALICE, "bob", tokens)
+    assert not may_manage(Caller("admin", is_local=True), "bob", tokens)
+    assert may_manage(ROOT, "bob", tokens)
