@@ -17,7 +17,7 @@ from tests.server.leasing import take
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess({"SIMULATED_GPUS": "2"}) as running:
-        take(running, owner="zoë", labels={"command": "🚀 [red]fly"})
+        take(running, owner="zoë", ttl_s=600, labels={"command": "🚀 [red]fly"})
         yield running
 
 

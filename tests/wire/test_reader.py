@@ -51,7 +51,7 @@ def test_a_list_is_read_without_what_cannot_be() -> None:
     found = read(PoolView, {"gpus": [GPU, {"gpu_id": 4}, "GPU-5", None]})
     assert found is not None
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1"]
-    assert (found.queue_length, found.can_grant, found.thresholds.memory_percent) == (None, True, None)
+    assert (found.queue_length, found.can_grant, found.thresholds.memory_percent) == (None, None, None)
 
 
 def test_a_draining_lease_is_read_with_the_gpus_that_it_has_not_left() -> None:
