@@ -231,7 +231,8 @@ class _Leases:
     def _check_that_all_are_coordinated(self, assignment: Assignment) -> None:
         """Fail if tests in several processes use a server without leases: a lease that cannot expire is the process's own."""
         processes = getattr(self._config, "workerinput", {}).get("workercount", 1)
-        if processes > 1 and getattr(assignment.lost, "ends_at", None) is None:
+        lost = assignment.lost
+        if processes > 1 and getattr(lost, "ends_at", None) is None and not getattr(lost, "is_local", False):
             _fail(
                 f"the GPU server {assignment.endpoint_id} has statistics only and no leases, so only the tests of one "
                 f"process are coordinated, and these run in {processes}: they would be given the same GPUs. Run this "

@@ -138,7 +138,7 @@ NUMBERS = [
     ("workers_per_gpu", "GPU_POOL_WORKERS_PER_GPU", 1, 1, 1024, 2),
     ("worker_timeout", None, 300.0, 0, 1e9, 600.0),
     ("request_timeout", None, 30.0, 0.01, 3600, 10),
-    ("ttl_s", "GPU_POOL_TTL", 30.0, 0.1, 604800, 12.5),
+    ("ttl_s", "GPU_POOL_TTL", 60.0, 0.1, 604800, 12.5),
 ]
 IN_CONSTRUCTOR = [row for row in NUMBERS if row[0] != "ttl_s"]
 IN_ENVIRONMENT = [row for row in NUMBERS if row[1]]

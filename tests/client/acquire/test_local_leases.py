@@ -117,3 +117,15 @@ def test_a_holder_that_died_while_the_server_was_away_has_no_lease_after_it(serv
     server.start()
 
     eventually(lambda: get(server, lease_id)["end_reason"] == "holder_died", "its death is noticed")
+
+
+def test_a_server_that_stops_says_which_leases_go_on_without_it(server: ServerProcess) -> None:
+    with GPUWorkerPool(server.url) as pool:
+        pool.request_gpu(timeout=30)
+        take(server, ttl_s=60)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait()
+        log = (server.folder / "log").read_text()
+        assert "this server stops; without it, 1 lease goes on while the process of the holder runs, and 1 of " in log
+        server.start()

@@ -233,4 +233,4 @@ def test_following_is_no_sign_of_life(server: ServerProcess) -> None:
     with Stream(server) as stream:
         waiter = queue(server, ttl_s=0.3)["id"]
         assert stream.until("lease_ended", waiter)[-1].data["end_reason"] == "expired"
-    assert renew(server, waiter)["lost"] == [{"id": waiter, "reason": "expired"}]
+    assert renew(server, waiter)["lost"] == [{"id": waiter, "reason": "expired", "by": None, "note": None}]

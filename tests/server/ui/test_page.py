@@ -209,6 +209,8 @@ def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: ServerProce
         "label": "train.py",
         "gpus": [where],
         "reason": None,
+        "by": None,
+        "note": None,
     }
     assert happened[1]["reason"] == "dust"
     times = [shown["started_at"], *(item["at"] for item in reversed(happened)), shown["now"]]

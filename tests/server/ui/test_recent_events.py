@@ -10,6 +10,7 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.ui.recent_events import KEPT, RecentEvents
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
+NOBODY_SAID = {"by": None, "note": None}
 WHEN = "1970-01-12T13:48:20.000Z"
 assert START + WALL_OFFSET_S == 1_000_100.0  # which is that
 
@@ -28,7 +29,7 @@ def test_each_kind_is_told_with_who_what_and_why() -> None:
     request = Request(Wishes(), Holder("w1", "ann"), labels=(("command", "train.py"), ("job", "x")))
     recent_events.follow(box.do(cmd.RequestLease("a", request)))
     recent_events.follow(box.ask("b", worker="w2"))
-    recent_events.follow(box.release("a"))
+    recent_events.follow(box.do(cmd.Release("a", by="bob", why="the demo")))
     recent_events.follow(box.observe_now(reading()))
     recent_events.follow(box.do(cmd.ExcludeGpu(key(), "dust")))
     recent_events.follow(box.do(cmd.IncludeGpu(key())))
@@ -38,13 +39,13 @@ def test_each_kind_is_told_with_who_what_and_why() -> None:
     a = {"lease_id": "a", "owner": "ann", "worker_id": "w1", "label": "train.py"}
     b = {"lease_id": "b", "owner": None, "worker_id": "w2", "label": None}
     assert [asdict(view) for view in recent_events.views()] == [
-        {"at": WHEN, "kind": "in_service", **nobody, "gpus": (gpu(0),), "reason": None},
-        {"at": WHEN, "kind": "out_of_service", **nobody, "gpus": (gpu(0),), "reason": "dust"},
-        {"at": WHEN, "kind": "granted", **b, "gpus": (gpu(0),), "reason": None},
-        {"at": WHEN, "kind": "drained", **a, "gpus": (gpu(0),), "reason": None},
-        {"at": WHEN, "kind": "ended", **a, "gpus": (gpu(0),), "reason": "released"},
-        {"at": WHEN, "kind": "queued", **b, "gpus": (), "reason": None},
-        {"at": WHEN, "kind": "granted", **a, "gpus": (gpu(0),), "reason": None},
+        {"at": WHEN, "kind": "in_service", **nobody, "gpus": (gpu(0),), "reason": None, **NOBODY_SAID},
+        {"at": WHEN, "kind": "out_of_service", **nobody, "gpus": (gpu(0),), "reason": "dust", **NOBODY_SAID},
+        {"at": WHEN, "kind": "granted", **b, "gpus": (gpu(0),), "reason": None, **NOBODY_SAID},
+        {"at": WHEN, "kind": "drained", **a, "gpus": (gpu(0),), "reason": None, **NOBODY_SAID},
+        {"at": WHEN, "kind": "ended", **a, "gpus": (gpu(0),), "reason": "released", "by": "bob", "note": "the demo"},
+        {"at": WHEN, "kind": "queued", **b, "gpus": (), "reason": None, **NOBODY_SAID},
+        {"at": WHEN, "kind": "granted", **a, "gpus": (gpu(0),), "reason": None, **NOBODY_SAID},
     ]
 
 
@@ -64,7 +65,7 @@ def test_what_is_known_then_is_told_although_the_lease_is_forgotten_later() -> N
     box = Box(reading(), remembered_ended_leases=0)
     recent_events = of(box)
     recent_events.follow(box.ask("a", owner="ann"))
-    recent_events.follow(box.release("a"))
+    recent_events.follow(box.do(cmd.Release("a", by="bob", why="the demo")))
     recent_events.follow(box.observe_now(reading()))
     assert box.state.find("a") is None
 

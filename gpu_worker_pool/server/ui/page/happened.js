@@ -41,8 +41,8 @@ function sentence(event) {
       return `${holderName(event)} has ${gpus}`;
     case "ended":
       return event.gpus.length === 0
-        ? `${holderName(event)} no longer waits: ${END_REASONS[event.reason] ?? event.reason}`
-        : `${holderName(event)} no longer has ${gpus}: ${END_REASONS[event.reason] ?? event.reason}`;
+        ? `${holderName(event)} no longer waits: ${endOf(event)}`
+        : `${holderName(event)} no longer has ${gpus}: ${endOf(event)}`;
     case "drained":
       return `${gpus} is free of the processes of ${holderName(event)}`;
     case "out_of_service":
@@ -52,4 +52,10 @@ function sentence(event) {
     default:
       return `${event.kind} ${gpus}`;
   }
+}
+
+/** How a lease ended, by whom and why, as far as it is known. */
+function endOf(event) {
+  const how = event.by ? `${event.reason} by ${event.by}` : (END_REASONS[event.reason] ?? event.reason);
+  return event.note ? `${how}: ${event.note}` : how;
 }
