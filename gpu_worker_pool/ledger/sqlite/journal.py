@@ -211,7 +211,7 @@ class SqliteJournal:
         if used <= self._most_bytes:
             return self._most_ended
         (span,) = connection.execute(self._sql["span_of_ended"]).fetchone()
-        return min(self._most_ended, span * 3 // 4)
+        return min(self._most_ended, int(span) * 3 // 4)
 
     def _fold_log(self) -> None:
         """Fold the log into the file, unless a reader prevents it now; then a later compaction does."""

@@ -216,7 +216,7 @@ async def test_an_address_or_headers_that_are_too_large_are_refused_by_the_appli
         "The address has 9010 bytes; there must be at most 8192."
     )
     many = {f"x_{number}": "1" for number in range(101)}
-    assert (await ask(router, "GET", "/fortunes/ada", **many)).detail == (
+    assert (await ask(router, "GET", "/fortunes/ada", b"", **many)).detail == (
         "There are 101 headers; there must be at most 100."
     )
     assert (await ask(router, "GET", "/fortunes/ada", x_long="x" * 70_000)).status == 431
@@ -254,7 +254,14 @@ async def test_a_caller_that_reads_nothing_costs_one_piece_and_is_cut_off_when_t
 
     resource = Resource("/tale", "A tale", (Route("GET", "tale", "A tale", Alive),))
     router, reader = make_router(resource, handlers={"tale": tale}), SlowReader(1)
-    scope = {"type": "http", "method": "GET", "path": "/tale", "query_string": b"", "headers": [], "client": None}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": "/tale",
+        "query_string": b"",
+        "headers": [],
+        "client": None,
+    }
     served = asyncio.ensure_future(router(scope, reader.receive, reader.send))
     await reader.is_full.wait()
     assert sum(len(message.get("body", b"")) for message in reader.sent) == PIECE_BYTES
