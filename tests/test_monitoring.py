@@ -208,7 +208,7 @@ def test_the_states_are_those_that_are_described() -> None:
     text = (ROOT / "docs/SERVER.md").read_text(encoding="utf-8")
     assert {state for state in STATES if f"`{state}`" not in text} == set()
     assert set(STATES) == {
-        *("free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "held")
+        *("free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "outside", "held")
     }
 
 

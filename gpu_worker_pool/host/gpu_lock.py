@@ -7,6 +7,7 @@ container without the host's network) does not see it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ import threading
 import weakref
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,18 @@ class LockHolder:
         return f"{who}; {how}, or end it and restart this server"
 
 
+@dataclass(frozen=True, slots=True)
+class LockFailed:
+    """The system did not let this server take a lock. Another server may have the GPU, so it is not granted."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"its lock cannot be taken ({self.why}): another server may have it; let this server use Unix sockets"
+
+
+# A directory service may take its time for a name, and every reading needs some.
+@lru_cache(maxsize=1024)
 def user_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
@@ -74,18 +88,17 @@ class GpuLocks:
         self._is_closed = False
         _all.add(self)
 
-    def take(self, uuid: str) -> LockHolder | None:
-        """Take the lock of a GPU, or keep it; the other holder if there is one."""
+    def take(self, uuid: str) -> LockHolder | LockFailed | None:
+        """Take the lock of a GPU, or keep it; the other holder if there is one, or why it cannot be had."""
         if uuid in self._held or self._is_closed or not sys.platform.startswith("linux"):
             return None
         if uuid not in self._others:
             name = _name(self._scope, uuid)
-            lock = socket.socket(socket.AF_UNIX)
             try:
-                lock.bind(name)
-                lock.listen(16)
-            except OSError:
-                lock.close()
+                lock = _bind(name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    return LockFailed(error.strerror or str(error))
                 holder = ask_holder(name)
                 if self._is_predecessor(holder):
                     return holder
@@ -124,6 +137,17 @@ class GpuLocks:
                         with closing(caller):
                             caller.settimeout(0)
                             caller.send(json.dumps({"url": self.url, "journal": self._journal}).encode())
+
+
+def _bind(name: str) -> socket.socket:
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(name)
+        lock.listen(16)
+    except OSError:
+        lock.close()
+        raise
+    return lock
 
 
 def lock_holder(uuid: str, scope: str | None = None) -> LockHolder | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import resource
 import secrets
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 
 import pytest
 
-from gpu_worker_pool.host.gpu_lock import GpuLocks, lock_holder
+from gpu_worker_pool.host.gpu_lock import GpuLocks, LockHolder, lock_holder
 
 OTHER = """
 import sys
@@ -41,6 +42,7 @@ def test_the_second_server_learns_who_has_the_gpu_and_does_not_take_it_over(scop
         holder = locks.take("GPU-1")
         assert holder is not None
         me = pwd.getpwuid(os.getuid()).pw_name
+        assert isinstance(holder, LockHolder)
         assert (holder.pid, holder.user, holder.url) == (other.pid, me, "http://localhost:8123")
         assert f"user {me}, pid {other.pid}); use it at http://localhost:8123" in str(holder)
         assert locks.take("GPU-2") is None
@@ -78,6 +80,19 @@ def test_a_holder_that_says_nothing_has_the_gpu_all_the_same(scope: str) -> None
         silent.bind(f"\0gpu-worker-pool/{scope}/gpu/GPU-1")
 
         assert GpuLocks(None, scope).take("GPU-1") is not None
+
+
+def test_a_lock_that_the_system_refuses_is_not_taken_for_had(scope: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locks = GpuLocks(None, scope)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        refused = locks.take("GPU-1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert "its lock cannot be taken (Too many open files)" in str(refused)
+    assert locks.take("GPU-1") is None, "it is tried again"
 
 
 def test_a_fork_does_not_keep_the_lock(scope: str) -> None:

@@ -6,9 +6,13 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import pytest
 
 from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environment
 from tests.gpus.fake_nvidia_smi import install
@@ -17,19 +21,27 @@ from tests.other_user import ALICE, folder_of, python_as
 GPUS = "0, GPU-aaaa, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
 
 
-def test_the_second_server_shows_the_gpus_and_grants_none_of_them(tmp_path: Path) -> None:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that other users can reach. pytest takes the rights on its own folders away when another run begins."""
+    with TemporaryDirectory(prefix="gpu-pool-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_the_second_server_shows_the_gpus_and_grants_none_of_them(place: Path) -> None:
     command = python_as(ALICE, *COMMAND[1:])
-    (tmp_path / "smi").mkdir()
-    smi = install(tmp_path / "smi")
+    (place / "smi").mkdir()
+    smi = install(place / "smi")
     # Alice may not be allowed to run the Python of the tests.
     code = smi.command.read_text(encoding="utf-8").partition("\n")[2]
     smi.command.write_text(f"#!{command[-len(COMMAND)]} -IS\n{code}", encoding="utf-8")
     smi.say(GPUS)
-    (tmp_path / "smi" / "nvidia-smi.runs").touch()
+    (place / "smi" / "nvidia-smi.runs").touch()
     scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
     env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", **scope}
-    folder = folder_of(ALICE, tmp_path / "alice")
-    for file in folder_of(ALICE, tmp_path / "smi").iterdir():
+    folder = folder_of(ALICE, place / "alice")
+    for file in folder_of(ALICE, place / "smi").iterdir():
         os.chown(file, ALICE, ALICE)
     with ServerProcess(env) as first, ServerProcess(env, command=command, folder=folder) as second:
         assert second.json("/gpu/count")["gpu_count"] == 1, second.log()
