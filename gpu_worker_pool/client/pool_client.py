@@ -195,7 +195,8 @@ class GPUWorkerPoolClient:
             self._config.asked_utilization_threshold,
             None if among is None else as_gpu_names(among),
         )
-        parent, labelled = None if new else self._lease and self._lease.id, tuple(sorted((labels or {}).items()))
+        labelled = tuple(sorted((labels or {}).items()))
+        parent = None if new or self._lease is None else self._lease.id
         request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
@@ -302,8 +303,7 @@ class GPUWorkerPoolClient:
 
         inside = self._lease if request.parent is not None else None
         acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, inside=inside, on_queued=queued)
-        over = asyncio.get_running_loop().create_future()
-        self._acquiring.add(over)
+        self._acquiring.add(over := asyncio.get_running_loop().create_future())
         try:
             return await acquisition.run(timeout_s)
         finally:
