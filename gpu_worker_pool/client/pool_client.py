@@ -304,8 +304,7 @@ class GPUWorkerPoolClient:
 
         inside = self._lease if request.parent is not None else None
         acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, inside=inside, on_queued=queued)
-        over = asyncio.get_running_loop().create_future()
-        self._acquiring.add(over)
+        self._acquiring.add(over := asyncio.get_running_loop().create_future())
         try:
             return await acquisition.run(timeout_s)
         finally:
