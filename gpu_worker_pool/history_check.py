@@ -3,7 +3,8 @@
 `gpu-pool demo` and the tests in tests/e2e share this checker. It is pure: lines in, violations out. Each line has `what`,
 `who` and `at`, a time on CLOCK_BOOTTIME of one machine, and `lease` where it is about one request. Workers write `asks`,
 `answered`, `took`, `renewed`, `wrote`, `witness_busy`, `left`, `lost`, `exits` and `could_not_go_on`; the process that
-breaks things writes `killed`, `death_unnoticed`, `pool` (who waits, and what is free) and `final` (what is left).
+breaks things writes `killed`, `death_unnoticed`, `outsider_came`, `outsider_left`, `second_server` (what it granted),
+`pool` (who waits, and what is free) and `final` (what is left).
 
 A *tenure* is the time in which a worker may use a GPU: from `took` until it left the GPU, was killed, or its safe time
 was over (`until`, one heartbeat before the server would expire the lease, by the worker's own clock; infinite where the
@@ -20,6 +21,8 @@ witness, a file for each GPU, long after its lease expired. No lease with a TTL 
 - `lost`: a lease or a queue position was acknowledged, and is unknown, changed, or not ended by its holder;
 - `short`: a renewal gave less than the TTL; `resurrected`: a lease lived after its end;
 - `dead_holder`: no waiter got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
+- `outsider`: a GPU was granted exclusively long after a process outside the pool came to it, and before it left;
+- `second_server`: another server of the same machine granted one of the GPUs;
 - `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
 """
 
@@ -36,6 +39,8 @@ from typing import Any, NamedTuple
 Line = Mapping[str, Any]
 BY_THE_HOLDER = frozenset({"released", "cancelled"})
 ROUNDED_S = 0.001
+# A reading may be this old when a GPU is granted on it, and a little more passes until the grant is known.
+OUTSIDER_SEEN_S = 6.0
 HONEST_STATUSES = frozenset({200, 201, 202, 404, 429, 503})
 
 
@@ -80,6 +85,11 @@ class LeaseRecord:
     def ended_at(self) -> float:
         """The latest end of its tenure, as its holder knew."""
         return min(self.left_at, self.safe_until)
+
+    @property
+    def certainly_waited_until(self) -> float:
+        """The lease was granted after this time."""
+        return max(self.asked_at, self.waited_until)
 
     @property
     def is_served(self) -> bool:
@@ -173,6 +183,8 @@ def check(history: RunHistory) -> list[Violation]:
         check_kept,
         check_answers,
         check_deaths,
+        check_outsiders,
+        check_second_server,
     )
     return [violation for one in checks for violation in one(history)]
 
@@ -357,6 +369,31 @@ def check_deaths(history: RunHistory) -> Iterator[Violation]:
             yield Violation("left_over", f"lease {lease_is}")
         if any(state != "free" for state in line["gpus"]):
             yield Violation("left_over", f"GPUs {line['gpus']}")
+
+
+# --- beside others on the machine ----------------------------------------------------------------------------------
+
+
+def check_outsiders(history: RunHistory) -> Iterator[Violation]:
+    """A GPU that a process outside the pool uses is not granted exclusively."""
+    came_at: dict[str, float] = {}
+    for line in history.lines:
+        if line["what"] == "outsider_came":
+            came_at[line["uuid"]] = line["at"]
+        elif line["what"] == "outsider_left":
+            uuid = line["uuid"]
+            seen_at, left_at = came_at.pop(uuid) + OUTSIDER_SEEN_S, line["at"]
+            for lease in history.leases.values():
+                is_on_it = uuid in lease.uuids and lease.wishes[1] is None
+                if is_on_it and lease.certainly_waited_until > seen_at and lease.granted_at < left_at:
+                    yield Violation("outsider", f"{_gpu(lease, uuid)} was granted to {lease} beside a foreign process")
+
+
+def check_second_server(history: RunHistory) -> Iterator[Violation]:
+    """No other server of the machine grants these GPUs."""
+    for line in history.of_kind("second_server"):
+        if line["granted"]:
+            yield Violation("second_server", f"it granted {line['granted']}")
 
 
 def _fence(lease: LeaseRecord) -> int:

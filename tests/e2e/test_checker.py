@@ -154,9 +154,35 @@ def it_left_the_queue(scribe: Scribe) -> None:
     scribe.took("b", 5.0, 1)
 
 
+def outsider(scribe: Scribe, *, came: float, left: float) -> None:
+    for what, at in (("outsider_came", came), ("outsider_left", left)):
+        scribe.lines.append({"what": what, "at": at, "who": "nemesis", "uuid": "gpu0"})
+
+
+def an_outsider_came_to_a_holder(scribe: Scribe) -> None:
+    """The first grant may rest on a reading from before, the last comes when the outsider has left."""
+    outsider(scribe, came=0.1, left=20.0)
+    scribe.asks("a", 0.0)
+    scribe.took("a", 0.2, 1)
+    scribe.gave_back("a", 1.0)
+    scribe.asks("b", 1.0)
+    scribe.answer("b", 9.0, "queued")
+    scribe.took("b", 20.1, 2)
+
+
+def an_outsider_is_elsewhere(scribe: Scribe) -> None:
+    outsider(scribe, came=0.0, left=20.0)
+    scribe.asks("a", 9.0)
+    scribe.took("a", 9.2, 1, "gpu1")
+    scribe.asks("b", 9.0, memory_mb=10.0)
+    scribe.took("b", 9.3, 2)
+
+
 @pytest.mark.parametrize(
     "write",
     [
+        an_outsider_came_to_a_holder,
+        an_outsider_is_elsewhere,
         one_after_another,
         one_inside_another,
         stopped_holder_overstays,
@@ -372,9 +398,29 @@ def server_error(scribe: Scribe) -> None:
     scribe.say("answered", 0.2, "a", call="PUT", sent=0.1, status=500, uuids=[])
 
 
+def granted_beside_an_outsider(scribe: Scribe) -> None:
+    outsider(scribe, came=0.0, left=20.0)
+    scribe.asks("a", 9.0)
+    scribe.took("a", 9.2, 1)
+
+
+def granted_beside_an_outsider_after_waiting(scribe: Scribe) -> None:
+    outsider(scribe, came=1.0, left=20.0)
+    scribe.asks("a", 0.0)
+    scribe.answer("a", 9.0, "queued")
+    scribe.took("a", 9.2, 1)
+
+
+def granted_by_another_server(scribe: Scribe) -> None:
+    scribe.lines.append({"what": "second_server", "at": 1.0, "who": "nemesis", "granted": ["gpu0"]})
+
+
 @pytest.mark.parametrize(
     ("kind", "write"),
     [
+        ("outsider", granted_beside_an_outsider),
+        ("outsider", granted_beside_an_outsider_after_waiting),
+        ("second_server", granted_by_another_server),
         ("held_twice", overlap),
         ("held_twice", two_inside_one),
         ("held_twice", a_stranger_beside_one_inside),
