@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 RECORDINGS = Path(__file__).parent / "answers"
 IS_RECORDING = os.environ.get("RECORD") == "1"
 TIMEOUT_S = 30.0
