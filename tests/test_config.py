@@ -180,7 +180,7 @@ def test_a_bad_number_in_the_constructor_is_refused_by_name_value_and_range(
         with pytest.raises(ValueError, match="must be") as caught:
             build(**{name: value})
         assert str(caught.value).startswith(f"{name} is {value!r}; it must be a ")
-        assert str(caught.value).endswith(f"from {low:g} to {high:g}")
+        assert str(caught.value).endswith(f"from {low:.15g} to {high:.15g}")
 
 
 @pytest.mark.parametrize(NAMES, IN_ENVIRONMENT)

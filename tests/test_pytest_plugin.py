@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import pytest
 
 from gpu_worker_pool import pytest_plugin
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.foreign_servers import ForeignServer, statistics
 from tests.server.leasing import get, release, take, wait_until_free
@@ -239,7 +240,7 @@ def test_in_one_process(server: ServerProcess, start: Start) -> None:
     assert "gpus is 'two'" in said_of(out, "test_senseless_wish")
     # The test itself has failed, not only what came after it.
     assert found["test_lost"] == "FAILED"
-    assert "was lost during the test: it was revoked by a caller on this machine" in said_of(out, "test_lost")
+    assert f"was lost during the test: it was revoked by {user_name()}" in said_of(out, "test_lost")
     assert "ValueError: of the test itself" in said_of(out, "test_lost_and_fails")
     assert out.count("was lost during the test") == 3, out  # twice of the first, and beside the ValueError
     said = said_of(out, "test_cuda_cannot_have_another")

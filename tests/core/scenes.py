@@ -255,6 +255,21 @@ def take_a_gpu_twice_inside_a_lease(core: Core) -> None:
     scene.ask(3, 4.0, parent="lease1")
 
 
+def be_released_by_another_with_a_context_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    context = scene.process(1, memory_mb=300.0)
+    scene.see(3.0, context)
+    scene.pool.do(core.commands.Release("lease1", by="bob"), 4.0)
+    scene.see(5.0, context)
+
+
+def hold_for_longer_than_the_ttl(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(1000.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
     "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
     "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
@@ -278,6 +293,8 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "time does not go back": ask_when_the_clock_was_set_back,
     "a GPU out of service is not granted": ask_for_what_is_out_of_service,
     "only who gave a GPU back may leave a context there": die_with_a_context_left,
+    "what another caller released drains until its processes are gone": be_released_by_another_with_a_context_left,
+    "a lease of a process that is watched does not run out": hold_for_longer_than_the_ttl,
     "more than a context is something left": release_while_the_process_stays,
     "what a process has left keeps nobody of that process out": the_same_asks_for_what_he_has_left,
     "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_then_taken_away,

@@ -13,6 +13,7 @@ from gpu_worker_pool.cli.commands.leases import short_ids
 from gpu_worker_pool.cli.commands.wait import TimeOver, WantedGpus
 from gpu_worker_pool.cli.pools.reading import read_pool
 from gpu_worker_pool.cli.pools.servers import ServerAnswer
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import gpu_pool, start_gpu_pool
@@ -178,7 +179,7 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
     assert "holds GPU " in called("explain", holder, server=server).out
     assert "expire" not in called("explain", holder, server=server).out
     release(server, waiter)
-    assert "it was taken out of the queue by a caller on this machine" in called("explain", waiter, server=server).out
+    assert f"it was taken out of the queue by {user_name()}" in called("explain", waiter, server=server).out
     assert called("explain", "nobody", server=server).code == 1
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import eventually
 
@@ -40,7 +41,7 @@ def test_a_command_goes_on_without_its_server_and_is_told_who_ended_its_lease() 
             subprocess.run(released, env=env, check=True, capture_output=True)
 
             assert run.wait() == 125
-            assert "it was released by a caller on this machine: the demo" in run.stderr.read()
+            assert f"it was released by {user_name()}: the demo" in run.stderr.read()
 
 
 def _active(server: ServerProcess) -> dict[str, Any] | None:

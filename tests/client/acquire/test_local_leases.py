@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import GPUWorkerPool, StaleAssignmentError
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
-from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running
+from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon
+from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
 from tests.server.leasing import eventually, get, take
 
 TTL_S = 0.6
@@ -64,9 +66,9 @@ async def test_a_release_by_another_caller_is_told_with_its_name_and_words(serve
 
         reason = await asyncio.wait_for(assignment.lost.wait(), 20)
 
-        assert reason == "it was released by a caller on this machine: the demo"
+        assert reason == f"it was released by {user_name()}: the demo"
         assert told == [assignment]
-        with pytest.raises(StaleAssignmentError, match="released by a caller on this machine: the demo"):
+        with pytest.raises(StaleAssignmentError, match=f"released by {user_name()}: the demo"):
             await client.release_gpu(assignment)
 
 
@@ -129,3 +131,22 @@ def test_a_server_that_stops_says_which_leases_go_on_without_it(server: ServerPr
         log = (server.folder / "log").read_text()
         assert "this server stops; without it, 1 lease goes on while the process of the holder runs, and 1 of " in log
         server.start()
+
+
+async def test_a_server_that_does_not_hold_renewals_is_asked_without_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_POOL_TTL", "1.2")
+    asked: list[bool] = []
+
+    async def renew(seen: Seen) -> tuple[int, Any]:
+        asked.append("wait_s" in seen.json)
+        if "wait_s" in seen.json:
+            return 422, {"detail": "wait_s is not a field of this form"}
+        return 200, {"renewed": [{"id": id_, "expires_in_s": 1.2} for id_ in seen.json["ids"]], "lost": []}
+
+    with ForeignServer(ScriptedLeases(renew=renew).behaviour()) as foreign:
+        async with client_of(foreign) as client:
+            assignment = await client.request_gpu(timeout=30)
+            await soon(lambda: len(asked) >= 5, "several heartbeats")
+            assert not assignment.is_lost
+    assert asked[:2] == [True, False]
+    assert not any(asked[1:])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.event_stream import Stream
 from tests.server.leasing import (
@@ -83,9 +84,7 @@ def test_after_kill_9_everything_is_as_before() -> None:
         assert_problem(put(server, first, gpus=1), 409)
         assert server.ask(f"/leases/{ended}", "DELETE").body == farewell.body
         assert server.ask(f"/leases/{cancelled}", "DELETE").body == cancellation.body
-        assert renew(server, ended)["lost"] == [
-            {"id": ended, "reason": "released", "by": "a caller on this machine", "note": None}
-        ]
+        assert renew(server, ended)["lost"] == [{"id": ended, "reason": "released", "by": user_name(), "note": None}]
         release(server, holder["id"])
         granted = get(server, urgent, wait_s=10)
         assert granted["state"] == "active"

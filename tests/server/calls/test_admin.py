@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import (
     OFTEN,
@@ -68,7 +69,7 @@ def test_a_lease_is_taken_away_and_its_holder_hears_of_it(server: ServerProcess)
     assert (revoked["state"], revoked["end_reason"]) == ("ended", "revoked")
     assert revoked["gpus"] == lease["gpus"]
     assert renew(server, lease["id"], waiter)["lost"] == [
-        {"id": lease["id"], "reason": "revoked", "by": "a caller on this machine", "note": None}
+        {"id": lease["id"], "reason": "revoked", "by": user_name(), "note": None}
     ]
     assert get(server, lease["id"])["end_reason"] == "revoked"
     assert release(server, lease["id"])["end_reason"] == "revoked", "giving it back changes nothing of that"

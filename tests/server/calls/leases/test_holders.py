@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import get, renew, take
 
@@ -32,11 +33,9 @@ def test_a_renewal_that_waits_tells_at_once_who_released_the_lease_and_why(serve
     answer = Answer.read(connection).json
     connection.close()
     assert [item["id"] for item in answer["renewed"]] == [kept]
-    assert answer["lost"] == [
-        {"id": lease_id, "reason": "released", "by": "a caller on this machine", "note": "the demo"}
-    ]
-    assert (ended["ended_by"], ended["end_note"]) == ("a caller on this machine", "the demo")
-    assert get(server, lease_id)["ended_by"] == "a caller on this machine"
+    assert answer["lost"] == [{"id": lease_id, "reason": "released", "by": user_name(), "note": "the demo"}]
+    assert (ended["ended_by"], ended["end_note"]) == (user_name(), "the demo")
+    assert get(server, lease_id)["ended_by"] == user_name()
 
 
 def test_the_holders_own_release_names_no_other_caller(server: ServerProcess) -> None:
@@ -61,4 +60,4 @@ def test_the_log_says_who_ended_a_lease(server: ServerProcess) -> None:
     server.ask(f"/leases/{lease_id}?reason=the%20demo", "DELETE")
 
     log = "".join(path.read_text(errors="replace") for path in Path(server.folder).glob("*log*"))
-    assert f"lease {lease_id} was ended by a caller on this machine (released): the demo" in log
+    assert f"lease {lease_id} was ended by {user_name()} (released): the demo" in log

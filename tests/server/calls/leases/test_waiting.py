@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
 from tests.server.leasing import (
@@ -181,13 +182,11 @@ def test_renewing(server: ServerProcess) -> None:
         assert item.keys() == {"id", "expires_in_s"}
         assert ttl_s - 1 < item["expires_in_s"] <= ttl_s
     assert answer["lost"] == [
-        {"id": cancelled, "reason": "cancelled", "by": "a caller on this machine", "note": None},
+        {"id": cancelled, "reason": "cancelled", "by": user_name(), "note": None},
         {"id": "never-heard-of", "reason": "unknown", "by": None, "note": None},
     ]
     release(server, active)
-    assert renew(server, active)["lost"] == [
-        {"id": active, "reason": "released", "by": "a caller on this machine", "note": None}
-    ]
+    assert renew(server, active)["lost"] == [{"id": active, "reason": "released", "by": user_name(), "note": None}]
     assert_problem(server.ask("/leases/never-heard-of"), 404)
 
 
