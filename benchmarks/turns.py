@@ -84,10 +84,10 @@ class Scene:
     def ids(self) -> list[str]:
         return [f"lease-{number}" for number in range(self.shares)]
 
-    def request(self, lease_id: str) -> cmd.RequestLease:
+    def request(self, lease_id: str, *, is_local: bool = True) -> cmd.RequestLease:
         number = int(lease_id.partition("-")[2])
         process = ProcessId(100_000 + number, 1.0)
-        holder = Holder(owner=f"user{number % OWNERS}", pid=process.pid, process=process)
+        holder = Holder(owner=f"user{number % OWNERS}", pid=process.pid, process=process if is_local else None)
         # A size of its own for some: each size is a kind of wishes of its own.
         wishes = Wishes(memory_mb=SHARE_MB + number % 50)
         return cmd.RequestLease(lease_id, Request(wishes, holder, ttl_s=TTL_S))
@@ -166,7 +166,8 @@ async def measure(shares: int, folder: Path, selector: TimedSelector) -> list[li
     await timed("renewed at once", lambda: scene.in_waves(cmd.Renew(ids) for ids in batched(scene.ids, 1000)))
     await timed("released at once", lambda: scene.in_waves(map(cmd.Release, scene.ids)))
     await timed("a reading without processes", lambda: observe_until(lambda: not state.leases))
-    again = [replace(scene.request(id_), lease_id=f"{id_}-b") for id_ in scene.ids]
+    # Only a lease of another machine can expire.
+    again = [replace(scene.request(id_, is_local=False), lease_id=f"{id_}-b") for id_ in scene.ids]
     await timed("requested while there is room", lambda: scene.in_waves(again))
     await timed("expired at once", scene.expire)
     scene.driver.close()

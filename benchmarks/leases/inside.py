@@ -27,6 +27,7 @@ import uvloop
 
 from benchmarks.leases.locks import who_asks
 from benchmarks.shared.servers import ROOT, START_S
+from gpu_worker_pool.server.http.connection import KEY, Connection
 
 DURABILITIES = ("normal", "full")
 WRITERS = ("thread", "inline")
@@ -113,6 +114,13 @@ async def serve(folder: Path) -> None:
 IDS = count()
 
 
+class OwnConnection(Connection):
+    """A connection of this user: there is no socket whose user could be asked for."""
+
+    host = "127.0.0.1"
+    uid = os.getuid()
+
+
 async def measure_s(app: Any, cycles: int) -> float:
     """Return the median time of a lease + release, as `locks.cycle_s` measures it from outside."""
     body = json.dumps(who_asks()).encode()
@@ -137,7 +145,7 @@ async def call(app: Any, method: str, path: str, body: bytes) -> bytes:
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope = {
         "type": "http", "method": method, "path": path, "query_string": b"", "headers": headers,
-        "client": ("127.0.0.1", 5), "root_path": "",
+        "client": ("127.0.0.1", 5), "root_path": "", KEY: OwnConnection(None, None),
     }  # fmt: skip
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
     sent: list[dict[str, Any]] = []

@@ -285,8 +285,8 @@ MUTANTS = (
     Mutant(
         "what can never be served is refused",
         "decide",
-        "if why := why_unservable(state, request.wishes):",
-        "if why := None:",
+        "why_unservable(state, request.wishes):",
+        "None:",
     ),
     Mutant(
         "only the GPUs that were asked for are granted",
