@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 import threading
 from collections.abc import Sequence
 
 from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
-from gpu_worker_pool.client.endpoints.endpoint import RETRY, Endpoint
+from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.wire.transport import Transport
@@ -89,7 +88,7 @@ async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[
                     break
             else:
                 return
-            await asyncio.sleep(RETRY.delay_s(min(attempt, 10), random.random()))  # noqa: S311 - no secret
+            await asyncio.sleep(RETRY.delay_s(min(attempt, 10), JITTER.random()))
     except asyncio.CancelledError:
         _warn(lease_id, endpoint_id, reason)
         raise

@@ -18,6 +18,8 @@ from gpu_worker_pool.urls import EndpointUrl
 from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
 RETRY = Backoff(first_s=0.1, max_s=2.0)
+# Not the module's own numbers: a program that seeds those gets the same ones with a client in the background.
+JITTER = random.Random()  # noqa: S311 - no secret
 FAILURES_TO_OPEN = 3
 EndpointKind = Literal["unknown", "leases", "statistics"]
 
@@ -94,7 +96,7 @@ class Endpoint:
             except EndpointError as error:
                 if attempt + 1 == attempts or not error.is_temporary:
                     raise
-                await asyncio.sleep(RETRY.delay_s(attempt, random.random()))  # noqa: S311 - no secret
+                await asyncio.sleep(RETRY.delay_s(attempt, JITTER.random()))
         raise AssertionError("unreachable")
 
     async def _call_once(
@@ -128,7 +130,7 @@ class Endpoint:
         if permit is None:
             return  # a vital call that went out although the breaker is open
         if has_failed:
-            self.breaker.failed(permit, boot_time(), jitter=random.random())  # noqa: S311 - no secret
+            self.breaker.failed(permit, boot_time(), jitter=JITTER.random())
         else:
             self.breaker.succeeded(permit, boot_time())
 
