@@ -220,7 +220,7 @@ def test_who_may_do_what() -> None:
             scene.ask(call, body, *known.get(headers, [headers]))
     with a_book("broken-tokens", {"GPU_POOL_TOKENS": "nonsense"}) as (book, server):
         scene = book.scene("answers", server)
-        scene.ask("PUT /leases/a", '{"owner":"ada"}')
+        scene.ask("PUT /leases/a", '{"among":[0],"owner":"ada"}')
         scene.ask("PUT /leases/a", '{"among":[0]}')
         scene.ask("PUT /leases/a", '{"among":[0]}', ADA)
         scene.ask("POST /admin/leases/a/revoke")
