@@ -185,7 +185,7 @@ class CheckedPool:
         lease, options = expected
         assert event.lease_id == lease.id, "the wrong waiter is served"
         assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
-        assert any(set(event.gpus) <= option for option in options), "GPUs that are not his to take"
+        assert any(set(event.gpus) <= option for option in options), "GPUs that it may not take"
         if len(event.gpus) == 1 and not model.on(event.gpus[0]):
             cost = model.cost(event.gpus[0], lease.request.wishes)
             best = min(model.cost(key, lease.request.wishes) for option in options for key in option)
@@ -202,7 +202,7 @@ class CheckedPool:
         assert expected is not None, "nobody could be served inside the lease"
         assert expected[0] is lease, "the wrong waiter is served"
         assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
-        assert set(event.gpus) <= set(expected[1]), "GPUs that are not his to take"
+        assert set(event.gpus) <= set(expected[1]), "GPUs that it may not take"
         node = event.gpus[0].node
         assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
         model.fences[node] = event.fence

@@ -330,7 +330,7 @@ class Model:
         if not others or any(x.request.wishes.memory_mb is None or x.state == "draining" for x in others):
             return False
         if len(others) >= self.settings.max_sharers:
-            return False  # once one of them leaves, whoever is first takes it before they are as many again
+            return False  # once one of them leaves, the first waiter takes it before they are as many again
         if reading.memory_used_mb is None or reading.utilization_percent is None:
             return False
         if wishes.memory_mb is None:
