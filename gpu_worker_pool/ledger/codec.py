@@ -7,7 +7,7 @@ here. Golden lines in the tests pin the format on disk; a change to it needs a m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -16,7 +16,9 @@ from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 
 # Turns a JSON value back into the original value. A ValueError begins with the position of the fault.
@@ -31,14 +33,16 @@ EVENT_KINDS: dict[str, type] = {
 
 _NAMES: dict[type, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind))
-    for kind in (*EVENT_KINDS.values(), EndedLease, Request, Wishes, Holder)
+    for kind in (*EVENT_KINDS.values(), EndedLease, Request, Wishes, Holder, Quota, Booking)
 }
 
 # Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
 # and older programs can read journals that do not use the field.
 _LATER: dict[type, dict[str, object]] = {
     Wishes: {"among": None},
-    Request: {"parent": None},
+    Request: {"parent": None, "time_limit_s": None, "preemptible": False},
+    ev.HistoryCondensed: {"recent": ()},
+    ev.LeaseGranted: {"limit": None, "weight": None},
     ev.LeaseEnded: {"by": None, "why": None},
     EndedLease: {"by": None, "why": None},
 }
@@ -164,8 +168,8 @@ def _named_tuple(kind: type) -> FieldReader:
     return read
 
 
-def _array(value: object, where: str, length: int | None = None) -> list[object]:
-    if not isinstance(value, list) or length not in (None, len(value)):
+def _array(value: object, where: str, length: int | None = None) -> Sequence[object]:
+    if not isinstance(value, list | tuple) or length not in (None, len(value)):
         raise ValueError(f"{where} is {value!r}, not an array{'' if length is None else f' of {length}'}")
     return value
 

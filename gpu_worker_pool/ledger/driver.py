@@ -298,7 +298,7 @@ class Driver:
             self._flush()
 
     def _set_alarm(self, now: float) -> None:
-        due_at = min(self.state.deadlines.next_due_at() or inf, self.state.settled_until)
+        due_at = self.state.next_due_at()
         if due_at == self._alarm_at and self._alarm is not None:
             return
         if self._alarm is not None:

@@ -18,6 +18,7 @@ from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Eligible, judge
+from gpu_worker_pool.core.queue.order import Order
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.memory import MemoryJournal
@@ -126,7 +127,7 @@ class OwnLeases:
                 env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
                 return Granted(gpus, lease.fence, env, boot_time())
             case QueuedLease():
-                position = self.state.queue.position(lease)
+                position = Order(self.state, boot_time()).position(lease)
                 return Queued(f"position {position} among the workers of this process")
         return Over("another client of this process was quicker")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease
+from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, DrainingLease, EndedLease
 from gpu_worker_pool.core.model.state import PoolState
 
 # A lease that left the queue has no queue position. Replay only passes through this one.
@@ -16,7 +16,7 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
     events: list[ev.DurableEvent] = []
     if state.boot_id is not None:
         events.append(ev.PoolOpened(at, state.boot_id, state.wall_offset_s))
-    events.append(ev.HistoryCondensed(at, tuple(sorted(state.fences.items())), state.next_seq))
+    events.append(ev.HistoryCondensed(at, tuple(sorted(state.fences.items())), state.next_seq, state.recent))
     granted = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease | DrainingLease)]
     # Leases that share a GPU came to it in the order of their fences.
     for lease in sorted(granted, key=lambda lease: (lease.gpus[0].node, _grant_of(lease).fence)):
@@ -40,6 +40,9 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
     for lease_id in (*state.queue, *state.inside):
         waiting = state.queued(lease_id)
         events.append(ev.LeaseQueued(at, waiting.id, waiting.request, waiting.seq, waiting.requested_at))
+    events += [ev.QuotaChanged(at, owner, quota) for owner, quota in sorted(state.quotas.items())]
+    events += [ev.UseCounted(at, owner, use.used, use.as_of, use.recent) for owner, use in state.owners.items()]
+    events += [ev.GpusBooked(at, booking) for booking in state.bookings.values()]
     events += [ev.GpuExcluded(at, key, reason) for key, reason in state.excluded.items()]
     events += [ev.ProcessIgnored(at, name) for name in sorted(state.ignored_processes)]
     return events
@@ -48,10 +51,18 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
 def _granted(lease: ActiveLease | DrainingLease, at: float) -> list[ev.DurableEvent]:
     grant = _grant_of(lease)
     assert grant.fence is not None and grant.granted_at is not None  # noqa: S101, PT018 - it was granted
-    return [
-        ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, grant.requested_at),
-        ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at),
-    ]
+    queued = ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, grant.requested_at)
+    if isinstance(lease, DrainingLease):
+        return [queued, ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at)]
+    granted = ev.LeaseGranted(
+        at, lease.id, grant.gpus, grant.fence, grant.granted_at, lease.limit, _unusual_weight(lease)
+    )
+    ending = lease.ending
+    return [queued, granted, *([ev.LeaseWarned(at, lease.id, ending.reason, ending.at)] if ending else [])]
+
+
+def _unusual_weight(lease: ActiveLease) -> int | None:
+    return None if lease.weight == FULL_WEIGHT * len(lease.gpus) else lease.weight
 
 
 def _grant_of(lease: ActiveLease | DrainingLease) -> ActiveLease | EndedLease:

@@ -13,9 +13,21 @@ from typing import Any
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, LiveLease, QueuedLease
+from gpu_worker_pool.core.model.lease import (
+    FULL_WEIGHT,
+    ActiveLease,
+    DrainingLease,
+    EndedLease,
+    EndReason,
+    LiveLease,
+    QueuedLease,
+)
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
+from gpu_worker_pool.core.queue.booking import book, due_bookings
+from gpu_worker_pool.core.queue.idleness import idle_warnings
+from gpu_worker_pool.core.queue.placement import Grant
+from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, why_beyond_limits
 from gpu_worker_pool.core.queue.refusal import why_unservable
 from gpu_worker_pool.core.queue.sub_leases import leases_inside, serve_inside, why_refused_inside
 
@@ -24,6 +36,9 @@ UNNAMED = "an unnamed caller"
 
 # So many leases end by one tick. While a decision lasts, no caller is answered.
 MOST_DUE = 256
+
+# If a warning comes late, the holder still has this part of the usual time.
+LEAST_WARNING = 1 / 6
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
@@ -56,8 +71,11 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         if known.request != request:
             return [ev.LeaseConflicted(now, lease_id)]
         return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
-    is_inside = request.parent is not None
-    if why := why_refused_inside(state, request) if is_inside else why_unservable(state, request.wishes):
+    if request.parent is not None:
+        why = why_refused_inside(state, request)
+    else:
+        why = why_unservable(state, request.wishes) or why_beyond_limits(state, request)
+    if why:
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
     if state.owned[owner] >= settings.max_leases_per_owner:
@@ -69,8 +87,11 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         return [ev.QueueFull(now, lease_id, limit, is_owners_limit=True, owner=owner) if is_full else queued]
     if len(state.queue) >= settings.max_queued:
         return [ev.QueueFull(now, lease_id, settings.max_queued, is_owners_limit=False, owner=owner)]
-    if state.queue.length_of(owner) >= settings.max_queued_per_owner:
-        return [ev.QueueFull(now, lease_id, settings.max_queued_per_owner, is_owners_limit=True, owner=owner)]
+    quota = quota_of(state, owner)
+    limit = settings.max_queued_per_owner
+    limit = limit if quota.max_queued is None else min(limit, quota.max_queued)
+    if state.queue.length_of(owner) >= limit:
+        return [ev.QueueFull(now, lease_id, limit, is_owners_limit=True, owner=owner)]
     return [queued]
 
 
@@ -158,7 +179,7 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
                 and _has_left(lease, members.get(lease_id, ()), reading, state.settings.context_mb)
             ):
                 events.append(ev.GpuDrained(now, lease_id, slot.key))
-    return events
+    return [*events, *idle_warnings(state, readings, now)]
 
 
 def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Reading, context_mb: float) -> bool:
@@ -197,7 +218,22 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
             ended = [event for event in _all_ended(state, lease, EndReason.EXPIRED, now) if event.lease_id not in over]
             over.update(event.lease_id for event in ended)
             events += ended
-    return events
+    for lease_id in islice(state.timetable.due(now), MOST_DUE):
+        if lease_id not in over:
+            on_time = _on_timetable(state, lease_id, now)
+            over.update(event.lease_id for event in on_time)
+            events += on_time
+    return events + [event for event in due_bookings(state, now) if getattr(event, "lease_id", None) not in over]
+
+
+def _on_timetable(state: PoolState, lease_id: str, now: float) -> list[ev.LeaseWarned | ev.LeaseEnded]:
+    """Warn a lease of its time limit, or end it. Its holder is warned first, even if the server was away meanwhile."""
+    lease = state.leases[lease_id]
+    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    if lease.ending is not None:
+        return [*_all_ended(state, lease, lease.ending.reason, now)]
+    ends = max(lease.limit or now, now + lease.warning_s * LEAST_WARNING)
+    return [ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, ends)]
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
@@ -208,10 +244,38 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     for grant in (*inside.grants, *found.grants):
         node = grant.gpus[0].node
         fences[node] = fences.get(node, state.fences.get(node, 0)) + 1
-        events.append(ev.LeaseGranted(now, grant.lease_id, grant.gpus, fences[node], now + state.wall_offset_s))
+        events.append(_granted(state, grant, fences[node], now))
+    events += [_preempted(state, lease_id, now) for lease_id in found.victims]
     if found.settled_until is not None:
-        events.append(ev.QueueSettled(now, found.settled_until, tuple(found.holds.items()), found.reserver))
+        claims, undated = tuple(found.claims.items()), tuple(found.undated.items())
+        events.append(ev.QueueSettled(now, found.settled_until, found.reservation, claims, undated))
     return events
+
+
+def _granted(state: PoolState, grant: Grant, fence: int, now: float) -> ev.LeaseGranted:
+    request = state.queued(grant.lease_id).request
+    # A lease inside another ends with it: limits that are not its own bind the other.
+    is_inside = request.parent is not None
+    limit_s = request.time_limit_s if is_inside else time_limit_of(state, request.holder.owner, request.time_limit_s)
+    limit = None if limit_s is None else now + limit_s
+    weight = sum(_weight(state.slots[key].reading, request.wishes.memory_mb) for key in grant.gpus)
+    is_usual = weight == FULL_WEIGHT * len(grant.gpus)
+    granted_at = now + state.wall_offset_s
+    return ev.LeaseGranted(now, grant.lease_id, grant.gpus, fence, granted_at, limit, None if is_usual else weight)
+
+
+def _weight(reading: Reading | None, memory_mb: float | None) -> int:
+    """A share weighs its part of the GPU's memory."""
+    if memory_mb is None or reading is None or not reading.memory_total_mb:
+        return FULL_WEIGHT
+    return max(1, min(FULL_WEIGHT, round(FULL_WEIGHT * memory_mb / reading.memory_total_mb)))
+
+
+def _preempted(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned:
+    lease = state.leases[lease_id]
+    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    ends = now + state.settings.preempt_grace_s
+    return ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, min(ends, lease.limit or ends))
 
 
 def _exclude_gpu(state: PoolState, command: cmd.ExcludeGpu, now: float) -> list[ev.Event]:
@@ -236,6 +300,28 @@ def _count_process(state: PoolState, command: cmd.CountProcess, now: float) -> l
     return [ev.ProcessCounted(now, command.name)] if command.name in state.ignored_processes else []
 
 
+def _set_quota(state: PoolState, command: cmd.SetQuota, now: float) -> list[ev.Event]:
+    if state.quotas.get(command.owner) == command.quota:
+        return []
+    return [ev.QuotaChanged(now, command.owner, command.quota)]
+
+
+def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.Event]:
+    known = state.bookings.get(command.booking.id)
+    if known is not None and replace(command.booking, gpus=command.booking.gpus or known.gpus) == known:
+        return []  # asked again
+    booked = book(state, command.booking, command.wishes, now)
+    if isinstance(booked, str):
+        return [ev.BookingRefused(now, command.booking.id, booked)]
+    return [ev.GpusBooked(now, booked)]
+
+
+def _cancel_booking(state: PoolState, command: cmd.CancelBooking, now: float) -> list[ev.Event]:
+    if command.booking_id not in state.bookings:
+        return [ev.BookingRefused(now, command.booking_id, "no such booking is known; it may be over")]
+    return [ev.BookingEnded(now, command.booking_id)]
+
+
 _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Event]]] = {
     cmd.Open: _open,
     cmd.RequestLease: _request_lease,
@@ -250,4 +336,7 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.IncludeGpu: _include_gpu,
     cmd.IgnoreProcess: _ignore_process,
     cmd.CountProcess: _count_process,
+    cmd.SetQuota: _set_quota,
+    cmd.BookGpus: _book_gpus,
+    cmd.CancelBooking: _cancel_booking,
 }

@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from gpu_worker_pool.core.accounting.fair_share import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, LiveLease, QueuedLease
+from gpu_worker_pool.core.model.lease import (
+    FULL_WEIGHT,
+    ActiveLease,
+    DrainingLease,
+    EndedLease,
+    Ending,
+    EndReason,
+    LiveLease,
+    QueuedLease,
+)
 from gpu_worker_pool.core.model.slot import Occupant
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -32,23 +42,38 @@ def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
 
 
 def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
+    if state.boot_id not in (None, event.boot_id):
+        _set_clock_forward(state, state.wall_offset_s - event.wall_offset_s)
     state.boot_id = event.boot_id
     state.wall_offset_s = event.wall_offset_s
     state.has_been_observed = False
     state.touch(state.slots)
     for slot in list(state.slots.values()):
-        slot.reading = None
+        slot.reading = slot.busy = None
         if not slot.occupants:
             state.forget_slot(slot.key)
     for lease in state.leases.values():
         _restart_deadline(state, lease, event.at)
+    state.reservation, state.claims, state.undated = None, {}, {}
     state.unsettle()
+
+
+def _set_clock_forward(state: PoolState, seconds: float) -> None:
+    """After a reboot the pool's clock begins again. What it says of the time to come is told by the wall clock."""
+    for lease in list(state.leases.values()):
+        if isinstance(lease, ActiveLease) and (lease.limit is not None or lease.ending is not None):
+            limit = None if lease.limit is None else lease.limit + seconds
+            ending = None if lease.ending is None else replace(lease.ending, at=lease.ending.at + seconds)
+            _put_on_timetable(state, replace(lease, limit=limit, ending=ending))
+    for use in state.owners.values():
+        use.as_of += seconds
 
 
 def _history_condensed(state: PoolState, event: ev.HistoryCondensed) -> None:
     for node, fence in event.fences:
         state.fences[node] = max(state.fences.get(node, 0), fence)
     state.next_seq = max(state.next_seq, event.next_seq)
+    state.recent = event.recent
 
 
 def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
@@ -67,8 +92,11 @@ def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
 def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     waited = state.queued(event.lease_id)
     request = waited.request
-    lease = ActiveLease(waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at)
-    state.leases[lease.id] = lease
+    weight = FULL_WEIGHT * len(event.gpus) if event.weight is None else event.weight
+    lease = ActiveLease(
+        waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at, weight, event.limit
+    )
+    _put_on_timetable(state, lease)
     _restart_deadline(state, lease, event.at)
     node = event.gpus[0].node
     state.fences[node] = max(state.fences.get(node, 0), event.fence)
@@ -76,17 +104,55 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
         state.inside.enter(waited)
         return
     state.queue.leave(waited)
+    _lose_claims(state, waited.id)
     state.unsettle()
     for key in event.gpus:
-        state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
+        slot = state.slot(key)
+        slot.occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
+        slot.busy = event.at
     state.touch(event.gpus)
+    use = state.owners.setdefault(request.holder.owner, OwnerUse(as_of=event.at))
+    use.hold(weight, event.at, is_firm=not request.preemptible)
+    if request.preemptible:
+        state.preemptible.add(lease.id)
+
+
+def _lease_warned(state: PoolState, event: ev.LeaseWarned) -> None:
+    lease = state.leases[event.lease_id]
+    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    ending = None if event.reason is None else Ending(event.reason, event.ends)
+    _put_on_timetable(state, replace(lease, ending=ending))
+    state.unsettle()
+
+
+def _put_on_timetable(state: PoolState, lease: ActiveLease) -> None:
+    """Replace a lease, and say when it is to be warned or ended next."""
+    state.leases[lease.id] = lease
+    if lease.ending is not None:
+        state.timetable.set(lease.id, lease.ending.at)
+    elif lease.limit is not None:
+        state.timetable.set(lease.id, lease.limit - lease.warning_s)
+    else:
+        state.timetable.drop(lease.id)
+
+
+def _lose_claims(state: PoolState, lease_id: str) -> bool:
+    """Nothing is kept for this waiter any more. Return whether something was."""
+    had_reservation = state.reservation is not None and state.reservation.lease_id == lease_id
+    if had_reservation:
+        state.reservation = None
+    claimed = [key for key, claimer in state.claims.items() if claimer == lease_id]
+    for key in claimed:
+        del state.claims[key]
+    return had_reservation or bool(claimed)
 
 
 def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
     state.reindex()  # the pass has taken earlier events into account
     state.settled_until = event.until
-    state.holds = dict(event.holds)
-    state.reserver = event.reserver
+    state.reservation = event.reservation
+    state.claims = dict(event.claims)
+    state.undated = dict(event.undated)
     state.newcomers.clear()
 
 
@@ -102,13 +168,14 @@ def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     lease = state.leases.pop(event.lease_id)
     state.deadlines.drop(lease.id)
+    state.timetable.drop(lease.id)
     _disown(state, lease.request.holder.owner)
     is_inside = lease.request.parent is not None
     if is_inside and isinstance(lease, QueuedLease | ActiveLease):
         state.inside.leave(lease)
     if isinstance(lease, QueuedLease):
-        if lease.id in state.holds.values() or state.newcomers:
-            state.unsettle()  # the GPUs it held are free for others
+        if _lose_claims(state, lease.id) or state.newcomers:
+            state.unsettle()  # what was kept for it is free for others
         if not is_inside:
             state.queue.leave(lease)
         _remember(
@@ -143,6 +210,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     if is_inside:
         _remember(state, ended)  # its GPUs stay its parent's
         return
+    _give_back(state, lease, ended, event.at)
     for key in lease.gpus:
         occupants = state.slots[key].occupants
         if key in event.draining:
@@ -160,6 +228,46 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     else:
         _remember(state, ended)
     state.touch(lease.gpus)
+
+
+# A lease that ended for one of these reasons lasted as long as its holder wanted, or as it may.
+_ENDED_IN_TIME = {EndReason.RELEASED, EndReason.HOLDER_DIED, EndReason.EXPIRED, EndReason.TIME_LIMIT}
+
+
+def _give_back(state: PoolState, lease: ActiveLease, ended: EndedLease, at: float) -> None:
+    """Count what the owner no longer holds, and how long the lease lasted."""
+    use = state.owners[lease.request.holder.owner]
+    use.hold(-lease.weight, at, is_firm=not lease.request.preemptible)
+    if ended.reason in _ENDED_IN_TIME:
+        lasted_s = max(ended.ended_at - lease.granted_at, 0.0)
+        use.remember(lasted_s)
+        state.recent = (*state.recent, lasted_s)[-RECENT_LEASES:]
+    state.preemptible.discard(lease.id)
+    if state.quotas:
+        state.unsettle()  # the owner may have more again, though no GPU is free yet
+
+
+def _use_counted(state: PoolState, event: ev.UseCounted) -> None:
+    use = state.owners.setdefault(event.owner, OwnerUse())
+    use.used, use.as_of, use.recent = event.used, event.as_of, event.recent
+
+
+def _quota_changed(state: PoolState, event: ev.QuotaChanged) -> None:
+    if event.quota is None:
+        state.quotas.pop(event.owner, None)
+    else:
+        state.quotas[event.owner] = event.quota
+    state.line_up()
+
+
+def _gpus_booked(state: PoolState, event: ev.GpusBooked) -> None:
+    state.bookings[event.booking.id] = event.booking
+    state.line_up()
+
+
+def _booking_ended(state: PoolState, event: ev.BookingEnded) -> None:
+    state.bookings.pop(event.booking_id, None)
+    state.line_up()
 
 
 def _disown(state: PoolState, owner: str | None) -> None:
@@ -201,6 +309,10 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
         if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
             state.unsettle()
         slot.reading = reading
+        # Unknown is not idle. What it did before it was first read is unknown, too.
+        load_percent = reading.load_percent
+        if slot.busy is None or load_percent is None or load_percent >= state.settings.computing_percent:
+            slot.busy = max(reading.at, slot.busy or reading.at)
     state.touch(reading.gpu.key for reading in event.readings)
 
 
@@ -263,6 +375,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.HistoryCondensed: _history_condensed,
     ev.LeaseQueued: _lease_queued,
     ev.LeaseGranted: _lease_granted,
+    ev.LeaseWarned: _lease_warned,
     ev.LeasesRenewed: _leases_renewed,
     ev.QueueSettled: _queue_settled,
     ev.SubLeasesSettled: _sub_leases_settled,
@@ -270,6 +383,10 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.GpuDrained: _gpu_drained,
     ev.ProcessesAttributed: _processes_attributed,
     ev.GpusObserved: _gpus_observed,
+    ev.UseCounted: _use_counted,
+    ev.QuotaChanged: _quota_changed,
+    ev.GpusBooked: _gpus_booked,
+    ev.BookingEnded: _booking_ended,
     ev.GpuExcluded: _gpu_excluded,
     ev.GpuIncluded: _gpu_included,
     ev.ProcessIgnored: _process_ignored,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .booking import Booking
 from .gpu import GpuKey, Reading
-from .request import Request
+from .quota import Quota
+from .request import Request, Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,27 @@ class CountProcess:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetQuota:
+    """Give an owner a quota, or take it away (None). The owner `*` stands for all without one of their own."""
+
+    owner: str
+    quota: Quota | None
+
+
+@dataclass(frozen=True, slots=True)
+class BookGpus:
+    """Keep GPUs for a span of time. A booking without GPUs gets as many as `wishes` asks for, chosen by the pool."""
+
+    booking: Booking
+    wishes: Wishes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBooking:
+    booking_id: str
+
+
 Command = (
     Open
     | RequestLease
@@ -111,4 +134,7 @@ Command = (
     | IncludeGpu
     | IgnoreProcess
     | CountProcess
+    | SetQuota
+    | BookGpus
+    | CancelBooking
 )

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .booking import Booking
 from .gpu import GpuKey, ProcessId, Reading
 from .lease import EndReason
-from .request import Request
+from .quota import Quota
+from .request import Request, Wishes
+from .reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class HistoryCondensed(DurableEvent):
 
     fences: tuple[tuple[str, int], ...]
     next_seq: int
+    recent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,23 @@ class LeaseQueued(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted(DurableEvent):
+    """`limit` and `weight` are as in ActiveLease; without a weight each GPU counts in full."""
+
     lease_id: str
     gpus: tuple[GpuKey, ...]
     fence: int
     granted_at: float
+    limit: float | None = None
+    weight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWarned(DurableEvent):
+    """The holder is told that the pool will end its lease, why and when. Without a reason, the warning is withdrawn."""
+
+    lease_id: str
+    reason: EndReason | None
+    ends: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +115,38 @@ class ProcessesAttributed(DurableEvent):
     lease_id: str
     gpu: GpuKey
     processes: tuple[ProcessId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaChanged(DurableEvent):
+    """The quota of an owner, or of all without one of their own (`*`). None: it has none any more."""
+
+    owner: str
+    quota: Quota | None
+
+
+@dataclass(frozen=True, slots=True)
+class UseCounted(DurableEvent):
+    """What an owner had used at the time `as_of` of the pool's clock (see accounting/fair_share.py). It replaces the
+    events that it adds up.
+    """
+
+    owner: str | None
+    used: float
+    as_of: float
+    recent: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusBooked(DurableEvent):
+    booking: Booking
+
+
+@dataclass(frozen=True, slots=True)
+class BookingEnded(DurableEvent):
+    """It is over, was cancelled, or has become an exclusion."""
+
+    booking_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +186,14 @@ class LeasesRenewed(VolatileEvent):
 class QueueSettled(VolatileEvent):
     """No waiter can be served, and that stays so until `until` unless another event happens.
 
-    `holds` are free GPUs that are kept for a waiter that needs more of them. `reserver` is the waiter for which GPUs
-    are kept that other leases share now.
+    `claims` are GPUs that become free for a waiter because preemptible leases on them are being ended. `undated` are
+    wishes for which nothing can be reserved yet, with the time at which that is tried again.
     """
 
     until: float
-    holds: tuple[tuple[GpuKey, str], ...]
-    reserver: str | None
+    reservation: Reservation | None
+    claims: tuple[tuple[GpuKey, str], ...] = ()
+    undated: tuple[tuple[Wishes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +255,9 @@ class RenewalRefused(Refusal):
 @dataclass(frozen=True, slots=True)
 class GpuUnknown(Refusal):
     gpu: GpuKey
+
+
+@dataclass(frozen=True, slots=True)
+class BookingRefused(Refusal):
+    booking_id: str
+    why: str

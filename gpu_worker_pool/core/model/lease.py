@@ -3,7 +3,8 @@
     queued -> active -> draining -> ended
 
 Draining: the holder is done, but a reading must still show that its processes have left the GPU.
-Fields that end in `_at` are wall-clock seconds, for people. No decision uses them.
+Fields that end in `_at` are wall-clock seconds, for people. `limit`, `since` and the time of an ending are on the pool's
+clock, which no one sets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from enum import StrEnum
 from .gpu import GpuKey
 from .request import Request
 
+# So long before its time limit the holder of a lease is warned.
+WARNING_S = 60.0
+# What one whole GPU weighs.
+FULL_WEIGHT = 1000
+
 
 class EndReason(StrEnum):
     RELEASED = "released"
@@ -21,6 +27,9 @@ class EndReason(StrEnum):
     CANCELLED = "cancelled"
     HOLDER_DIED = "holder_died"
     REVOKED = "revoked"
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+    IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +47,38 @@ class QueuedLease:
         return self.request.ttl_s
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key: higher priority first, then first come, first served."""
-        return (-self.request.priority, self.seq)
+    def order(self) -> tuple[bool, int, int]:
+        """Sort key: preemptible requests last, higher priority first, then first come, first served."""
+        return (self.request.preemptible, -self.request.priority, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The pool has told the holder that it ends the lease at this time on its clock."""
+
+    reason: EndReason
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveLease:
+    """`limit` is when its time limit ends it. `weight` is what counts for its owner, in thousandths of a GPU."""
+
     id: str
     request: Request
     gpus: tuple[GpuKey, ...]
     fence: int
     requested_at: float
     granted_at: float
+    weight: int
+    limit: float | None = None
+    ending: Ending | None = None
+
+    @property
+    def warning_s(self) -> float:
+        """How long before its time limit the holder is warned."""
+        declared_s = self.request.time_limit_s
+        return WARNING_S if declared_s is None else min(WARNING_S, declared_s / 2)
 
     @property
     def ttl_s(self) -> float | None:

@@ -16,6 +16,7 @@ from .memory import show_mb
 DEFAULT_TTL_S = 60.0
 MAX_GPUS = 1024
 MAX_TTL_S = 7 * 24 * 3600.0
+MAX_TIME_LIMIT_S = 366 * 24 * 3600.0
 MAX_PRIORITY = 1_000_000
 # The labels in which a request says what it is for; the first that is there counts.
 TASK_LABELS = ("command", "name")
@@ -113,7 +114,11 @@ def person_and_task(holder: Holder, labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`parent` is the id of the lease whose GPUs are to be used (see queue/sub_leases.py); None: GPUs of the pool."""
+    """`parent` is the id of the lease whose GPUs are to be used (see queue/sub_leases.py); None: GPUs of the pool.
+
+    The lease ends `time_limit_s` after its grant. None: it declares no limit. A preemptible lease may be ended when
+    another request needs its GPUs.
+    """
 
     wishes: Wishes = Wishes()
     holder: Holder = Holder()
@@ -121,10 +126,14 @@ class Request:
     ttl_s: float = DEFAULT_TTL_S
     labels: tuple[tuple[str, str], ...] = ()
     parent: str | None = None
+    time_limit_s: float | None = None
+    preemptible: bool = False
 
     def __post_init__(self) -> None:
         check_whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_number("ttl_s", self.ttl_s, 0.1, MAX_TTL_S)
+        if self.time_limit_s is not None:
+            check_number("time_limit_s", self.time_limit_s, 1, MAX_TIME_LIMIT_S)
 
     @property
     def who(self) -> str:

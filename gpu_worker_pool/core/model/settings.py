@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .checks import check_number, check_whole
-from .request import Wishes
+from .request import MAX_TIME_LIMIT_S, Wishes
 
 
 class Thresholds(NamedTuple):
@@ -33,6 +33,11 @@ class PoolSettings:
     "thresholds" (never: the thresholds alone decide) or "by_request" (unless the request has thresholds of its own).
     `computing_percent`: an idle process shows a utilization below this one, as does a desktop that nothing moves on.
     `max_sharers` leases may share a GPU. An owner may have `max_leases_per_owner` live leases, waiting ones included.
+
+    `default_time_limit_s` is the time limit of requests that declare none. `reserve_after_s`: GPUs are reserved for the
+    first waiter that cannot be served once it has waited so long. A preemptible lease ends `preempt_grace_s` after its
+    warning. `fair_share`: of equal priority, the owner that used less is served first. A lease whose GPUs computed
+    nothing for `idle_after_s` is idle; `idle_reclaim` ends it after a warning.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
@@ -48,6 +53,13 @@ class PoolSettings:
     max_queued_per_owner: int = 1_000
     max_sharers: int = 64
     max_leases_per_owner: int = 1_000
+    default_time_limit_s: float | None = None
+    max_time_limit_s: float | None = None
+    reserve_after_s: float = 600.0
+    preempt_grace_s: float = 60.0
+    fair_share: bool = False
+    idle_after_s: float = 1800.0
+    idle_reclaim: bool = False
 
     def __post_init__(self) -> None:
         check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
@@ -62,6 +74,12 @@ class PoolSettings:
         check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)
         check_whole("max_sharers", self.max_sharers, 1, 1_000_000)
         check_whole("max_leases_per_owner", self.max_leases_per_owner, 1, 1_000_000)
+        for name in ("default_time_limit_s", "max_time_limit_s"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, MAX_TIME_LIMIT_S)
+        check_number("reserve_after_s", self.reserve_after_s, 0, 1e9)
+        check_number("preempt_grace_s", self.preempt_grace_s, 0, 1e6)
+        check_number("idle_after_s", self.idle_after_s, 1, 1e9)
 
     def avoids_outsiders(self, wishes: Wishes) -> bool:
         """Whether GPUs in use outside the pool are kept from this request."""

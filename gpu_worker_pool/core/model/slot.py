@@ -106,6 +106,8 @@ class GpuSlot:
     reading: Reading | None = None
     occupants: Occupants = field(default_factory=Occupants)
     members: Members = field(default_factory=Members)
+    # When it was last seen to compute, or was granted; None if that is unknown.
+    busy: float | None = None
     # The last sums of its memory; a new lease is only added to them.
     memory_sums: _MemorySums | None = field(default=None, compare=False, repr=False)
 

@@ -7,13 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from gpu_worker_pool.core.accounting.fair_share import OwnerUse
 from gpu_worker_pool.core.queue.capacity import Capacity
 from gpu_worker_pool.core.queue.inside import LeasesInside
 from gpu_worker_pool.core.queue.waiting import LeaseQueue
 
+from .booking import Booking
 from .deadlines import Deadlines
 from .gpu import GpuKey, ProcessId
 from .lease import ActiveLease, DrainingLease, EndedLease, Lease, LiveLease, QueuedLease
+from .quota import Quota
+from .request import Wishes
+from .reservation import Reservation
 from .settings import PoolSettings
 from .slot import GpuSlot
 
@@ -23,9 +28,10 @@ class PoolState:
     """Everything a decision is made from.
 
     `clock` is the latest time seen; it never goes back. `deadlines` has the due times of live leases: the TTL while
-    queued or active, the drain limit while draining. An active lease of a local holder has none. Until `settled_until` no waiter except `newcomers` can be served
-    unless an event happens, and `holds` says which GPUs are kept for which waiter; a change that may matter resets it.
-    `capacity` is an index over the slots and can be rebuilt from them.
+    queued or active, the drain limit while draining. An active lease of a local holder has none. `timetable` has the
+    times at which active leases are to be warned or ended. Until `settled_until` no waiter except `newcomers` can be
+    served unless an event happens; a change that may matter resets it. `capacity` is an index over the slots and can be
+    rebuilt from them.
     """
 
     settings: PoolSettings = field(default_factory=PoolSettings)
@@ -40,20 +46,34 @@ class PoolState:
     # The leases inside other leases. They are in `leases` too, but not in `queue` and not on a slot.
     inside: LeasesInside = field(default_factory=LeasesInside)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    timetable: Deadlines = field(default_factory=Deadlines)
     # The number of leases of each owner, waiting or active.
     owned: Counter[str | None] = field(default_factory=Counter)
+    # What each owner uses, and how long the last leases of the pool lasted.
+    owners: dict[str | None, OwnerUse] = field(default_factory=dict)
+    recent: tuple[float, ...] = ()
+    quotas: dict[str, Quota] = field(default_factory=dict)
+    bookings: dict[str, Booking] = field(default_factory=dict)
+    # The active leases that may be preempted.
+    preemptible: set[str] = field(default_factory=set)
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
     excluded: dict[GpuKey, str] = field(default_factory=dict)
     ignored_processes: set[str] = field(default_factory=set)
     settled_until: float = -inf
-    holds: dict[GpuKey, str] = field(default_factory=dict)
-    reserver: str | None = None
+    reservation: Reservation | None = None
+    # GPUs that will be a waiter's, because leases on them are being preempted for it.
+    claims: dict[GpuKey, str] = field(default_factory=dict)
+    # Wishes for which nothing can be reserved, and until when that is not tried again.
+    undated: dict[Wishes, float] = field(default_factory=dict)
     newcomers: list[str] = field(default_factory=list)
     # GPUs that a process released and still holds memory on, with its leases that drain there.
     reclaimable: dict[ProcessId, dict[GpuKey, set[str]]] = field(default_factory=dict)
     touched: set[GpuKey] = field(default_factory=set, compare=False)
     capacity: Capacity = field(default_factory=Capacity, compare=False)
+
+    def __post_init__(self) -> None:
+        self.line_up()
 
     def find(self, lease_id: str) -> Lease | None:
         return self.leases.get(lease_id) or self.ended.get(lease_id)
@@ -62,10 +82,6 @@ class PoolState:
         lease = self.leases[lease_id]
         assert isinstance(lease, QueuedLease), lease  # noqa: S101 - a broken invariant must not go on
         return lease
-
-    def position(self, lease: QueuedLease) -> int:
-        """The position in the queue, or among the waiters inside the same lease; 1 is served next."""
-        return (self.queue if lease.request.parent is None else self.inside).position(lease)
 
     def slot(self, key: GpuKey) -> GpuSlot:
         """The slot of a GPU, created on first mention: a journal names GPUs before their first reading."""
@@ -92,9 +108,18 @@ class PoolState:
     def unsettle(self) -> None:
         """Make the next pass go over the whole queue."""
         self.settled_until = -inf
-        self.holds = {}
-        self.reserver = None
         self.newcomers.clear()
+
+    def line_up(self) -> None:
+        """Line the waiters up by owner if owners are not treated alike."""
+        is_split = bool(self.settings.fair_share or self.quotas or any(b.owner for b in self.bookings.values()))
+        self.queue.split_owners(is_split, [self.queued(lease_id) for lease_id in self.queue])
+        self.unsettle()
+
+    def next_due_at(self) -> float:
+        """When something is due though no command comes."""
+        times = [self.settled_until, self.deadlines.next_due_at(), self.timetable.next_due_at()]
+        return min((at for at in times if at is not None), default=inf)
 
     def __repr__(self) -> str:
         kinds = [type(lease) for lease in self.leases.values()]

@@ -1,13 +1,8 @@
 """The queue's rule: which waiter is served next.
 
-Higher priority first, then first come, first served. A waiter that cannot be served yet *holds* the free GPUs it could
-use, up to its number, on the node where it can use the most. No later waiter takes those. A later waiter passes only
-onto GPUs that no earlier one holds: wide requests do not starve, and a request for a T4 does not wait behind one for an
-A100.
-
-If only leases that *share* a GPU now keep the first waiter from it, the waiter holds that GPU too: no lease may join
-them any more. Otherwise an endless stream of small shares would keep it out forever. One such waiter at a time is
-enough, because every waiter becomes the first.
+One pass goes over the waiters in order (see order.py) and serves those that can be. A later waiter may be served while
+an earlier one waits, if it takes nothing that is kept from it (see keeps.py). Only one waiter has a reservation: the
+first that cannot be served and has waited long (see reserving.py). So wide requests do not starve, and few wait for them.
 
 A GPU that drains because the process that released it still holds memory there is free to that same process (see
 reclaim.py), unless a waiter ahead needs such a GPU.
@@ -15,32 +10,39 @@ reclaim.py), unless a waiter ahead needs such a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.reservation import Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Leased, NoRoom
+from .keeps import Keeps
+from .order import Order
 from .placement import Grant, Survey
+from .preemption import claim
+from .quotas import obstacle, time_limit_of
 from .reclaim import reclaim
+from .reserving import Reserving
+from .waiting import Line
 
 
 @dataclass(slots=True)
 class QueuePass:
-    """The result of a pass over the queue: the grants, which GPUs are held for which waiter, which waiter reserves GPUs
-    that others share, and how long that stays true if no event happens. `settled_until` is None if it has not changed,
-    or if another pass is due after these grants.
+    """The result of a pass over the queue: the grants, the preemptible leases to end, the GPUs that become a waiter's
+    that way, the reservation, and how long that stays true if no event happens. `settled_until` is None if it has not
+    changed, or if another pass is due after these grants.
     """
 
-    grants: list[Grant]
-    holds: Mapping[GpuKey, str]
-    reserver: str | None
-    settled_until: float | None
+    grants: list[Grant] = field(default_factory=list)
+    victims: list[str] = field(default_factory=list)
+    claims: dict[GpuKey, str] = field(default_factory=dict)
+    reservation: Reservation | None = None
+    undated: dict[Wishes, float] = field(default_factory=dict)
+    settled_until: float | None = None
 
 
 def serve_queue(state: PoolState, now: float) -> QueuePass:
@@ -50,145 +52,123 @@ def serve_queue(state: PoolState, now: float) -> QueuePass:
     only processes that left memory on a GPU can be.
     """
     if now <= state.settled_until and not state.newcomers:
-        outcome = QueuePass([], state.holds, state.reserver, None)
+        outcome = QueuePass()
     elif now <= state.settled_until and len(state.newcomers) == 1:
         outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over_queue(state, now)
     else:
         outcome = _pass_over_queue(state, now)
     may_reclaim = state.reclaimable or state.capacity.used_outside_by
     if not outcome.grants and may_reclaim and (grant := reclaim(state, now)) is not None:
-        return QueuePass([grant], outcome.holds, outcome.reserver, None)
+        return QueuePass([grant], outcome.victims)
     return outcome
 
 
 def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
-    survey = Survey(state, now)
-    # GPUs that no later waiter may take: granted in this pass, or held by an earlier waiter.
-    gone: dict[GpuKey, str] = {}
-    grants: list[Grant] = []
-    holds: dict[GpuKey, str] = {}
-    lines = state.queue.by_wishes
-    heads = [(line[0], 0, wishes) for wishes, line in lines.items()]
+    survey, order, keeps = Survey(state, now), Order(state, now), Keeps(state, now)
+    reserving = Reserving(state, now, keeps)
+    found = QueuePass(undated=reserving.undated)
+    # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
+    gone: set[GpuKey] = set()
+    lines = state.queue.lines
+    heads = [(order.place(line, keys[0]), 0, line) for line, keys in lines.items()]
     heapify(heads)
-    reserver: str | None = None
-    failed = _FailedWishes()
+    failed = _FailedLines(state)
     while heads:
-        (_, _, lease_id), index, wishes = heappop(heads)
-        may_reserve = reserver is None and state.capacity.has_shared_gpus
-        if not may_reserve and failed.covers(wishes):
+        place, index, line = heappop(heads)
+        lease_id = place[-1]
+        if obstacle(state, line) is not None:
             continue
-        gpus = survey.place(wishes, gone.keys())
+        avoiding = gone | keeps.kept_from(line)
+        gpus = None if failed.covers(line) else survey.place(line.wishes, avoiding)
         if gpus is not None:
-            grants.append(Grant(lease_id, gpus))
-            gone.update(dict.fromkeys(gpus, lease_id))
-            if wishes.is_shared or state.settings.workers_per_gpu > 1:
-                # Another waiter may still share this GPU. That can be told only after this grant.
-                return QueuePass(grants, holds, reserver, None)
+            found.grants.append(Grant(lease_id, gpus))
+            gone.update(gpus)
+            if line.wishes.is_shared or state.settings.workers_per_gpu > 1 or state.queue.splits_owners:
+                # Another waiter may still share this GPU, or another owner be first. That can be told only afterwards.
+                return found
         else:
-            failed.add(wishes)
-            kept = _free(survey, wishes, gone)
-            if may_reserve:
-                reserved = _held_by_sharers(survey, wishes, gone, kept)
-                reserver = lease_id if reserved else None
-                kept += reserved
-            if not kept:
-                continue  # later waiters with the same wishes find even less
-            holds.update(dict.fromkeys(kept, lease_id))
-            gone.update(dict.fromkeys(kept, lease_id))
-        if index + 1 < len(lines[wishes]):
-            heappush(heads, (lines[wishes][index + 1], index + 1, wishes))
-    return QueuePass(grants, holds, reserver, survey.holds_until)
+            failed.add(line)
+            claimed = claim(survey, line.wishes, avoiding) if state.preemptible and not line.preemptible else None
+            if claimed is not None:
+                found.victims += claimed.victims
+                if claimed.victims:
+                    return found  # who else needs one is told with these on their way out
+                found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
+                gone.update(claimed.gpus)
+            else:
+                if keeps.reservation is None:
+                    keeps.reservation = reserving.reserve(state.queued(lease_id), line)
+                continue  # later waiters of the line find even less
+        if index + 1 < len(lines[line]):
+            heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
+    found.reservation = keeps.reservation
+    found.settled_until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
+    return found
 
 
-class _FailedWishes:
-    """Wishes that failed in one pass. GPUs taken in a pass stay taken until its end. So a waiter that wants as much or
-    more of the same GPUs, or of some of them, need not try, and a queue of many different wishes costs little more than
-    one of few.
+class _FailedLines:
+    """Lines that failed in one pass. GPUs taken in a pass stay taken until its end. So a waiter that wants as much or
+    more of the same GPUs, or of some of them, for as long or longer, need not try, and a queue of many different wishes
+    costs little more than one of few.
     """
 
-    def __init__(self) -> None:
-        self._least_mb: dict[tuple[object, ...], float] = {}
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._least: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
-    def add(self, wishes: Wishes) -> None:
+    def add(self, line: Line) -> None:
         """Record a failure. One for several GPUs says nothing about a single GPU, so it is not recorded."""
-        if wishes.gpus == 1:
-            kind = (*_terms(wishes), wishes.model, wishes.among)
-            self._least_mb[kind] = min(wishes.memory_mb or 0.0, self._least_mb.get(kind, inf))
+        if line.wishes.gpus == 1:
+            kind = (*_terms(line), line.wishes.model, line.wishes.among)
+            failed = self._least.setdefault(kind, [])
+            if not self._is_more(line, failed):
+                failed.append(self._measure(line))
 
-    def covers(self, wishes: Wishes) -> bool:
+    def covers(self, line: Line) -> bool:
         """Whether a wish for less has failed."""
-        terms = _terms(wishes)
-        least_mb = min(
-            self._least_mb.get((*terms, wishes.model, wishes.among), inf), self._least_mb.get((*terms, None, None), inf)
+        wishes, terms = line.wishes, _terms(line)
+        return any(
+            self._is_more(line, self._least.get(kind, ()))
+            for kind in ((*terms, wishes.model, wishes.among), (*terms, None, None))
         )
-        return (wishes.memory_mb or 0.0) >= least_mb
+
+    def _is_more(self, line: Line, failed: list[tuple[float, float]] | tuple[()]) -> bool:
+        memory_mb, limit_s = self._measure(line)
+        return any(memory_mb >= least_mb and limit_s >= least_s for least_mb, least_s in failed)
+
+    def _measure(self, line: Line) -> tuple[float, float]:
+        limit_s = time_limit_of(self._state, line.owner, line.time_limit_s)
+        return (line.wishes.memory_mb or 0.0, inf if limit_s is None else limit_s)
 
 
-def _terms(wishes: Wishes) -> tuple[object, ...]:
-    return wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent
+def _terms(line: Line) -> tuple[object, ...]:
+    wishes = line.wishes
+    thresholds = (wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
+    return (wishes.is_shared, *thresholds, line.preemptible, line.owner)
 
 
 def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | None:
-    """Serve one new waiter in a queue in which no other could be served; None if it affects the others.
+    """Serve one new waiter in a queue in which no other could be served; None if it takes a whole pass to tell.
 
-    The GPUs it takes or holds matter to later waiters only if they held them. Earlier waiters are not affected.
+    What it takes matters to no other waiter: none could have it, or the reservation admits it.
     """
-    ahead = {key: id_ for key, id_ in state.holds.items() if state.queued(id_).order < newcomer.order}
-    survey = Survey(state, now)
-    wishes = newcomer.request.wishes
-    gpus = survey.place(wishes, ahead.keys())
-    kept = [] if gpus is not None else _free(survey, wishes, ahead)
-    if any(key in state.holds for key in gpus or kept):
+    if state.claims or (state.preemptible and not newcomer.request.preemptible):
         return None
-    settled_until = min(state.settled_until, survey.holds_until)
+    line = state.queue.line_of(newcomer)
+    if obstacle(state, line) is not None:
+        return QueuePass(reservation=state.reservation, undated=state.undated, settled_until=state.settled_until)
+    survey, keeps = Survey(state, now), Keeps(state, now)
+    reservation = state.reservation
+    if reservation is not None:
+        order = Order(state, now)
+        if order.place_of(newcomer) < order.place_of(state.queued(reservation.lease_id)):
+            return None
+        keeps.reservation = reservation
+    gpus = survey.place(line.wishes, keeps.kept_from(line))
     if gpus is not None:
-        # An earlier waiter may have to reserve a GPU that is shared from now on.
-        until = None if wishes.is_shared else settled_until
-        return QueuePass([Grant(newcomer.id, gpus)], state.holds, state.reserver, until)
-    if state.reserver not in ahead.values() and _held_by_sharers(survey, wishes, ahead, kept):
-        return None
-    return QueuePass([], {**state.holds, **dict.fromkeys(kept, newcomer.id)}, state.reserver, settled_until)
-
-
-def _free(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str]) -> list[GpuKey]:
-    """The GPUs a waiter could use now, on the suitable node where it can use the most (of equals, the first by name)."""
-    if wishes.gpus == 1:
-        return []  # a usable GPU would have been granted
-    most: list[GpuKey] = []
-    state, capacity = survey.state, survey.state.capacity
-    thresholds = state.settings.thresholds_for(wishes)
-    for count, node in capacity.nodes_by_room(wishes, include_loaded=survey.is_lax(wishes)):
-        if count < max(len(most), 1) or (count == len(most) and node > most[0].node):
-            break  # nodes with equally many open GPUs are sorted by name
-        not_gone = [slot for slot in capacity.open_slots_of(node, shared=wishes.is_shared) if slot.key not in gone]
-        if len(not_gone) < max(len(most), 1) or not capacity.could_serve_on(node, wishes, thresholds):
-            continue
-        usable = [slot.key for slot in not_gone if survey.score(slot, wishes) is not None]
-        if len(usable) > len(most) or (usable and len(usable) == len(most) and node < most[0].node):
-            most = usable
-    return most
-
-
-def _held_by_sharers(survey: Survey, wishes: Wishes, gone: Mapping[GpuKey, str], free: list[GpuKey]) -> list[GpuKey]:
-    """GPUs that only sharing leases keep from this waiter, up to its number: on the node where it holds GPUs already,
-    else on the node of the least committed GPU.
-    """
-    state = survey.state
-    thresholds = state.settings.thresholds_for(wishes)
-
-    def is_kept_by_sharers(key: GpuKey) -> bool:
-        slot = state.slots[key]
-        if key in gone or not slot.is_shared:
-            return False
-        is_in_the_way = isinstance(survey.judge(slot, wishes), Leased | NoRoom)
-        return is_in_the_way and state.capacity.could_serve_on(key.node, wishes, thresholds)
-
-    if free:
-        node = free[0].node
-    else:
-        least = next(filter(is_kept_by_sharers, state.capacity.shared_gpus_by_commitment(wishes)), None)
-        if least is None or wishes.gpus == 1:
-            return [least] if least else []
-        node = least.node
-    slots = state.capacity.open_slots_of(node, shared=True)
-    return [slot.key for slot in slots if is_kept_by_sharers(slot.key)][: wishes.gpus - len(free)]
+        # On a shared GPU, others may have been waiting for the GPUs that this one did not take.
+        until = None if line.wishes.is_shared or state.queue.splits_owners else state.settled_until
+        return QueuePass([Grant(newcomer.id, gpus)], [], {}, reservation, state.undated, until)
+    reserves_at = newcomer.requested_at - state.wall_offset_s + state.settings.reserve_after_s
+    until = min(state.settled_until, survey.holds_until, reserves_at if reserves_at > now else -inf)
+    return QueuePass([], [], {}, reservation, state.undated, until) if until > -inf else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
@@ -175,8 +175,11 @@ class Capacity:
             self.used_outside_by.setdefault(process, set()).add(key)
 
     @property
-    def has_shared_gpus(self) -> bool:
-        return bool(self._lists[Use.SHARED])
+    def nodes(self) -> KeysView[str]:
+        return self._nodes.keys()
+
+    def gpus_of(self, node: str) -> KeysView[GpuKey]:
+        return self._nodes[node].facts.keys()
 
     def named(self, names: tuple[str, ...]) -> AbstractSet[GpuKey]:
         return self._names.find(names)
@@ -206,22 +209,11 @@ class Capacity:
             for *_, key in _merged(fitting):
                 yield key
 
-    def shared_gpus_by_commitment(self, wishes: Wishes) -> Iterator[GpuKey]:
-        """Shared GPUs that admit one more lease, least committed first."""
-        lists = [_last_first(entries) for entries in self._matching(Use.SHARED, wishes, include_loaded=True)]
-        for *_, key in merge(*lists, key=lambda entry: (-entry[0], entry[1:])):
-            yield key
-
     def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
         """Nodes that may have enough open GPUs, fullest first."""
         lists = self._node_lists(wishes, include_loaded)
         for _, node in _merged([islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]):
             yield node
-
-    def nodes_by_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[Entry]:
-        """Pairs of the number of open GPUs and the node, most first."""
-        lists = [_last_first(entries) for entries in self._node_lists(wishes, include_loaded)]
-        return lists[0] if len(lists) == 1 else merge(*lists, key=lambda entry: (-entry[0], entry[1:]))
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether some node has enough suitable GPUs, if all of them were free."""
@@ -363,15 +355,6 @@ def _tightest_first(entries: list[Entry], room_mb: float) -> Iterator[Entry]:
     """The entries with enough memory left, as (what would be left, ...)."""
     for negative_committed_mb, *rest in islice(entries, bisect_left(entries, (-room_mb - ROUNDING_MB,)), None):
         yield (room_mb + negative_committed_mb, *rest)
-
-
-def _last_first(entries: list[Entry]) -> Iterator[Entry]:
-    """The entries by descending sort key; equal ones keep their order."""
-    end = len(entries)
-    while end:
-        start = bisect_left(entries, (entries[end - 1][0],))
-        yield from islice(entries, start, end)
-        end = start
 
 
 def _has_enough(makeup: Sequence[GpuClass], wishes: Wishes, thresholds: Thresholds) -> bool:

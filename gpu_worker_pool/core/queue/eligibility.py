@@ -205,14 +205,56 @@ class SharersFull:
 
 @dataclass(frozen=True, slots=True)
 class HeldForAnother:
-    """Free, but held for a waiter further ahead."""
+    """Reserved for a waiter further ahead, or about to be its own. Its start is `from_at`, if that is known."""
 
     code: ClassVar[str] = "held"
     for_lease_id: str
     for_holder: str
+    from_at: float | None = None
 
     def __str__(self) -> str:
         return f"kept for {self.for_holder}, ahead in the queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """Kept for an owner in a span of time; without an owner, out of service in it."""
+
+    code: ClassVar[str] = "booked"
+    booking_id: str
+    owner: str | None
+    starts_at: float
+    ends_at: float | None
+    reason: str
+
+    def __str__(self) -> str:
+        whom = f"booked for {self.owner}" if self.owner else "to be taken out of service"
+        return f"{whom}: {self.reason}; a request with a time limit that ends before may have it"
+
+
+@dataclass(frozen=True, slots=True)
+class OverQuota:
+    """The owner has its quota of GPUs. More are lent only for a time."""
+
+    code: ClassVar[str] = "over_quota"
+    held: float
+    quota: int
+
+    def __str__(self) -> str:
+        return (
+            f"its owner has {self.held:g} of {self.quota} GPUs; above the quota only requests with a time limit, or "
+            f"preemptible ones, are served"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OverCeiling:
+    code: ClassVar[str] = "over_ceiling"
+    held: float
+    ceiling: int
+
+    def __str__(self) -> str:
+        return f"its owner has {self.held:g} GPUs of at most {self.ceiling}"
 
 
 Ineligible = (
@@ -232,6 +274,9 @@ Ineligible = (
     | NoRoom
     | SharersFull
     | HeldForAnother
+    | Booked
+    | OverQuota
+    | OverCeiling
 )
 Verdict = Eligible | Ineligible
 

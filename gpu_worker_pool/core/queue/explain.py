@@ -10,7 +10,10 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, HeldForAnother, Leased, NoRoom, Verdict, judge
+from .eligibility import Eligible, Leased, NoRoom, OverCeiling, OverQuota, Verdict, judge
+from .keeps import why_kept
+from .order import Order, why_later
+from .quotas import obstacle
 from .sub_leases import judge_inside, parent_of
 
 MAX_NAMES = 3
@@ -34,6 +37,9 @@ class Explanation:
     wants: str
     # The lease inside which it waits. Position and length are then those of the waiters there.
     parent: str | None = None
+    # Why its owner may have no more now, and why a waiter that came later is ahead.
+    limit: OverQuota | OverCeiling | None = None
+    ahead: str | None = None
 
     @property
     def head(self) -> str:
@@ -44,7 +50,10 @@ class Explanation:
     def obstacles(self) -> str:
         if self.parent is not None:
             return _obstacles_inside(self)
-        return "; ".join(_summary(self.verdicts)) if self.verdicts else "no GPU has been seen yet"
+        reasons = [] if self.limit is None else [str(self.limit)]
+        reasons += _summary(self.verdicts) if self.verdicts and not reasons else []
+        reasons += [] if self.ahead is None else [self.ahead]
+        return "; ".join(reasons) if reasons else "no GPU has been seen yet"
 
     def __str__(self) -> str:
         return f"{self.head}: {self.obstacles}"
@@ -67,6 +76,8 @@ class Explainer:
         self._now = max(now, state.clock)
         self._verdicts: dict[Wishes, tuple[GpuVerdict, ...]] = {}
         self._texts: dict[Wishes, str] = {}
+        self._order = Order(state, self._now)
+        self._is_anything_kept = bool(state.reservation or state.claims or state.bookings)
 
     def explain(self, lease: QueuedLease) -> Explanation:
         if lease.request.parent is not None:
@@ -79,17 +90,35 @@ class Explainer:
                 GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, judge(state, slot, wishes, self._now))
                 for slot in slots
             )
-        if state.holds:
-            verdicts = tuple(_as_held(state, item, lease) for item in verdicts)
-        return Explanation(lease.id, state.queue.position(lease), len(state.queue), verdicts, str(wishes))
+        if self._is_anything_kept:
+            verdicts = tuple(self._as_kept(item, lease) for item in verdicts)
+        return Explanation(
+            lease.id,
+            self._order.position(lease),
+            len(state.queue),
+            verdicts,
+            str(wishes),
+            limit=obstacle(state, state.queue.line_of(lease)),
+            ahead=why_later(state, lease, self._now) if state.queue.splits_owners else None,
+        )
+
+    def position(self, lease: QueuedLease) -> int:
+        return self._order.position(lease)
 
     def reason(self, lease: QueuedLease) -> str:
         explanation, wishes = self.explain(lease), lease.request.wishes
-        if self._state.holds or explanation.parent is not None:
+        if self._is_anything_kept or self._state.queue.splits_owners or explanation.parent is not None:
             return str(explanation)
         if wishes not in self._texts:
             self._texts[wishes] = explanation.obstacles
         return f"{explanation.head}: {self._texts[wishes]}"
+
+    def _as_kept(self, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:
+        """The verdict on a GPU that would do, but is kept from this waiter."""
+        if not isinstance(item.verdict, Eligible):
+            return item
+        kept_for = why_kept(self._state, item.key, lease, self._now)
+        return item if kept_for is None else GpuVerdict(item.key, item.gpu, kept_for)
 
     def _explain_inside(self, lease: QueuedLease, parent: str) -> Explanation:
         state, outer, found = self._state, parent_of(self._state, lease), []
@@ -111,15 +140,6 @@ def _obstacles_inside(explanation: Explanation) -> str:
     if explanation.position > 1:
         return "another job inside this lease is ahead"
     return "; ".join(_summary(explanation.verdicts))
-
-
-def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:
-    held_for = state.holds.get(item.key)
-    if isinstance(item.verdict, Eligible) and held_for not in (None, lease.id):
-        other = state.queued(held_for)
-        if other.order < lease.order:
-            return GpuVerdict(item.key, item.gpu, HeldForAnother(other.id, other.request.who))
-    return item
 
 
 def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:

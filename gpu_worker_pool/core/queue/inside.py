@@ -67,7 +67,7 @@ class LeasesInside:
 
     def __iter__(self) -> Iterator[str]:
         """The waiters, those inside the same lease in order."""
-        return (lease_id for line in self._waiting.values() for _, _, lease_id in line)
+        return (queue_key[-1] for line in self._waiting.values() for queue_key in line)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LeasesInside) and (self._waiting, self._active) == (other._waiting, other._active)

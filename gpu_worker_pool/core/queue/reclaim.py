@@ -17,6 +17,7 @@ from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import Eligible, is_suitable, judge
+from .keeps import why_kept
 from .placement import Grant
 from .waiting import QueueKey
 
@@ -32,7 +33,7 @@ def reclaim(state: PoolState, now: float) -> Grant | None:
         for queue_key in state.queue.of_process(process)[:MOST_WAITERS]:
             for key in sorted(keys):
                 if _may_reclaim(state, queue_key, key, process, now):
-                    return Grant(queue_key[2], (key,))
+                    return Grant(queue_key[-1], (key,))
     return None
 
 
@@ -42,7 +43,7 @@ def _in_both(some: Collection[ProcessId], others: Collection[ProcessId]) -> Iter
 
 
 def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: ProcessId, now: float) -> bool:
-    waiter = state.queued(queue_key[2]).request
+    waiter = state.queued(queue_key[-1]).request
     wishes, owner = waiter.wishes, waiter.holder.owner
     slot = state.slots[key]
     released = state.reclaimable.get(process, {}).get(key, ())
@@ -61,11 +62,13 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
         if use is None or any(None not in (found.user, owner) and found.user != owner for found in use.processes):
             return False
         cleared = _without(slot, {found.id for found in use.processes})
-    if not isinstance(judge(state, cleared, wishes, now), Eligible):
+    if not isinstance(judge(state, cleared, wishes, now), Eligible) or why_kept(
+        state, key, state.queued(queue_key[-1]), now
+    ):
         return False
     # A waiter ahead that needs such a GPU must not be overtaken forever by a process that keeps it warm.
     return not any(
-        line[0] < queue_key and is_suitable(state, cleared, ahead) for ahead, line in state.queue.by_wishes.items()
+        keys[0] < queue_key and is_suitable(state, cleared, ahead.wishes) for ahead, keys in state.queue.lines.items()
     )
 
 

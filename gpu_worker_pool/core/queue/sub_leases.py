@@ -41,12 +41,12 @@ def serve_inside(state: PoolState) -> InsidePass:
         line = state.inside.waiting_in(parent_id)
         gpus = None
         if line:
-            wishes = state.queued(line[0][2]).request.wishes
+            wishes = state.queued(line[0][-1]).request.wishes
             gpus = _place(state, _active(state, parent_id), wishes)
         if gpus is None:
             settled.append(parent_id)
         else:
-            grants.append(Grant(line[0][2], gpus))
+            grants.append(Grant(line[0][-1], gpus))
     return InsidePass(grants, tuple(settled))
 
 
@@ -109,7 +109,7 @@ def leases_inside(state: PoolState, lease_id: str) -> list[QueuedLease | ActiveL
         parent = outer.pop()
         inner = sorted(state.inside.active_in(parent))
         found += [_active(state, id_) for id_ in inner]
-        found += [state.queued(id_) for _, _, id_ in state.inside.waiting_in(parent)]
+        found += [state.queued(id_) for *_, id_ in state.inside.waiting_in(parent)]
         outer += inner
     return found[::-1]
 

@@ -24,7 +24,7 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
     """The lease in a list: without the obstacles of a waiting lease, and far back in the queue without the reason."""
     if not isinstance(lease, QueuedLease):
         return lease_view(state, lease, now)
-    position = state.position(lease)
+    position = explainer.position(lease)
     if position <= MOST_EXPLAINED or lease.request.parent is not None:
         reason = explainer.reason(lease)
     else:

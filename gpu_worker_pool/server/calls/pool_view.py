@@ -10,8 +10,10 @@ from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.eligibility import Eligible, HeldForAnother, Verdict, judge
+from gpu_worker_pool.core.queue.eligibility import Eligible, Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer
+from gpu_worker_pool.core.queue.keeps import why_kept_from_newcomer
+from gpu_worker_pool.core.queue.order import Order
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.loop_share import LoopShare
@@ -36,6 +38,7 @@ _STATES: dict[str, GpuState] = {
     "over_memory": "busy",
     "over_utilization": "busy",
     "held": "held",
+    "booked": "held",
 }
 STATES: tuple[GpuState, ...] = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
@@ -46,7 +49,7 @@ async def encode_pool(pool: Pool, most_queued: int | None, most_leases: int | No
     await pool.caught_up()
     state, loop_share = pool.state, LoopShare()
     others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
-    waiting = chain(state.queue, state.inside)
+    waiting = chain(Order(state, pool.now()).lease_ids(), state.inside)
     queue: list[bytes] = []
     leases: list[bytes] = []
     async for lease, view in encode_leases(
@@ -122,9 +125,8 @@ def _why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
 
 def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
     verdict = judge(state, slot, ORDINARY, now)
-    held_for = state.holds.get(slot.key)
-    if isinstance(verdict, Eligible) and held_for is not None:
-        return HeldForAnother(held_for, state.queued(held_for).request.who)
+    if isinstance(verdict, Eligible):
+        return why_kept_from_newcomer(state, slot.key, now) or verdict
     return verdict
 
 

@@ -1,0 +1,80 @@
+"""When each waiter will probably start.
+
+The waiters are placed in order, each where it can start soonest, for as long as it declared or is predicted to last. The
+answer is honest where it is unknown: nothing is told of a waiter behind one that may last for ever.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.state import PoolState
+
+from .forecast import NEVER, Forecast, FreeTime, Plan, soonest
+from .keeps import Keeps
+from .order import Order
+from .quotas import obstacle
+
+# Waiters for which a start is told, and GPUs looked at for it: while it is reckoned, no caller is answered.
+MOST_WAITERS = 100
+MOST_GPUS = 4_000
+
+
+def expected_starts(state: PoolState, now: float) -> dict[str, FreeTime]:
+    """The starts that can be told, on the pool's clock. A waiter without one is not in it."""
+    return _Expectation(state, max(now, state.clock)).starts()
+
+
+class _Expectation:
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._keeps = Keeps(state, now)
+        self._order = Order(state, now)
+        self._forecast = Forecast(state, now)
+        self._free: dict[Wishes, dict[GpuKey, FreeTime]] = {}
+        self._taken_until: dict[GpuKey, FreeTime] = {}
+        self._gpus_left = MOST_GPUS
+
+    def starts(self) -> dict[str, FreeTime]:
+        state, starts = self._state, {}
+        for lease_id in self._order.lease_ids()[:MOST_WAITERS]:
+            lease = state.queued(lease_id)
+            plan = self._plan(lease)
+            if plan is None or plan.start.at == inf:
+                continue
+            starts[lease_id] = plan.start
+            if not lease.request.wishes.is_shared:
+                lasts = self._forecast.duration_of(lease.request.holder.owner, lease.request.time_limit_s)
+                end = FreeTime(plan.start.at + lasts.at, max(plan.start.basis, lasts.basis), lease_id)
+                self._taken_until.update(dict.fromkeys(plan.gpus, end))
+        return starts
+
+    def _plan(self, lease: QueuedLease) -> Plan | None:
+        reservation = self._state.reservation
+        if reservation is not None and reservation.lease_id == lease.id:
+            return Plan(FreeTime(reservation.date, reservation.basis, reservation.after), reservation.gpus)
+        line = self._state.queue.line_of(lease)
+        if obstacle(self._state, line) is not None:
+            return None
+        free, booked = self._free_for(lease.request.wishes), self._keeps.booked_from(line)
+        by_node: dict[str, list[tuple[FreeTime, int, GpuKey]]] = {}
+        for key, at in free.items():
+            reading = self._state.slots[key].reading
+            if key not in booked and reading is not None:
+                later = max(at, self._taken_until.get(key, at), key=lambda time: time.at)
+                later = later._replace(basis=max(at.basis, later.basis))
+                by_node.setdefault(key.node, []).append((later, reading.gpu.index, key))
+        plans = [soonest(gpus, lease.request.wishes.gpus) for gpus in by_node.values()]
+        return min(filter(None, plans), key=lambda plan: (plan.start.at, plan.gpus), default=None)
+
+    def _free_for(self, wishes: Wishes) -> dict[GpuKey, FreeTime]:
+        if wishes not in self._free:
+            self._gpus_left -= len(self._state.slots)
+            self._free[wishes] = {
+                key: self._forecast.usable_from(slot, wishes) if self._gpus_left >= 0 else NEVER
+                for key, slot in self._state.slots.items()
+            }
+        return self._free[wishes]

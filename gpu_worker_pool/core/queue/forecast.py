@@ -1,0 +1,153 @@
+"""When GPUs become free, as far as that is known.
+
+A lease ends at its declared time limit. A lease without one is predicted to last as long as its owner's last two leases
+did in the mean, twice as long once it has lasted longer, and so on. A prediction never admits a request: nothing ends a
+lease that overstays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from math import inf
+from typing import NamedTuple
+
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.outsiders import outside_use
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.reservation import Basis
+from gpu_worker_pool.core.model.slot import GpuSlot, Occupants, memory_use
+from gpu_worker_pool.core.model.state import PoolState
+
+from .eligibility import Eligible, is_suitable, judge, stale_at
+from .placement import NOTHING
+from .quotas import time_limit_of
+
+
+class FreeTime(NamedTuple):
+    """A time on the pool's clock. It is infinite, and its basis unknown, if nothing tells. `after` is the lease whose end
+    it is.
+    """
+
+    at: float
+    basis: Basis
+    after: str | None = None
+
+
+NEVER = FreeTime(inf, Basis.UNKNOWN)
+
+
+class Plan(NamedTuple):
+    """The GPUs of one node that are free first, and when the last of them is."""
+
+    start: FreeTime
+    gpus: tuple[GpuKey, ...]
+
+
+class Forecast:
+    """What can be told at one instant."""
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._now = now
+        self._ends: dict[str, FreeTime] = {}
+
+    def duration_of(self, owner: str | None, declared_s: float | None) -> FreeTime:
+        """How long a lease of this owner lasts."""
+        limit_s = time_limit_of(self._state, owner, declared_s)
+        if limit_s is not None:
+            return FreeTime(limit_s, Basis.DECLARED)
+        use = self._state.owners.get(owner)
+        recent = use.recent if use and use.recent else self._state.recent
+        return FreeTime(max(sum(recent) / len(recent), 1.0), Basis.PREDICTED) if recent else NEVER
+
+    def end_of(self, lease_id: str) -> FreeTime:
+        if lease_id not in self._ends:
+            self._ends[lease_id] = self._end_of(lease_id)
+        return self._ends[lease_id]
+
+    def _end_of(self, lease_id: str) -> FreeTime:
+        state, lease = self._state, self._state.leases[lease_id]
+        if isinstance(lease, DrainingLease):
+            return FreeTime(state.deadlines.due_at(lease_id) or self._now, Basis.DECLARED, lease_id)
+        assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+        if lease.ending is not None or lease.limit is not None:
+            ends = [lease.limit if lease.limit is not None else inf, lease.ending.at if lease.ending else inf]
+            return FreeTime(max(min(ends), self._now), Basis.DECLARED, lease_id)
+        lasts_s, basis, _ = self.duration_of(lease.request.holder.owner, None)
+        if basis is Basis.UNKNOWN:
+            return NEVER
+        lasted_s = max(self._now + state.wall_offset_s - lease.granted_at, 0.0)
+        while lasts_s <= lasted_s:
+            lasts_s *= 2
+        return FreeTime(self._now - lasted_s + lasts_s, Basis.PREDICTED, lease_id)
+
+    def usable_from(self, slot: GpuSlot, wishes: Wishes) -> FreeTime:
+        """When the leases on a GPU will have left enough of it for these wishes."""
+        if isinstance(judge(self._state, slot, wishes, self._now), Eligible):
+            return FreeTime(self._now, Basis.DECLARED)
+        if not slot.occupants:
+            return NEVER  # its obstacle is no lease, and ends at no known time
+        left = dict(slot.occupants)
+        basis = Basis.DECLARED
+        for end, lease_id in sorted((self.end_of(lease_id), lease_id) for lease_id in slot.occupants):
+            if end.at == inf:
+                return NEVER
+            basis = max(basis, end.basis)
+            del left[lease_id]
+            if would_do(self._state, slot, wishes, Occupants(left), self._now):
+                return FreeTime(end.at, basis, lease_id)
+        return NEVER
+
+    def plan_on(self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> Plan | None:
+        """The GPUs of a node that can serve these wishes soonest; None if nothing tells when."""
+        slots = [self._state.slots[key] for key in self._state.capacity.gpus_of(node) if key not in avoiding]
+        found = [
+            (self.usable_from(slot, wishes), slot.reading.gpu.index, slot.key)
+            for slot in slots
+            if slot.reading is not None
+        ]
+        return soonest(found, wishes.gpus)
+
+    def plan(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> Plan | None:
+        """The soonest plan on any node; None if there is none."""
+        thresholds = self._state.settings.thresholds_for(wishes)
+        capacity = self._state.capacity
+        plans = (
+            self.plan_on(node, wishes, avoiding)
+            for node in capacity.nodes
+            if capacity.could_serve_on(node, wishes, thresholds)
+        )
+        return min(filter(None, plans), key=lambda plan: (plan.start.at, plan.gpus), default=None)
+
+
+def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int) -> Plan | None:
+    """The first so many of these GPUs, by when each is free; None if there are not so many."""
+    known = sorted((entry for entry in gpus if entry[0].at < inf), key=lambda entry: (entry[0].at, entry[1:]))
+    chosen = known[:number]
+    if len(chosen) < number:
+        return None
+    basis = max(free.basis for free, _, _ in chosen)
+    last = chosen[-1][0]
+    return Plan(FreeTime(last.at, basis, last.after), tuple(key for _, _, key in sorted(chosen, key=lambda it: it[1])))
+
+
+def would_do(state: PoolState, slot: GpuSlot, wishes: Wishes, left: Occupants, now: float) -> bool:
+    """Whether a GPU would do if of its leases only these were left. The load is taken for that of the others."""
+    reading, settings = slot.reading, state.settings
+    if reading is None or reading.fault is not None or now > stale_at(state, reading):
+        return False
+    if not is_suitable(state, slot, wishes) or not GpuSlot(slot.key, reading, left).is_open_for(
+        shared=wishes.is_shared, workers_per_gpu=settings.workers_per_gpu, max_sharers=settings.max_sharers
+    ):
+        return False
+    use = memory_use(slot, state.ignored_processes)
+    if use is None or reading.memory_total_mb is None or reading.utilization_percent is None:
+        return False
+    limit_mb = settings.thresholds_for(wishes).memory_percent * reading.memory_total_mb / 100
+    if wishes.memory_mb is not None:
+        return sum(use.by_lease[lease_id] for lease_id in left) + use.outside_mb + wishes.memory_mb <= limit_mb
+    if settings.avoids_outsiders(wishes) and outside_use(slot, settings, state.ignored_processes) is not None:
+        return False
+    return sum(use.by_lease[lease_id] for lease_id in left) + use.outside_mb < limit_mb

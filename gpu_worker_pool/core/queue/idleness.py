@@ -1,0 +1,42 @@
+"""Leases whose GPUs compute nothing. Memory alone is not use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
+from gpu_worker_pool.core.model.state import PoolState
+
+
+def idle_s(state: PoolState, lease: ActiveLease, now: float) -> float | None:
+    """How long none of its GPUs has computed; None if one did lately, or if that is unknown."""
+    times = [state.slots[key].busy for key in lease.gpus]
+    since = max((at for at in times if at is not None), default=now)
+    idle = now - since
+    return idle if None not in times and idle >= state.settings.idle_after_s else None
+
+
+def idle_warnings(state: PoolState, readings: Iterable[Reading], now: float) -> list[ev.LeaseWarned]:
+    """Warn holders that are idle, where the pool takes such GPUs back; withdraw the warning of one that computes."""
+    if not state.settings.idle_reclaim:
+        return []
+    computing: dict[str, bool] = {}
+    for reading in readings:
+        slot = state.slots.get(reading.gpu.key)
+        load_percent = reading.load_percent
+        is_busy = load_percent is None or load_percent >= state.settings.computing_percent
+        for lease_id in slot.occupants if slot else ():
+            computing[lease_id] = computing.get(lease_id, False) or is_busy
+    events = []
+    for lease_id, is_busy in computing.items():
+        lease = state.leases[lease_id]
+        if not isinstance(lease, ActiveLease):
+            continue
+        if lease.ending is None and not is_busy and idle_s(state, lease, now) is not None:
+            ends = now + state.settings.preempt_grace_s
+            events.append(ev.LeaseWarned(now, lease_id, EndReason.IDLE, min(ends, lease.limit or ends)))
+        elif lease.ending is not None and lease.ending.reason is EndReason.IDLE and is_busy:
+            events.append(ev.LeaseWarned(now, lease_id, None, now))
+    return events

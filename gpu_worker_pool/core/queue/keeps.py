@@ -1,0 +1,126 @@
+"""Which GPUs are kept from a waiter: booked for others, reserved for the first in line, or about to be another's.
+
+A booked or reserved GPU may be used until its date by a request whose time limit ends before. Before a booking it may
+also be used by preemptible leases, which are ended in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.reservation import Reservation
+from gpu_worker_pool.core.model.state import PoolState
+
+from .eligibility import Booked, HeldForAnother
+from .order import Order
+from .quotas import time_limit_of
+from .waiting import Line
+
+ORDINARY = Line(Wishes(), None, preemptible=False, owner=None)
+
+
+class Keeps:
+    """The GPUs that are kept at one instant. A pass over the queue sets the reservation once it is known: it binds only
+    the waiters behind the one that has it.
+    """
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._now = now
+        self._booked = booked_gpus(state)
+        self._from: dict[Line, frozenset[GpuKey]] = {}
+        self.reservation: Reservation | None = None
+
+    def kept_from(self, line: Line) -> frozenset[GpuKey]:
+        reservation = self.reservation
+        booked = self.booked_from(line)
+        if reservation is None or ends_by(self._state, line, self._now, reservation.date):
+            return booked
+        return booked.union(reservation.gpus)
+
+    def booked_from(self, line: Line) -> frozenset[GpuKey]:
+        if not self._booked:
+            return frozenset()
+        if line not in self._from:
+            self._from[line] = frozenset(
+                key
+                for key, bookings in self._booked.items()
+                if any(keeps_from(self._state, booking, line, self._now) for booking in bookings)
+            )
+        return self._from[line]
+
+    def change_at(self) -> float:
+        """When a booking next begins or ends."""
+        return min((at for at in booking_times(self._state) if at > self._now), default=inf)
+
+
+def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> HeldForAnother | Booked | None:
+    """For what a GPU is kept from a waiter; None if it is not."""
+    reservation, line = state.reservation, state.queue.line_of(lease)
+    if reservation is not None:
+        order, first = Order(state, now), state.queued(reservation.lease_id)
+        if not order.place_of(first) < order.place_of(lease):
+            reservation = None
+    return _why_kept(state, key, line, reservation, lease.id, now)
+
+
+def why_kept_from_newcomer(state: PoolState, key: GpuKey, now: float) -> HeldForAnother | Booked | None:
+    """For what a GPU is kept from an ordinary request, which would be the last in the queue."""
+    return _why_kept(state, key, ORDINARY, state.reservation, None, now)
+
+
+def _why_kept(  # noqa: PLR0917 - two questions, one answer
+    state: PoolState, key: GpuKey, line: Line, reservation: Reservation | None, lease_id: str | None, now: float
+) -> HeldForAnother | Booked | None:
+    claimer = state.claims.get(key, lease_id)
+    if claimer is not None and claimer != lease_id:
+        return HeldForAnother(claimer, state.queued(claimer).request.who)
+    if reservation is not None and key in reservation.gpus and not ends_by(state, line, now, reservation.date):
+        first = state.queued(reservation.lease_id)
+        return HeldForAnother(first.id, first.request.who, reservation.date + state.wall_offset_s)
+    for booking in booked_gpus(state).get(key, ()):
+        if keeps_from(state, booking, line, now):
+            return Booked(booking.id, booking.owner, booking.starts_at, booking.ends_at, booking.reason)
+    return None
+
+
+def booked_gpus(state: PoolState) -> Mapping[GpuKey, list[Booking]]:
+    found: dict[GpuKey, list[Booking]] = {}
+    for booking in state.bookings.values():
+        for key in booking.gpus:
+            found.setdefault(key, []).append(booking)
+    return found
+
+
+def booking_times(state: PoolState) -> list[float]:
+    """When bookings begin, end, and need their GPUs back from preemptible leases; on the pool's clock."""
+    times = []
+    for booking in state.bookings.values():
+        starts = booking.starts_at - state.wall_offset_s
+        times += [starts - state.settings.preempt_grace_s, starts]
+        if booking.ends_at is not None:
+            times.append(booking.ends_at - state.wall_offset_s)
+    return times
+
+
+def keeps_from(state: PoolState, booking: Booking, line: Line, now: float) -> bool:
+    """Whether a booking keeps its GPUs from a waiter."""
+    starts = booking.starts_at - state.wall_offset_s
+    if booking.owner is not None and booking.owner == line.owner:
+        return False
+    if booking.ends_at is not None and booking.ends_at - state.wall_offset_s <= now:
+        return False
+    if line.preemptible and now < starts - state.settings.preempt_grace_s:
+        return False
+    return not ends_by(state, line, now, starts)
+
+
+def ends_by(state: PoolState, line: Line, now: float, date: float) -> bool:
+    """Whether a lease that is granted now has ended by a date, whatever its holder does."""
+    limit_s = time_limit_of(state, line.owner, line.time_limit_s)
+    return limit_s is not None and now + limit_s <= date

@@ -1,0 +1,70 @@
+"""Which waiter has the one reservation, and of which GPUs.
+
+The first waiter in line that cannot be served and has waited for `reserve_after_s` gets GPUs of the node where it can
+start soonest. It keeps to that node: chosen again in every pass, the date would slip for ever. On the node, the GPUs
+that are free first are reserved, so a lease that ends early brings the date forward.
+
+A date that rests on a prediction and is more than an hour away reserves nothing.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.reservation import Basis, Reservation
+from gpu_worker_pool.core.model.state import PoolState
+
+from .forecast import Forecast, Plan
+from .keeps import Keeps
+from .waiting import Line
+
+PREDICTED_AHEAD_S = 3600.0
+# The time between two attempts to find a date for the same wishes: each looks at all GPUs.
+TRY_AGAIN_S = 60.0
+
+
+class Reserving:
+    """Finds the reservation of one pass. `changes_at` is when it must be looked at again, though nothing happens."""
+
+    def __init__(self, state: PoolState, now: float, keeps: Keeps) -> None:
+        self._state = state
+        self._now = now
+        self._keeps = keeps
+        self._forecast = Forecast(state, now)
+        self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
+        self.changes_at = min(self.undated.values(), default=inf)
+
+    def reserve(self, lease: QueuedLease, line: Line) -> Reservation | None:
+        """The reservation of a waiter that cannot be served; None if it has none yet."""
+        state, wishes = self._state, lease.request.wishes
+        due_at = lease.requested_at - state.wall_offset_s + state.settings.reserve_after_s
+        if due_at > self._now:
+            self._look_again(due_at)
+            return None
+        avoiding = self._keeps.booked_from(line)
+        current = state.reservation
+        if current is not None and current.lease_id == lease.id and current.node in state.capacity.nodes:
+            plan = self._forecast.plan_on(current.node, wishes, avoiding)
+            if plan is not None:
+                return self._reservation(lease, plan)
+        if wishes in self.undated:
+            return None
+        plan = self._forecast.plan(wishes, avoiding)
+        if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
+            self._try_later(wishes)
+            return None
+        return self._reservation(lease, plan)
+
+    def _reservation(self, lease: QueuedLease, plan: Plan) -> Reservation:
+        if plan.start.at > self._now:
+            self._look_again(plan.start.at)  # a prediction is then overrun
+        return Reservation(lease.id, plan.gpus, plan.start.at, plan.start.basis, plan.start.after)
+
+    def _try_later(self, wishes: Wishes) -> None:
+        self.undated[wishes] = self._now + TRY_AGAIN_S
+        self._look_again(self.undated[wishes])
+
+    def _look_again(self, at: float) -> None:
+        self.changes_at = min(self.changes_at, at)
