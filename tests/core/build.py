@@ -77,14 +77,16 @@ def request(
     owner: str | None = None,
     pid: int | None = None,
     priority: int = 0,
-    ttl_s: float = 1000.0,
+    ttl_s: float = 600_000.0,
+    time_limit_s: float | None = None,
+    preemptible: bool = False,
     **wishes: Any,
 ) -> Request:
     """For one GPU; whoever gives a pid is on the box and was started at 1.0."""
     started = None if pid is None else 1.0
     process = None if pid is None else ProcessId(pid, started)
     holder = Holder(worker, owner, pid=pid, pid_started=started, process=process)
-    return Request(Wishes(**wishes), holder, priority, ttl_s)
+    return Request(Wishes(**wishes), holder, priority, ttl_s, time_limit_s=time_limit_s, preemptible=preemptible)
 
 
 class Box:
@@ -132,6 +134,14 @@ class Box:
     def pass_time(self, seconds: float) -> list[ev.Event]:
         self.now += seconds
         return self.do(cmd.Tick())
+
+    def run_to(self, at: float) -> list[ev.Event]:
+        """Let time pass as a driver does: it wakes up whenever something is due."""
+        events: list[ev.Event] = []
+        while self.now < at:
+            self.now = min(max(self.state.next_due_at(), self.now), at)
+            events += self.do(cmd.Tick())
+        return events
 
     def restart(self) -> list[ev.Event]:
         """The driver was killed and starts again: all it has is what the journal keeps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nextafter
 
 from gpu_worker_pool.core.accounting.fair_share import OwnerUse
 from gpu_worker_pool.core.queue.capacity import Capacity
@@ -118,8 +118,9 @@ class PoolState:
 
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
-        times = [self.settled_until, self.deadlines.next_due_at(), self.timetable.next_due_at()]
-        return min((at for at in times if at is not None), default=inf)
+        # It is settled up to and including that time.
+        times = [nextafter(self.settled_until, inf), self.deadlines.next_due_at(), self.timetable.next_due_at()]
+        return min(at for at in times if at is not None)
 
     def __repr__(self) -> str:
         kinds = [type(lease) for lease in self.leases.values()]

@@ -20,13 +20,13 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
-from .keeps import Keeps
+from .keeps import Keeps, just_before
 from .order import Order
 from .placement import Grant, Survey
 from .preemption import claim
 from .quotas import obstacle, time_limit_of
 from .reclaim import reclaim
-from .reserving import Reserving
+from .reserving import Reserving, reserves_at
 from .waiting import Line
 
 
@@ -166,9 +166,6 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
         keeps.reservation = reservation
     gpus = survey.place(line.wishes, keeps.kept_from(line))
     if gpus is not None:
-        # On a shared GPU, others may have been waiting for the GPUs that this one did not take.
-        until = None if line.wishes.is_shared or state.queue.splits_owners else state.settled_until
-        return QueuePass([Grant(newcomer.id, gpus)], [], {}, reservation, state.undated, until)
-    reserves_at = newcomer.requested_at - state.wall_offset_s + state.settings.reserve_after_s
-    until = min(state.settled_until, survey.holds_until, reserves_at if reserves_at > now else -inf)
-    return QueuePass([], [], {}, reservation, state.undated, until) if until > -inf else None
+        return QueuePass([Grant(newcomer.id, gpus)], [], {}, reservation, state.undated, state.settled_until)
+    until = min(state.settled_until, survey.holds_until, just_before(reserves_at(state, newcomer)))
+    return QueuePass([], [], {}, reservation, state.undated, until) if until >= now else None

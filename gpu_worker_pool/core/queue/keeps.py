@@ -7,7 +7,7 @@ also be used by preemptible leases, which are ended in time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from math import inf, nextafter
 
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -55,8 +55,8 @@ class Keeps:
         return self._from[line]
 
     def change_at(self) -> float:
-        """When a booking next begins or ends."""
-        return min((at for at in booking_times(self._state) if at > self._now), default=inf)
+        """Until when no booking begins or ends."""
+        return just_before(min((at for at in booking_times(self._state) if at > self._now), default=inf))
 
 
 def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> HeldForAnother | Booked | None:
@@ -87,6 +87,11 @@ def _why_kept(  # noqa: PLR0917 - two questions, one answer
         if keeps_from(state, booking, line, now):
             return Booked(booking.id, booking.owner, booking.starts_at, booking.ends_at, booking.reason)
     return None
+
+
+def just_before(at: float) -> float:
+    """The last time at which what changes at `at` is still as it was."""
+    return nextafter(at, -inf) if at < inf else inf
 
 
 def booked_gpus(state: PoolState) -> Mapping[GpuKey, list[Booking]]:

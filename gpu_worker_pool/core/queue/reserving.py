@@ -17,7 +17,7 @@ from gpu_worker_pool.core.model.reservation import Basis, Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
 from .forecast import Forecast, Plan
-from .keeps import Keeps
+from .keeps import Keeps, just_before
 from .waiting import Line
 
 PREDICTED_AHEAD_S = 3600.0
@@ -34,12 +34,12 @@ class Reserving:
         self._keeps = keeps
         self._forecast = Forecast(state, now)
         self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
-        self.changes_at = min(self.undated.values(), default=inf)
+        self.changes_at = just_before(min(self.undated.values(), default=inf))
 
     def reserve(self, lease: QueuedLease, line: Line) -> Reservation | None:
         """The reservation of a waiter that cannot be served; None if it has none yet."""
         state, wishes = self._state, lease.request.wishes
-        due_at = lease.requested_at - state.wall_offset_s + state.settings.reserve_after_s
+        due_at = reserves_at(state, lease)
         if due_at > self._now:
             self._look_again(due_at)
             return None
@@ -67,4 +67,9 @@ class Reserving:
         self._look_again(self.undated[wishes])
 
     def _look_again(self, at: float) -> None:
-        self.changes_at = min(self.changes_at, at)
+        self.changes_at = min(self.changes_at, just_before(at))
+
+
+def reserves_at(state: PoolState, lease: QueuedLease) -> float:
+    """When a waiter has waited so long that GPUs may be reserved for it."""
+    return lease.requested_at - state.wall_offset_s + state.settings.reserve_after_s

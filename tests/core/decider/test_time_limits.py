@@ -1,0 +1,155 @@
+"""Time limits: a warning a minute before, the end at the limit, through restarts and reboots."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
+from gpu_worker_pool.core.model.quota import Quota
+from tests.core.build import START, Box, of_kind, reading, request
+
+HOUR_S = 3600.0
+
+
+def box_with(**settings: float) -> Box:
+    return Box(reading(0), reading(1), stale_after_s=1e9, **settings)
+
+
+def limit_of(box: Box, lease_id: str) -> float | None:
+    lease = box.state.leases[lease_id]
+    assert isinstance(lease, ActiveLease)
+    return lease.limit
+
+
+def test_a_lease_ends_at_its_limit_a_minute_after_a_warning() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=HOUR_S)
+
+    events = box.run_to(START + HOUR_S)
+
+    warned, ended = of_kind(events, ev.LeaseWarned), of_kind(events, ev.LeaseEnded)
+    assert warned == [ev.LeaseWarned(START + HOUR_S - 60, "a", EndReason.TIME_LIMIT, START + HOUR_S)]
+    assert [(event.at, event.lease_id, event.reason) for event in ended] == [  # type: ignore[attr-defined]
+        (START + HOUR_S, "a", EndReason.TIME_LIMIT)
+    ]
+
+
+def test_a_short_lease_is_warned_at_half_its_time() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=10.0)
+
+    (warned,) = of_kind(box.run_to(START + 9.0), ev.LeaseWarned)
+
+    assert warned.at == START + 5.0
+
+
+def test_a_lease_without_a_limit_goes_on() -> None:
+    box = box_with()
+    box.ask("a")
+
+    assert of_kind(box.run_to(START + 100 * HOUR_S), ev.LeaseWarned) == []
+
+
+def test_the_pools_default_is_for_those_who_declare_none() -> None:
+    box = box_with(default_time_limit_s=2 * HOUR_S)
+    box.ask("a")
+    box.ask("b", time_limit_s=3 * HOUR_S)
+
+    assert (limit_of(box, "a"), limit_of(box, "b")) == (START + 2 * HOUR_S, START + 3 * HOUR_S)
+
+
+def test_the_longest_limit_is_for_those_who_declare_none_too() -> None:
+    box = box_with(max_time_limit_s=HOUR_S)
+    box.ask("a")
+
+    assert limit_of(box, "a") == START + HOUR_S
+
+
+@pytest.mark.parametrize("is_by_quota", [False, True])
+def test_more_than_the_longest_limit_is_refused(is_by_quota: bool) -> None:
+    box = box_with() if is_by_quota else box_with(max_time_limit_s=HOUR_S)
+    if is_by_quota:
+        box.do(cmd.SetQuota("*", Quota(max_time_limit_s=HOUR_S)))
+
+    (refused,) = of_kind(box.ask("a", time_limit_s=2 * HOUR_S), ev.LeaseRefused)
+
+    assert "a time limit of 2h was asked for; the longest allowed is 1h" in str(refused)
+
+
+def test_a_restart_leaves_the_limit_as_it_was() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=HOUR_S)
+    box.now += 600.0
+
+    box.restart()
+
+    assert limit_of(box, "a") == START + HOUR_S
+
+
+def test_a_restart_leaves_a_warning_as_it_was() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=HOUR_S)
+    box.run_to(START + HOUR_S - 30)
+
+    box.restart()
+
+    (ended,) = of_kind(box.run_to(START + HOUR_S), ev.LeaseEnded)
+    assert ended.at == START + HOUR_S
+
+
+def test_a_server_that_was_away_at_the_limit_warns_first() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=HOUR_S)
+    box.now = START + 2 * HOUR_S
+
+    box.restart()
+    box.pass_time(0.0)
+
+    (warned,) = of_kind(box.log, ev.LeaseWarned)
+    assert isinstance(warned, ev.LeaseWarned)
+    assert warned.ends == box.now + 10.0
+
+
+def test_a_reboot_leaves_a_remote_holder_the_rest_of_its_time() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=HOUR_S)
+    wall_s = box.now + box.state.wall_offset_s
+
+    box.now = 5.0
+    box.do(cmd.Open("boot2", wall_s + 600.0 - 5.0))
+
+    assert limit_of(box, "a") == pytest.approx(5.0 + HOUR_S - 600.0)
+    box.observe_now(reading(0))
+    (ended,) = of_kind(box.run_to(5.0 + HOUR_S), ev.LeaseEnded)
+    assert ended.at == pytest.approx(5.0 + HOUR_S - 600.0)
+
+
+def test_a_lease_inside_another_ends_at_its_own_limit() -> None:
+    box = box_with()
+    box.ask("outer", worker="w", owner="ada")
+    asked = request(owner="ada", time_limit_s=100.0)
+    box.do(cmd.RequestLease("inner", _inside(asked, "outer")))
+
+    box.run_to(START + 100.0)
+
+    assert (box.stage("inner"), box.stage("outer")) == ("time_limit", "active")
+
+
+def test_the_same_request_with_another_limit_is_another_request() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=HOUR_S)
+
+    assert of_kind(box.ask("a", time_limit_s=2 * HOUR_S), ev.LeaseConflicted)
+
+
+def test_a_limit_below_a_second_is_refused() -> None:
+    with pytest.raises(ValueError, match="time_limit_s is 0"):
+        request(time_limit_s=0)
+
+
+def _inside(asked: object, parent: str) -> object:
+    from dataclasses import replace
+
+    return replace(asked, parent=parent)  # type: ignore[type-var]

@@ -1,0 +1,150 @@
+"""Bookings and planned maintenance: GPUs kept for a span of time, and what may run on them before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.request import Wishes
+from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, reading
+from tests.core.queue.boxes import free_at_once
+
+HOUR_S = 3600.0
+NOON = START + 4 * HOUR_S
+
+
+def box_of(gpus: int, **settings: float) -> Box:
+    return free_at_once(*(reading(index) for index in range(gpus)), stale_after_s=1e9, **settings)
+
+
+def book(
+    box: Box, *gpus: GpuKey, owner: str | None = "ada", number: int = 1, hours: float | None = 2, id_: str = "course"
+) -> list[ev.Event]:
+    """From noon on the pool's clock, for so many hours."""
+    starts_at = NOON + WALL_OFFSET_S
+    ends_at = None if hours is None else starts_at + hours * HOUR_S
+    booking = Booking(id_, gpus, starts_at, ends_at, owner, "a course", "root")
+    return box.do(cmd.BookGpus(booking, Wishes(gpus=number)))
+
+
+def test_a_request_without_a_limit_does_not_get_a_booked_gpu() -> None:
+    box = box_of(1)
+    book(box)
+
+    box.ask("without")
+    box.ask("too long", time_limit_s=4 * HOUR_S + 1)
+
+    assert (box.stage("without"), box.stage("too long")) == ("queued", "queued")
+    assert "booked for ada: a course" in str(box.explain("without"))
+    box.ask("in time", time_limit_s=4 * HOUR_S)
+    assert box.stage("in time") == "active"
+
+
+def test_the_owner_gets_its_gpus_at_the_date() -> None:
+    box = box_of(1)
+    book(box)
+    box.ask("other", owner="bob", time_limit_s=4 * HOUR_S)
+    box.ask("waits", owner="carol")
+    box.ask("course", owner="ada")
+
+    box.run_to(NOON)
+
+    assert [box.stage(id_) for id_ in ("other", "waits", "course")] == ["time_limit", "queued", "active"]
+
+
+def test_after_its_end_a_booked_gpu_is_for_all() -> None:
+    box = box_of(1)
+    book(box)
+    box.ask("waits", owner="carol")
+
+    box.run_to(NOON + 2 * HOUR_S)
+
+    assert (box.stage("waits"), box.state.bookings) == ("active", {})
+
+
+def test_a_preemptible_lease_makes_room_in_time() -> None:
+    box = box_of(1)
+    book(box)
+    box.ask("idle", preemptible=True)
+    assert box.stage("idle") == "active"
+
+    (warned,) = of_kind(box.run_to(NOON - 1), ev.LeaseWarned)
+    box.run_to(NOON)
+
+    assert (warned.at, box.stage("idle")) == (NOON - 60.0, "preempted")
+
+
+def test_the_pool_chooses_gpus_that_are_free_by_then() -> None:
+    box = box_of(3)
+    box.ask("for ever")
+    box.ask("ends", time_limit_s=HOUR_S)
+
+    book(box, number=2)
+
+    assert box.state.bookings["course"].gpus == (key(1), key(2))
+
+
+def test_two_bookings_do_not_get_the_same_gpu() -> None:
+    box = box_of(2)
+    book(box, key(0))
+    book(box, id_="other", owner="bob")
+    assert box.state.bookings["other"].gpus == (key(1),)
+
+    (refused,) = of_kind(book(box, id_="third", owner="carol"), ev.BookingRefused)
+    (taken,) = of_kind(book(box, key(0), id_="fourth", owner="carol"), ev.BookingRefused)
+
+    assert "no node has 1 GPU that are not booked" in str(refused)
+    assert "booking course (a course) has one of these GPUs" in str(taken)
+
+
+def test_asking_twice_books_once_and_cancelling_frees() -> None:
+    box = box_of(1)
+    book(box)
+    assert of_kind(book(box), ev.GpusBooked) == []
+    box.ask("waits", owner="carol")
+
+    box.do(cmd.CancelBooking("course"))
+
+    assert box.stage("waits") == "active"
+    assert of_kind(box.do(cmd.CancelBooking("course")), ev.BookingRefused)
+
+
+def test_planned_maintenance_takes_the_gpu_out_of_service_at_its_date() -> None:
+    box = box_of(2)
+    book(box, key(0), owner=None, hours=None)
+    box.ask("long", time_limit_s=8 * HOUR_S)
+    box.ask("short", time_limit_s=HOUR_S)
+    assert (box.gpus_of("long"), box.gpus_of("short")) == ((key(1),), (key(0),))
+
+    box.run_to(NOON)
+
+    assert (box.state.excluded, box.state.bookings) == ({key(0): "a course"}, {})
+
+
+def test_a_booking_in_the_past_is_refused() -> None:
+    box = box_of(1)
+    past = Booking("past", (), WALL_OFFSET_S, WALL_OFFSET_S + 1, "ada", "late")
+
+    (refused,) = of_kind(box.do(cmd.BookGpus(past, Wishes())), ev.BookingRefused)
+
+    assert "over before it begins" in str(refused)
+
+
+def test_a_restart_and_a_reboot_leave_bookings_as_they_were() -> None:
+    box = box_of(1)
+    book(box)
+    before = dict(box.state.bookings)
+
+    box.restart()
+    assert box.state.bookings == before
+    box.now = 5.0
+    box.do(cmd.Open("boot2", NOON + WALL_OFFSET_S - 100.0 - 5.0))
+    box.observe_now(reading(0))
+    box.ask("waits", owner="carol")
+    box.ask("short", owner="carol", time_limit_s=99.0)
+
+    assert (box.stage("waits"), box.stage("short")) == ("queued", "active")
+    assert replace(before["course"]) == box.state.bookings["course"]

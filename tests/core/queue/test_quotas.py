@@ -1,0 +1,214 @@
+"""Quotas and fair share: who comes first, who borrows, and who may have no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker_pool.core.accounting.fair_share import HALF_LIFE_S, OwnerUse, factor
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.quota import Quota
+from gpu_worker_pool.core.queue.order import Order
+from tests.core.build import Box, of_kind, reading
+from tests.core.queue.boxes import free_at_once
+
+HOUR_S = 3600.0
+
+
+def box_of(gpus: int, **settings: float) -> Box:
+    return free_at_once(*(reading(index) for index in range(gpus)), stale_after_s=1e9, **settings)
+
+
+def in_order(box: Box) -> list[str]:
+    return Order(box.state, box.now).lease_ids()
+
+
+def test_an_owner_within_its_quota_comes_before_one_that_borrows() -> None:
+    box = box_of(1)
+    box.do(cmd.SetQuota("ada", Quota(gpus=0)))
+    box.do(cmd.SetQuota("bob", Quota(gpus=1)))
+    box.ask("holder", owner="carol")
+    box.ask("borrows", owner="ada", time_limit_s=HOUR_S, priority=5)
+    box.ask("owns", owner="bob")
+    assert in_order(box) == ["owns", "borrows"]
+
+    box.release("holder")
+
+    assert (box.stage("owns"), box.stage("borrows")) == ("active", "queued")
+
+
+def test_above_its_quota_an_owner_needs_a_time_limit_or_is_preemptible() -> None:
+    box = box_of(4)
+    box.do(cmd.SetQuota("ada", Quota(gpus=1)))
+    box.ask("own", owner="ada")
+
+    box.ask("without", owner="ada")
+    box.ask("limited", owner="ada", time_limit_s=HOUR_S)
+    box.ask("preemptible", owner="ada", preemptible=True)
+
+    assert [box.stage(id_) for id_ in ("own", "without", "limited", "preemptible")] == [
+        "active",
+        "queued",
+        "active",
+        "active",
+    ]
+    assert "has 2 of 1 GPUs; above the quota only requests with a time limit" in str(box.explain("without"))
+
+
+def test_nobody_gets_more_than_the_ceiling() -> None:
+    box = box_of(4)
+    box.do(cmd.SetQuota("*", Quota(ceiling=2)))
+    box.ask("a", owner="ada", preemptible=True)
+    box.ask("b", owner="ada")
+
+    box.ask("c", owner="ada", time_limit_s=HOUR_S)
+    box.ask("d", owner="bob")
+
+    assert (box.stage("c"), box.stage("d")) == ("queued", "active")
+    assert "its owner has 2 GPUs of at most 2" in str(box.explain("c"))
+    box.release("a")
+    assert box.stage("c") == "active"
+
+
+def test_what_could_never_be_had_is_refused_at_once() -> None:
+    box = box_of(4)
+    box.do(cmd.SetQuota("ada", Quota(ceiling=2, max_priority=3, max_queued=0)))
+
+    wide, urgent = box.ask("a", owner="ada", gpus=3), box.ask("b", owner="ada", priority=4)
+
+    assert "3 GPUs were asked for; the quota of ada allows at most 2" in str(of_kind(wide, ev.LeaseRefused)[0])
+    assert "priority 4 was asked for; the quota of ada allows at most 3" in str(of_kind(urgent, ev.LeaseRefused)[0])
+    assert of_kind(box.ask("c", owner="ada"), ev.QueueFull)
+
+
+def test_a_quota_that_is_taken_away_lets_the_waiters_in() -> None:
+    box = box_of(2)
+    box.do(cmd.SetQuota("ada", Quota(ceiling=1)))
+    box.ask("a", owner="ada")
+    box.ask("b", owner="ada")
+
+    box.do(cmd.SetQuota("ada", None))
+
+    assert box.stage("b") == "active"
+
+
+def test_a_share_counts_for_its_part_of_the_gpu() -> None:
+    box = box_of(2)
+    box.do(cmd.SetQuota("ada", Quota(ceiling=1)))
+
+    for number in range(5):
+        box.ask(f"share{number}", owner="ada", memory_mb=20_000)
+
+    assert [box.stage(f"share{number}") for number in range(5)] == ["active"] * 4 + ["queued"]
+
+
+def test_a_restart_leaves_quotas_and_use_as_they_were() -> None:
+    box = box_of(2, fair_share=True)
+    box.do(cmd.SetQuota("ada", Quota(ceiling=1, weight=2.0)))
+    box.ask("a", owner="ada")
+    box.pass_time(HOUR_S)
+    box.ask("b", owner="bob")
+    box.pass_time(HOUR_S)
+    box.release("a")
+    before = box.state.quotas, box.state.owners, box.state.recent
+
+    box.restart()
+
+    assert (box.state.quotas, box.state.owners, box.state.recent) == before
+
+
+# --- fair share ----------------------------------------------------------------------------------------------------
+
+
+def test_use_fades_to_half_in_a_week() -> None:
+    use = OwnerUse()
+    use.hold(1000, 0.0, is_firm=True)
+    use.hold(-1000, HOUR_S, is_firm=True)
+    used = use.used_at(HOUR_S)
+
+    assert used == pytest.approx(1000 * HOUR_S, rel=0.01)
+    assert use.used_at(HOUR_S + HALF_LIFE_S) == pytest.approx(used / 2)
+
+
+def test_what_is_held_counts_as_it_runs() -> None:
+    use = OwnerUse()
+    use.hold(1000, 0.0, is_firm=True)
+    for at in (1.0, 1000.0, 5000.0):
+        use.hold(0, at, is_firm=True)
+
+    assert use.used_at(10_000.0) == pytest.approx(OwnerUse(held=1000).used_at(10_000.0))
+
+
+def test_the_factor_is_a_half_for_exactly_its_share() -> None:
+    assert factor(0.0, 10.0, 1.0, 2.0) == 1.0
+    assert factor(5.0, 10.0, 1.0, 2.0) == 0.5
+    assert factor(0.0, 0.0, 1.0, 2.0) == 1.0
+    assert factor(5.0, 10.0, 1.0, 4.0) < factor(5.0, 10.0, 1.0, 2.0) < factor(4.0, 10.0, 1.0, 2.0)
+
+
+def test_of_equal_priority_the_owner_that_used_less_comes_first() -> None:
+    box = box_of(1, fair_share=True)
+    box.ask("first", owner="ada")
+    box.pass_time(HOUR_S)
+    box.ask("again", owner="ada")
+    box.ask("other", owner="bob")
+    box.ask("urgent", owner="ada", priority=1)
+
+    assert in_order(box) == ["urgent", "other", "again"]
+    assert "bob is ahead, having used less lately" in str(box.explain("again"))
+    assert box.explain("again").position == 3
+
+
+def test_without_fair_share_it_is_first_come_first_served() -> None:
+    box = box_of(1)
+    box.ask("first", owner="ada")
+    box.pass_time(HOUR_S)
+    box.ask("again", owner="ada")
+    box.ask("other", owner="bob")
+
+    assert in_order(box) == ["again", "other"]
+
+
+def test_one_of_another_does_not_wait_behind_five_hundred() -> None:
+    box = box_of(1, fair_share=True)
+    for number in range(500):
+        box.ask(f"many{number}", owner="ada")
+    box.pass_time(1.0)
+    box.ask("one", owner="bob")
+
+    box.release("many0")
+
+    assert box.stage("one") == "active"
+
+
+def test_owners_with_weights_1_1_2_get_a_quarter_a_quarter_and_a_half() -> None:
+    box = box_of(4, fair_share=True)
+    box.do(cmd.SetQuota("carol", Quota(weight=2.0)))
+    used: dict[str, float] = dict.fromkeys(("ada", "bob", "carol"), 0.0)
+    running: list[tuple[float, str, str]] = []
+    number = 0
+    for owner in used:
+        for _ in range(8):
+            number += 1
+            box.ask(f"{owner}-{number}", owner=owner)
+    while box.now < 30 * 24 * HOUR_S:
+        active = [lease for lease in box.state.leases.values() if hasattr(lease, "granted_at")]
+        known = {lease_id for _, lease_id, _ in running}
+        for lease in active:
+            if lease.id not in known:
+                # Each owner's jobs last differently long: it is the GPU time that counts.
+                owner = lease.request.holder.owner or ""
+                lasts_s = {"ada": 1.0, "bob": 3.0, "carol": 2.0}[owner] * HOUR_S
+                running.append((box.now + lasts_s, lease.id, owner))
+                used[owner] += lasts_s
+        running.sort()
+        at, lease_id, owner = running.pop(0)
+        box.now = at
+        number += 1
+        box.ask(f"{owner}-{number}", owner=owner)
+        box.release(lease_id)
+
+    total = sum(used.values())
+    assert {owner: 100 * part / total for owner, part in used.items()} == pytest.approx(
+        {"ada": 25.0, "bob": 25.0, "carol": 50.0}, abs=5.0
+    )
