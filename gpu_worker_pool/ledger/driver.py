@@ -170,7 +170,7 @@ class Driver:
             await self.wait_for_change((lease_id,), timeout_s)
 
     async def wait_for_change(self, lease_ids: Sequence[str], timeout_s: float) -> None:
-        """Wait until one of these leases was granted or has ended, and that is written, or until the timeout."""
+        """Wait until one of these leases was granted, warned or has ended, and that is written, or until the timeout."""
         if timeout_s <= 0 or self.is_closed:
             return
         await self._waiters.wait(lease_ids, timeout_s)
@@ -350,7 +350,7 @@ class Driver:
         if not batch.written.done():
             batch.written.set_result(None)
         for event in batch.news:
-            if isinstance(event, ev.LeaseGranted | ev.LeaseEnded):
+            if isinstance(event, ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded):
                 batch.callers += self._waiters.pop(event.lease_id)
         self._turn.answer(batch.callers)
         for listener in self.listeners:

@@ -36,8 +36,10 @@ from .authority.sampler import Sampler
 from .authority.snapshot import Snapshot
 from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
+from .calls.bookings import BookingCalls
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
+from .calls.quotas import QuotaCalls
 from .calls.statistics import Statistics
 from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
@@ -114,6 +116,8 @@ class PoolApp:
             self.statistics,
             self._leases,
             AdminCalls(self.pool),
+            QuotaCalls(self.pool),
+            BookingCalls(self.pool, self.tokens),
             usage,
             timeline,
             self._peers,

@@ -25,7 +25,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.span import parse_span
 from gpu_worker_pool.gpus.simulated import parse_spec
 from gpu_worker_pool.wire.bounds import is_printable
 
@@ -101,6 +103,12 @@ LogLevel = Annotated[
 ]
 # The text None means unset.
 Devices = Annotated[str | None, AfterValidator(lambda text: None if (text or "").strip() == "None" else text)]
+# Seconds, or a text such as 2h; without a value there is no limit.
+Span = Annotated[
+    float | None,
+    Field(ge=1.0, le=MAX_TIME_LIMIT_S, allow_inf_nan=False),
+    BeforeValidator(lambda value: parse_span(value) if isinstance(value, str) and value else value or None),
+]
 Models = Annotated[str | None, AfterValidator(_known_models)]
 
 
@@ -157,6 +165,13 @@ class ServerSettings(BaseSettings):
     gpu_pool_max_queued_per_owner: int = Field(1_000, ge=1, le=100_000)
     gpu_pool_max_leases_per_owner: int = Field(1_000, ge=1, le=100_000)
     gpu_pool_max_sharers: int = Field(64, ge=1, le=1_024)
+    gpu_pool_default_time_limit: Span = None
+    gpu_pool_max_time_limit: Span = None
+    gpu_pool_reserve_after: float = Field(600.0, ge=0.0, le=1e9, allow_inf_nan=False)
+    gpu_pool_preempt_grace: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
+    gpu_pool_fair_share: bool = False
+    gpu_pool_idle_after: float = Field(1800.0, ge=1.0, le=1e9, allow_inf_nan=False)
+    gpu_pool_idle_reclaim: bool = False
     gpu_pool_max_waiting: int = Field(4_000, ge=1, le=60_000)
 
     # A file that cannot be read may contain tokens.
@@ -226,6 +241,13 @@ class ServerSettings(BaseSettings):
             max_queued_per_owner=self.gpu_pool_max_queued_per_owner,
             max_leases_per_owner=self.gpu_pool_max_leases_per_owner,
             max_sharers=self.gpu_pool_max_sharers,
+            default_time_limit_s=self.gpu_pool_default_time_limit,
+            max_time_limit_s=self.gpu_pool_max_time_limit,
+            reserve_after_s=self.gpu_pool_reserve_after,
+            preempt_grace_s=self.gpu_pool_preempt_grace,
+            fair_share=self.gpu_pool_fair_share,
+            idle_after_s=self.gpu_pool_idle_after,
+            idle_reclaim=self.gpu_pool_idle_reclaim,
         )
 
     @property

@@ -57,11 +57,13 @@ class Nothing:
 EVENTS: dict[str, object] = {
     "lease_queued": AnyLease,
     "lease_granted": AnyLease,
+    "lease_warned": AnyLease,
     "lease_ended": AnyLease,
     "gpu_drained": DrainedGpu,
     "gpu_out_of_service": GpuOutOfService,
     "gpu_in_service": GpuInService,
     "ignored_processes": IgnoredNames,
+    "plans": Nothing,
     "queue": QueueChange,
     "readings": GpuSummary,
     "changed": Nothing,

@@ -1,4 +1,4 @@
-"""Bodies that callers send: to request a lease, to renew leases, to drain a GPU."""
+"""Bodies that callers send: to request a lease, to renew leases, to drain or book GPUs, to set a quota."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from gpu_worker_pool.core.model.request import DEFAULT_TTL_S, MAX_GPUS, MAX_PRIORITY, MAX_TTL_S
+from gpu_worker_pool.core.model.quota import MAX_QUOTA, MAX_WEIGHT
+from gpu_worker_pool.core.model.request import DEFAULT_TTL_S, MAX_GPUS, MAX_PRIORITY, MAX_TIME_LIMIT_S, MAX_TTL_S
 
 from .bounds import (
     MAX_MEMORY_MB,
@@ -15,6 +16,7 @@ from .bounds import (
     MAX_REASON,
     MAX_RENEW_WAIT_S,
     MAX_TEXT,
+    MAX_TIME,
     MAX_WAIT_S,
     MIN_TTL_S,
     Note,
@@ -63,6 +65,14 @@ class LeaseForm:
     parent: Annotated[
         str | None, Note("The id of an active lease of the same owner, whose GPUs are to be used instead of others.")
     ] = None
+    time_limit_s: Annotated[
+        float | None,
+        Range(1, MAX_TIME_LIMIT_S),
+        Note("The lease ends so long after its grant. With it, GPUs may be had that are reserved for later."),
+    ] = None
+    preemptible: Annotated[
+        bool, Note("Whether the lease may be ended, after a warning, when another request needs its GPUs.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +81,45 @@ class RenewForm:
 
     ids: tuple[str, ...]
     wait_s: Annotated[
-        float, Range(0, MAX_RENEW_WAIT_S), Note("How long to hold back the answer while none of the leases has ended.")
+        float,
+        Range(0, MAX_RENEW_WAIT_S),
+        Note("How long to hold back the answer while none of the leases has ended or been warned."),
     ] = 0.0
+    warned: Annotated[
+        tuple[str, ...], Note("Of these leases the caller knows the warning; only a change of it is told at once.")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainForm:
-    """The reason for taking a GPU out of service."""
+    """The reason for taking a GPU out of service, and from when on."""
 
     reason: Annotated[str, Printable(MAX_REASON)] = ""
+    at: Annotated[str | None, Printable(MAX_TIME), Note("ISO 8601, or seconds since 1970; without it, now.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookingForm:
+    """GPUs to keep for an owner in a span of time. Without `among` the server chooses them."""
+
+    gpus: Annotated[int, Range(1, MAX_GPUS), Note("Number of GPUs, all on this node.")] = 1
+    model: Annotated[str | None, Printable(MAX_MODEL)] = None
+    among: tuple[str, ...] | None = None
+    starts_at: Annotated[str, Printable(MAX_TIME), Note("ISO 8601, or seconds since 1970.")]
+    ends_at: Annotated[str, Printable(MAX_TIME), Note("ISO 8601, or seconds since 1970.")]
+    owner: Annotated[str | None, Printable(MAX_TEXT), Note("For whom; without it, the caller.")] = None
+    reason: Annotated[str, Printable(MAX_REASON)] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaForm:
+    """What an owner may use. Fields that are left out, or null, have no limit."""
+
+    gpus: Annotated[
+        int | None, Range(0, MAX_QUOTA), Note("Up to so many GPUs the owner is served before those who borrow.")
+    ] = None
+    ceiling: Annotated[int | None, Range(0, MAX_QUOTA), Note("The owner never has more GPUs than this.")] = None
+    weight: Annotated[float, Range(0.001, MAX_WEIGHT), Note("The owner's part in a fair share.")] = 1.0
+    max_priority: Annotated[int | None, Range(-MAX_PRIORITY, MAX_PRIORITY)] = None
+    max_time_limit_s: Annotated[float | None, Range(1, MAX_TIME_LIMIT_S)] = None
+    max_queued: Annotated[int | None, Range(0, MAX_QUOTA)] = None

@@ -27,7 +27,11 @@ VerdictCode = Literal[
     "no_room",
     "sharers_full",
     "held",
+    "booked",
+    "over_quota",
+    "over_ceiling",
 ]
+DateBasis = Literal["declared", "predicted", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,14 @@ class VerdictView:
     others: int | None = None
     sharers: int | None = None
     limit: int | None = None
+    from_at: float | None = None
+    booking_id: str | None = None
+    owner: str | None = None
+    starts_at: float | None = None
+    ends_at: float | None = None
+    held: float | None = None
+    quota: int | None = None
+    ceiling: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +109,25 @@ class WishesView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndWarning:
+    """The server will end a lease: why, and when."""
+
+    reason: EndReason
+    ends_at: str
+    ends_in_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
     """A lease, from the request to its end. `env` is for the environment of a process that uses it; position 1 is next.
 
     `expires_in_s` is null for an active lease whose holder's process the server watches: it lasts as long as the process.
     `ended_by` names the caller that ended it, unless the holder did; `end_note` has that caller's words.
     With a `parent` it is inside another lease: it uses that lease's GPUs, waits for others inside it, and ends with it.
+    `ends_at` is when its time limit ends it; `warning` says that the server is about to end it. `idle_s` is how long its
+    GPUs have computed nothing; null if they did lately. While it waits, `expected_start_at` is when it will probably start,
+    and `expected_start_basis` what that rests on: declared time limits, or predictions from earlier leases. The lease of
+    `expected_after` ends last before that.
     """
 
     id: str
@@ -130,6 +155,14 @@ class LeaseView:
     end_reason: EndReason | None = None
     ended_by: str | None = None
     end_note: str | None = None
+    time_limit_s: float | None = None
+    preemptible: bool = False
+    ends_at: str | None = None
+    warning: EndWarning | None = None
+    idle_s: float | None = None
+    expected_start_at: str | None = None
+    expected_start_basis: DateBasis | None = None
+    expected_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +196,7 @@ class Renewed:
 
     id: str
     expires_in_s: float | None = None
+    warning: EndWarning | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import accounting, forms, leases, page, pool, service, statistics
+from . import accounting, forms, leases, page, plans, pool, service, statistics
 from .bounds import (
     DEFAULT_HOURS,
     FEWEST_HOURS,
@@ -231,6 +231,20 @@ TABLE: tuple[Resource, ...] = (
             query=(PACE_S,),
             media_type="text/event-stream",
         ),
+    ),
+    _leases("/quotas", "Get the quotas of owners, and their use", _get("quotas", "All quotas", plans.QuotaList)),
+    _operator(
+        "/quotas/{owner}",
+        "PUT: set the quota of an owner, or of all others (*); DELETE: remove it (admin)",
+        _admin("PUT", "set_quota", "Set the quota of an owner", plans.QuotaView, form=forms.QuotaForm),
+        _admin("DELETE", "remove_quota", "Remove the quota of an owner", plans.QuotaList, 404),
+    ),
+    _leases("/bookings", "Get the bookings of GPUs", _get("bookings", "All bookings", plans.BookingList)),
+    _leases(
+        "/bookings/{booking_id}",
+        "PUT: book GPUs for a span of time; DELETE: cancel the booking",
+        _write("PUT", "book_gpus", "Book GPUs for a span of time", plans.BookingView, 409, form=forms.BookingForm),
+        _write("DELETE", "cancel_booking", "Cancel a booking", plans.BookingList, 404),
     ),
     _operator(
         "/admin/leases/{lease_id}/revoke",

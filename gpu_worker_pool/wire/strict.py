@@ -97,6 +97,8 @@ def _fields(kind: type) -> dict[str, _Field]:
 
 
 def _check_of(bare: Any, bounds: tuple[Any, ...]) -> Callable[[str, Any], Any]:
+    if bare is bool:
+        return _truth
     for bound in bounds:
         if isinstance(bound, Printable):
             return partial(_text, longest=bound.longest)
@@ -111,6 +113,12 @@ def _number(name: str, value: Any, limits: Range, *, is_whole: bool) -> float:
     if not limits.low <= value <= limits.high:
         raise _fault(name, f"{_show(value)} is out of range; it must be {limits}")
     return value if is_whole else float(value)
+
+
+def _truth(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _fault(name, f"{_show(value)} is neither true nor false")
+    return value
 
 
 def _text(name: str, value: Any, longest: int) -> str:
@@ -164,8 +172,9 @@ def _labels(name: str, value: Any) -> dict[str, str]:
 def _ids(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise _fault(name, f"{_show(value)} is not a list")
-    if not 1 <= len(value) <= MAX_IDS:
-        raise _fault(name, f"there are {len(value)}; there must be 1 to {MAX_IDS}")
+    least = 0 if name == "warned" else 1
+    if not least <= len(value) <= MAX_IDS:
+        raise _fault(name, f"there are {len(value)}; there must be {least} to {MAX_IDS}")
     faults = []
     for number, item in enumerate(value):
         if not isinstance(item, str):
@@ -190,6 +199,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "among": _among,
     "labels": _labels,
     "ids": _ids,
+    "warned": _ids,
     "parent": _parent,
 }
 

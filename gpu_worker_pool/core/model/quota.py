@@ -10,6 +10,7 @@ from .request import MAX_PRIORITY, MAX_TIME_LIMIT_S
 # Stands for all owners without a quota of their own.
 EVERYBODY_ELSE = "*"
 MAX_WEIGHT = 1e6
+MAX_QUOTA = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class Quota:
 
     def __post_init__(self) -> None:
         if self.gpus is not None:
-            check_whole("gpus", self.gpus, 0, 1_000_000)
+            check_whole("gpus", self.gpus, 0, MAX_QUOTA)
         if self.ceiling is not None:
-            check_whole("ceiling", self.ceiling, 0, 1_000_000)
+            check_whole("ceiling", self.ceiling, 0, MAX_QUOTA)
         if self.gpus is not None and self.ceiling is not None and self.ceiling < self.gpus:
             raise ValueError(
                 f"ceiling is {self.ceiling} and gpus is {self.gpus}; the ceiling must not be the smaller one"
@@ -42,7 +43,7 @@ class Quota:
         if self.max_time_limit_s is not None:
             check_number("max_time_limit_s", self.max_time_limit_s, 1, MAX_TIME_LIMIT_S)
         if self.max_queued is not None:
-            check_whole("max_queued", self.max_queued, 0, 1_000_000)
+            check_whole("max_queued", self.max_queued, 0, MAX_QUOTA)
 
 
 NO_QUOTA = Quota()

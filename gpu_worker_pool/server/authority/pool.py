@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -14,9 +15,11 @@ from starlette.types import Receive
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.expectation import expected_starts
+from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.server.http.bodies import ClientGone
@@ -29,6 +32,8 @@ from .snapshot import Snapshot
 _WorkT = TypeVar("_WorkT")
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
+# Expected starts are reckoned again after so many times as long as it took.
+FORECAST_SHARE = 20.0
 
 
 class Pool:
@@ -53,6 +58,8 @@ class Pool:
         # `follow` calls a listener with events once they are written, `follow_writes` with the duration of each commit.
         self.follow = driver.listeners.append
         self.follow_writes = driver.write_listeners.append
+        self._starts: Mapping[str, FreeTime] = {}
+        self._starts_good_until = -inf
         # Notes that the clients of leases are there, without renewing the leases.
         self.note_heartbeat = presence.note_heartbeat
 
@@ -125,7 +132,7 @@ class Pool:
         return await self._driver.do(cmd.Renew(lease_ids))
 
     async def renew_until_ended(self, lease_ids: Sequence[str], wait_s: float, receive: Receive) -> list[ev.Event]:
-        """Renew these leases until one of them has ended or the time is over; return the events of the last renewal.
+        """Renew these leases until one of them has ended or was warned, or the time is over; return the events of the last renewal.
 
         ClientGone if the client disconnects first.
         """
@@ -133,15 +140,30 @@ class Pool:
 
     async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float) -> list[ev.Event]:
         driver, leases = self._driver, self._driver.state.leases
-        until = driver.now() + wait_s
+        until, known = driver.now() + wait_s, self._warnings(lease_ids)
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
         while True:
             left_s = max(until - driver.now(), 0.0)
             await driver.wait_for_change(lease_ids, min(left_s, step_s))
             events = await self.renew(*lease_ids)
-            is_over = driver.is_closed or until <= driver.now()
+            is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
             if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
                 return events
+
+    def _warnings(self, lease_ids: Sequence[str]) -> list[Ending | None]:
+        return [getattr(self.state.leases.get(lease_id), "ending", None) for lease_id in lease_ids]
+
+    def expected_starts(self) -> Mapping[str, FreeTime]:
+        """When waiters will probably start. It is reckoned so seldom that it takes little of the loop's time."""
+        now = self.now()
+        if now >= self._starts_good_until:
+            began = time.perf_counter()
+            self._starts = expected_starts(self.state, now)
+            self._starts_good_until = now + FORECAST_SHARE * (time.perf_counter() - began)
+        return self._starts
+
+    async def command(self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking) -> list[ev.Event]:
+        return await self._driver.do(command)
 
     async def release(
         self, lease_id: str, *, is_holder: bool = False, by: str | None = None, why: str | None = None

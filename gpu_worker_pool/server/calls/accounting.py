@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from heapq import nsmallest
 from math import inf
 from typing import Any
@@ -27,10 +25,11 @@ from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.wire import accounting as wire
 from gpu_worker_pool.wire.routes import HOURS, SINCE, UNTIL
 
+from .times import read_time
+
 # A long history takes seconds to read. One call reads at a time, and so many may wait.
 MOST_ASKING = 16
 DEFAULT_SPAN_S = 24 * 3600.0
-LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 US_PER_HOUR = 3600 * US_PER_S
 # Callers choose the owners' names, so there may be very many. Those with the least use are shown as one.
 MOST_OWNERS = 2_000
@@ -87,7 +86,9 @@ class UsageCalls(PastLeases):
     async def show(self, call: Call) -> Response:
         query = call.query(SINCE, UNTIL)
         self.check_journal()  # not even the time is known before the journal is open
-        return Response(200, await self.usage(_time(query, "since"), _time(query, "until")))
+        return Response(
+            200, await self.usage(read_time("since", query.get("since")), read_time("until", query.get("until")))
+        )
 
     async def usage_today(self) -> bytes:
         """The usage since midnight in this machine's time zone."""
@@ -171,38 +172,6 @@ def _totals(usage: UsageTotals) -> dict[str, Any]:
 
 def _hours(time_us: int) -> float:
     return round(time_us / US_PER_HOUR, 6)
-
-
-def _time(query: dict[str, Any], name: str) -> float | None:
-    """Read a time from the query, in seconds since 1970; None if it is not given."""
-    text = query.get(name)
-    if text is None:
-        return None
-    found = _seconds(text.strip())
-    if found is None or not 0 <= found <= LATEST_S:
-        raise Refused(
-            422,
-            f"{name}: {text[:40]!r} is not a time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
-            "otherwise) or in seconds since 1970. A number of four digits is a year.",
-        )
-    return found
-
-
-_YEAR = re.compile("(19[7-9]|2[0-9]{2})[0-9]")
-_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?")
-
-
-def _seconds(text: str) -> float | None:
-    if _YEAR.fullmatch(text):
-        return datetime(int(text), 1, 1, tzinfo=UTC).timestamp()  # and not half an hour after 1970 began
-    if _DECIMAL.fullmatch(text):
-        return float(text)
-    # A plus sign in a query means a blank, and few callers know that.
-    for attempt in (text, "+".join(text.rsplit(" ", 1))):
-        with suppress(ValueError, OverflowError):
-            found = datetime.fromisoformat(attempt)
-            return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-    return None
 
 
 class TimelineCalls(PastLeases):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Denied, name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
@@ -17,6 +20,7 @@ from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_view import outcome_view
 from .pool_view import gpu_view
+from .times import read_time
 
 
 class AdminCalls:
@@ -34,7 +38,7 @@ class AdminCalls:
 
     async def revoke(self, call: Call) -> Response:
         lease_id = check_lease_id(call.parameters["lease_id"])
-        await _check(call, REASON)
+        await check_admin(call, REASON)
         is_known = await self._pool.revoke(lease_id, by=name_of(call.caller()), why=call.query(REASON)["reason"])
         lease = await self._pool.find(lease_id)
         if not is_known or lease is None:
@@ -42,14 +46,24 @@ class AdminCalls:
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
-        form = parse_form(DrainForm, await _check(call))
+        form = parse_form(DrainForm, await check_admin(call))
         key = self._key(call.parameters["gpu"])
-        await self._pool.operate(cmd.ExcludeGpu(key, form.reason.strip() or "drained by the operator"))
+        reason = form.reason.strip() or "drained by the operator"
+        starts_at = read_time("at", form.at)
+        if starts_at is None or starts_at <= self._pool.wall_now():
+            await self._pool.operate(cmd.ExcludeGpu(key, reason))
+            return self._gpu(key)
+        booking = Booking(_drain_id(key), (key,), starts_at, None, None, reason, name_of(call.caller()))
+        for event in await self._pool.command(cmd.BookGpus(booking, Wishes())):
+            if isinstance(event, ev.BookingRefused):
+                raise Refused(422, f"This cannot be planned: {event.why}.")
         return self._gpu(key)
 
     async def undrain(self, call: Call) -> Response:
-        await _check(call)
+        await check_admin(call)
         key = self._key(call.parameters["gpu"])
+        if _drain_id(key) in self._pool.state.bookings:
+            await self._pool.command(cmd.CancelBooking(_drain_id(key)))
         await self._pool.operate(cmd.IncludeGpu(key))
         return self._gpu(key)
 
@@ -60,7 +74,7 @@ class AdminCalls:
         return await self._change_ignored(cmd.CountProcess, call)
 
     async def _change_ignored(self, command: type[cmd.IgnoreProcess | cmd.CountProcess], call: Call) -> Response:
-        await _check(call)
+        await check_admin(call)
         await self._pool.operate(command(_process_name(call)))
         names = tuple(sorted(self._pool.state.ignored_processes))
         return Response(200, encode(IgnoredProcesses(ignored_processes=names)))
@@ -80,7 +94,12 @@ class AdminCalls:
         return Response(200, encode(view))
 
 
-async def _check(call: Call, *known: Parameter) -> bytes:
+def _drain_id(key: GpuKey) -> str:
+    """The id of the booking that takes a GPU out of service later. There is one for a GPU."""
+    return f"drain-{key.uuid}"
+
+
+async def check_admin(call: Call, *known: Parameter) -> bytes:
     """Check that the caller is an administrator, and return the body; Denied otherwise."""
     caller = call.caller()
     if not caller.is_admin:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -10,6 +12,8 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
+from gpu_worker_pool.core.queue.forecast import FreeTime
+from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire import leases as wire
@@ -20,7 +24,9 @@ MOST_EXPLAINED = 100
 ViewT = TypeVar("ViewT", bound=wire.LeaseView)
 
 
-def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer) -> wire.LeaseView:
+def brief_view(
+    state: PoolState, lease: Lease, now: float, explainer: Explainer, starts: Mapping[str, FreeTime]
+) -> wire.LeaseView:
     """The lease in a list: without the obstacles of a waiting lease, and far back in the queue without the reason."""
     if not isinstance(lease, QueuedLease):
         return lease_view(state, lease, now)
@@ -30,11 +36,28 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
     expires_in_s = left_s(state, lease.id, now)
-    return _view(wire.LeaseView, lease, "queued", reason=reason, position=position, expires_in_s=expires_in_s)
+    return _view(
+        wire.LeaseView,
+        lease,
+        "queued",
+        reason=reason,
+        position=position,
+        expires_in_s=expires_in_s,
+        **_expected(state, starts.get(lease.id)),
+    )
 
 
-def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> wire.LeaseView:
-    """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index."""
+def lease_view(
+    state: PoolState,
+    lease: Lease,
+    now: float,
+    *,
+    by_uuid: bool = False,
+    starts: Mapping[str, FreeTime] = MappingProxyType({}),
+) -> wire.LeaseView:
+    """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index. `starts` are the
+    expected starts of waiters.
+    """
     match lease:
         case QueuedLease():
             explanation = explain(state, lease.id, now)
@@ -46,6 +69,7 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
                 position=explanation.position if explanation else None,
                 expires_in_s=left_s(state, lease.id, now),
                 obstacles=_obstacles(explanation),
+                **_expected(state, starts.get(lease.id)),
             )
         case ActiveLease():
             gpus = _refs(state, lease.gpus)
@@ -58,6 +82,9 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
                 granted_at=iso_time(lease.granted_at),
                 expires_in_s=left_s(state, lease.id, now),
                 env=_env(gpus, by_uuid=by_uuid),
+                ends_at=None if lease.limit is None else iso_time(lease.limit + state.wall_offset_s),
+                warning=warning_view(state, lease, now),
+                idle_s=None if (idle := idle_s(state, lease, now)) is None else round(idle, 1),
             )
         case DrainingLease():
             why = dict.fromkeys(str(judge(state, state.slots[key], lease.request.wishes, now)) for key in lease.gpus)
@@ -111,6 +138,8 @@ def _view(kind: type[ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -
         labels=dict(request.labels),
         is_local=holder.is_local,
         parent=request.parent,
+        time_limit_s=request.time_limit_s,
+        preemptible=request.preemptible,
         **own,
     )
 
@@ -144,6 +173,25 @@ def _env(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
     in_order = sorted(gpus, key=lambda gpu: gpu.gpu_id or 0)
     devices = [gpu.uuid if by_uuid else str(gpu.gpu_id) for gpu in in_order]
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
+
+
+def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning | None:
+    ending = lease.ending if isinstance(lease, ActiveLease) else None
+    if ending is None:
+        return None
+    ends_at = iso_time(ending.at + state.wall_offset_s) or ""
+    return wire.EndWarning(reason=ending.reason, ends_at=ends_at, ends_in_s=round(max(ending.at - now, 0.0), 3))
+
+
+def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
+    if start is None:
+        return {"expected_start_basis": "unknown"}
+    after = state.find(start.after) if start.after else None
+    return {
+        "expected_start_at": iso_time(start.at + state.wall_offset_s),
+        "expected_start_basis": str(start.basis),
+        "expected_after": after.request.who if after else None,
+    }
 
 
 def left_s(state: PoolState, lease_id: str, now: float) -> float | None:

@@ -20,7 +20,7 @@ from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Rene
 from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, WAIT_S
 from gpu_worker_pool.wire.strict import check_lease_id
 
-from .lease_view import lease_view, left_s, outcome_view
+from .lease_view import lease_view, left_s, outcome_view, warning_view
 from .pool_view import encode_leases, encode_pool
 
 
@@ -100,7 +100,8 @@ class LeaseCalls:
                 f"Only their owner or an administrator may renew these leases: {', '.join(others[:5])}{_you_are(caller)}.",
             )
         outcome = self._outcome(await self._pool.renew(*ids))
-        if form.wait_s > 0 and not outcome.lost and self._pool.has_room_to_wait:
+        has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
+        if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait:
             outcome = self._outcome(await self._pool.renew_until_ended(ids, form.wait_s, call.receive))
         return Response(200, encode(outcome))
 
@@ -135,7 +136,9 @@ class LeaseCalls:
                 for lease_id in event.lease_ids:
                     lease = state.leases.get(lease_id)
                     if lease is not None and not isinstance(lease, DrainingLease):
-                        renewed.append(Renewed(id=lease_id, expires_in_s=left_s(state, lease_id, now)))
+                        warning = warning_view(state, lease, now)
+                        expires_in_s = left_s(state, lease_id, now)
+                        renewed.append(Renewed(id=lease_id, expires_in_s=expires_in_s, warning=warning))
                     else:  # it ended during the write
                         lost.append(_not_renewed(lease_id, state.find(lease_id), "unknown"))
             elif isinstance(event, ev.RenewalRefused):
@@ -160,7 +163,9 @@ class LeaseCalls:
         return lease
 
     def _encode(self, lease: Lease, query: dict[str, Any]) -> bytes:
-        return encode(lease_view(self._pool.state, lease, self._pool.now(), by_uuid=query["devices"] == "uuid"))
+        pool, by_uuid = self._pool, query["devices"] == "uuid"
+        starts = pool.expected_starts() if isinstance(lease, QueuedLease) else {}
+        return encode(lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, starts=starts))
 
 
 def to_request(form: LeaseForm, owner: str | None) -> Request:
@@ -188,7 +193,13 @@ def to_request(form: LeaseForm, owner: str | None) -> Request:
         # Sorted, so that the same labels make the same request.
         labels=tuple(sorted(form.labels.items())),
         parent=form.parent,
+        time_limit_s=form.time_limit_s,
+        preemptible=form.preemptible,
     )
+
+
+def _warned(outcome: RenewAnswer) -> set[str]:
+    return {renewed.id for renewed in outcome.renewed if renewed.warning is not None}
 
 
 def _refuse(lease_id: str, events: list[ev.Event]) -> None:

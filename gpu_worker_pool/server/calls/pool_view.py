@@ -90,12 +90,12 @@ async def encode_leases(
     pool: Pool, lease_ids: Iterable[str], loop_share: LoopShare
 ) -> AsyncIterator[tuple[Lease, bytes]]:
     """Encode these leases in brief; leases that are not written are left out."""
-    explainer = Explainer(pool.state, pool.now())
+    explainer, starts = Explainer(pool.state, pool.now()), pool.expected_starts()
     for lease_id in list(lease_ids):
         await loop_share.yield_if_due()
         lease = pool.state.leases.get(lease_id)
         if lease is not None and pool.is_written(lease_id):
-            yield lease, encode(brief_view(pool.state, lease, pool.now(), explainer))
+            yield lease, encode(brief_view(pool.state, lease, pool.now(), explainer, starts))
 
 
 def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:

@@ -15,7 +15,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.calls.lease_view import lease_view
 from gpu_worker_pool.server.http.response import encode
-from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, QueueChange
+from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
 from .listener import HEARTBEAT_S, Listener, event_number
 
@@ -51,15 +51,17 @@ class EventStream:
         was_queue_changed = False
         for event in events:
             match event:
-                case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseEnded():
+                case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseWarned() | ev.LeaseEnded():
                     self._record_lease(event)
-                    was_queue_changed = True
+                    was_queue_changed = was_queue_changed or not isinstance(event, ev.LeaseWarned)
                 case ev.GpuDrained():
                     self._record("gpu_drained", DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu)))
                 case ev.GpuExcluded():
                     self._record("gpu_out_of_service", GpuOutOfService(**_gpu(event.gpu), reason=event.reason))
                 case ev.GpuIncluded():
                     self._record("gpu_in_service", GpuInService(**_gpu(event.gpu)))
+                case ev.QuotaChanged() | ev.GpusBooked() | ev.BookingEnded():
+                    self._record("plans", Nothing())
                 case ev.ProcessIgnored() | ev.ProcessCounted():
                     names = tuple(sorted(self._pool.state.ignored_processes))
                     self._record("ignored_processes", IgnoredNames(names=names))
@@ -103,7 +105,7 @@ class EventStream:
             self._kept_bytes = 0
             self._epoch = secrets.token_hex(4)
 
-    def _record_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) -> None:
+    def _record_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded) -> None:
         state = self._pool.state
         lease = state.find(event.lease_id)
         if lease is not None:
@@ -153,6 +155,7 @@ _AS_IT_WAS: dict[type[ev.Event], tuple[str, dict[str, Any]]] = {
         {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
     ),
     ev.LeaseGranted: ("lease_granted", {"state": "active", "reason": None, "position": None, **_OVER}),
+    ev.LeaseWarned: ("lease_warned", {}),
     ev.LeaseEnded: ("lease_ended", {}),
 }
 

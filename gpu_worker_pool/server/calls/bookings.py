@@ -1,0 +1,103 @@
+"""The calls about bookings: GPUs that are kept for an owner in a span of time."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.queue.quotas import quota_of
+from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
+from gpu_worker_pool.server.http.call import Call, Handlers
+from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.wire.forms import BookingForm
+from gpu_worker_pool.wire.plans import BookingList, BookingView
+from gpu_worker_pool.wire.strict import check_lease_id
+
+from .lease_view import gpu_ref
+from .times import read_time
+
+
+class BookingCalls:
+    def __init__(self, pool: Pool, tokens: Tokens) -> None:
+        self._pool = pool
+        self._tokens = tokens
+
+    def handlers(self) -> Handlers:
+        return {"bookings": self.show, "book_gpus": self.book, "cancel_booking": self.cancel}
+
+    async def show(self, _: Call) -> Response:
+        self._pool.check_is_open()
+        await self._pool.caught_up()
+        return self._list()
+
+    async def book(self, call: Call) -> Response:
+        booking_id = check_lease_id(call.parameters["booking_id"])
+        caller = call.caller()
+        call.query()
+        form = await call.form(BookingForm)
+        owner = owner_for(caller, form.owner, self._tokens) or name_of(caller)
+        starts_at, ends_at = read_time("starts_at", form.starts_at), read_time("ends_at", form.ends_at)
+        if not caller.is_admin:
+            self._check_quota(owner, form.gpus)
+        known = self._pool.state.bookings.get(booking_id)
+        if known is not None and not may_manage(caller, known.owner, self._tokens):
+            raise Denied(403, f"The booking {booking_id} is not yours; use another id.")
+        reason = form.reason.strip() or f"booked by {name_of(caller)}"
+        booking = Booking(booking_id, (), starts_at or 0.0, ends_at, owner, reason, name_of(caller))
+        wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among)
+        events = await self._pool.command(cmd.BookGpus(booking, wishes))
+        for event in events:
+            if isinstance(event, ev.BookingRefused):
+                raise Refused(409 if known is not None else 422, f"This cannot be booked: {event.why}.")
+        return Response(200, encode(self.view(self._pool.state.bookings[booking_id])))
+
+    async def cancel(self, call: Call) -> Response:
+        booking_id = check_lease_id(call.parameters["booking_id"])
+        caller = call.caller()
+        call.query()
+        known = self._pool.state.bookings.get(booking_id)
+        if known is None:
+            raise Refused(404, f"There is no booking {booking_id}; it may be over. GET /bookings lists all.")
+        if not _may_cancel(caller, known, self._tokens):
+            raise Denied(
+                403,
+                f"The booking {booking_id} is for {known.owner or 'maintenance'}; only an administrator, or "
+                "the owner, may cancel it.",
+            )
+        await self._pool.command(cmd.CancelBooking(booking_id))
+        return self._list()
+
+    def view(self, booking: Booking) -> BookingView:
+        return BookingView(
+            id=booking.id,
+            gpus=tuple(gpu_ref(self._pool.state, key) for key in booking.gpus),
+            starts_at=iso_time(booking.starts_at) or "",
+            ends_at=iso_time(booking.ends_at),
+            owner=booking.owner,
+            reason=booking.reason,
+            booked_by=booking.by,
+        )
+
+    def _check_quota(self, owner: str, gpus: int) -> None:
+        """Who is no administrator may book as many GPUs as the quota of the owner has."""
+        state = self._pool.state
+        allowed = quota_of(state, owner).gpus
+        booked = sum(len(booking.gpus) for booking in state.bookings.values() if booking.owner == owner)
+        if allowed is None or booked + gpus > allowed:
+            has = "has no quota" if allowed is None else f"has a quota of {allowed} GPUs, of which {booked} are booked"
+            raise Denied(
+                403,
+                f"{owner} {has}; only an administrator may book more. PUT /quotas/{owner} sets a quota.",
+            )
+
+    def _list(self) -> Response:
+        bookings = sorted(self._pool.state.bookings.values(), key=lambda booking: (booking.starts_at, booking.id))
+        return Response(200, encode(BookingList(node=self._pool.node, bookings=tuple(map(self.view, bookings)))))
+
+
+def _may_cancel(caller: Caller, booking: Booking, tokens: Tokens) -> bool:
+    return caller.is_admin or (booking.owner is not None and may_manage(caller, booking.owner, tokens))

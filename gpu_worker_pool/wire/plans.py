@@ -1,0 +1,58 @@
+"""Bodies about quotas and bookings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .leases import GpuRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaView:
+    """The quota of an owner, and what that owner has; null: no limit. `*` stands for all without a quota of their own.
+
+    `used_gpu_hours` fades by half in a week. `share_factor` is 1 for an owner that used nothing, and 0.5 for one that
+    used exactly its share. What `*` has is null.
+    """
+
+    owner: str
+    gpus: int | None = None
+    ceiling: int | None = None
+    weight: float = 1.0
+    max_priority: int | None = None
+    max_time_limit_s: float | None = None
+    max_queued: int | None = None
+    held_gpus: float | None = None
+    queued: int | None = None
+    used_gpu_hours: float | None = None
+    share_factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaList:
+    """All quotas, and the use of owners without one."""
+
+    fair_share: bool
+    quotas: tuple[QuotaView, ...]
+    others: tuple[QuotaView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookingView:
+    """GPUs that are kept for an owner in a span of time. Without an owner they are taken out of service at its start."""
+
+    id: str
+    gpus: tuple[GpuRef, ...]
+    starts_at: str
+    ends_at: str | None = None
+    owner: str | None = None
+    reason: str = ""
+    booked_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookingList:
+    """All bookings, the earliest first."""
+
+    node: str
+    bookings: tuple[BookingView, ...]
