@@ -96,6 +96,15 @@ def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: di
         ask("POST", "/leases/renew", body={"ids": ["whole", "waits", "none"]})
         ask("PUT", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")
         ask("DELETE", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")
+        span = {"starts_at": "2099-01-01", "ends_at": "2099-01-02T12:00:00Z"}
+        ask("PUT", "/bookings/course", "/bookings/{booking_id}", {"gpus": 2, "reason": "a course", **span})
+        ask("PUT", "/quotas/ada", "/quotas/{owner}", {"gpus": 1, "ceiling": 2})
+        ask("PUT", "/quotas/*", "/quotas/{owner}", {"weight": 2})
+        ask("PUT", "/quotas/bad", "/quotas/{owner}", {"gpus": 2, "ceiling": 1})
+        ask("GET", "/quotas")
+        ask("GET", "/bookings")
+        ask("DELETE", "/quotas/ada", "/quotas/{owner}")
+        ask("DELETE", "/bookings/course", "/bookings/{booking_id}")
         ask("GET", "/peers")
         for path in ("/leases", "/pool", "/pool?queue=1", "/ui/data/pool", "/ui/data/timeline"):
             ask("GET", path)

@@ -46,6 +46,7 @@ _SPECIAL: dict[str, Any] = {
         }
     ),
     "ids": WithJsonSchema({"type": "array", "minItems": 1, "maxItems": MAX_IDS, "items": _LEASE_ID_SCHEMA}),
+    "warned": WithJsonSchema({"type": "array", "maxItems": MAX_IDS, "items": _LEASE_ID_SCHEMA}),
     "labels": Field(max_length=MAX_LABELS),
 }
 

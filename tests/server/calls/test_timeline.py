@@ -46,7 +46,7 @@ def ended(lease_id: str, granted_at: float | None, ended_at: float, gpus: int = 
 
 def active(lease_id: str, granted_at: float, gpus: int = 1) -> ActiveLease:
     lease = ended(lease_id, granted_at, granted_at, gpus)
-    return ActiveLease(lease_id, lease.request, lease.gpus, 1, granted_at, granted_at)
+    return ActiveLease(lease_id, lease.request, lease.gpus, 1, granted_at, granted_at, 1000 * gpus)
 
 
 def ids(timeline: Timeline) -> dict[str, list[str]]:

@@ -202,7 +202,8 @@ def test_who_may_call_is_said_of_every_route_that_writes() -> None:
     }
     assert {name for name in names_of(TABLE) if not name.startswith("GET ")} & open_to_all == set()
     assert {resource.path for resource in TABLE for route in resource.routes if route.caller == "admin"} == {
-        resource.path for resource in TABLE if resource.path.startswith("/admin/")
+        *(resource.path for resource in TABLE if resource.path.startswith("/admin/")),
+        "/quotas/{owner}",
     }
 
 

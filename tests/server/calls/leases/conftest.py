@@ -14,7 +14,9 @@ from tests.server.leasing import OFTEN, release_all
 @pytest.fixture(scope="module")
 def running() -> Iterator[ServerProcess]:
     """Two A100 (indices 0 and 1) and a T4 (index 2)."""
-    with ServerProcess({"SIMULATED_GPUS": "2xA100-80GB,1xT4", "GPU_POOL_NODE": NODE, **OFTEN}) as server:
+    with ServerProcess(
+        {"SIMULATED_GPUS": "2xA100-80GB,1xT4", "GPU_POOL_NODE": NODE, "GPU_POOL_RESERVE_AFTER": "0", **OFTEN}
+    ) as server:
         yield server
 
 

@@ -20,7 +20,7 @@ def test_a_lease_of_a_local_process_does_not_expire(server: ServerProcess) -> No
     lease = take(server, ttl_s=5, **ME)
 
     assert (lease["is_local"], lease["expires_in_s"], lease["ttl_s"]) == (True, None, 5)
-    assert renew(server, lease["id"])["renewed"] == [{"id": lease["id"], "expires_in_s": None}]
+    assert renew(server, lease["id"])["renewed"] == [{"id": lease["id"], "expires_in_s": None, "warning": None}]
 
 
 def test_a_renewal_that_waits_tells_at_once_who_released_the_lease_and_why(server: ServerProcess) -> None:
