@@ -250,7 +250,9 @@ class CheckedPool:
     def _GpuDrained(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
         assert lease.state == "draining"
-        if isinstance(command, self.core.commands.Observe) and lease.due > self.model.now:
+        if self._is_taken_over(lease, event.gpu):
+            assert lease.how == "released", "what was taken away is had back before it is free"
+        elif isinstance(command, self.core.commands.Observe) and lease.due > self.model.now:
             reading = self.model.readings[event.gpu]
             assert reading.at >= lease.since, "drained by a reading from before the end"
             left = self.model.members.get((event.gpu, lease.id), set())
@@ -264,8 +266,20 @@ class CheckedPool:
         if not lease.gpus:
             del self.model.leases[lease.id]
 
+    def _is_taken_over(self, drained: Lease, gpu: Any) -> bool:
+        """Whether the process has the GPU again, as the same owner."""
+        theirs = drained.request.holder
+        return theirs.process is not None and any(
+            (holder.process, holder.owner) == (theirs.process, theirs.owner)
+            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.state == "active")
+        )
+
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
-        mine = self.seen[event.gpu, event.lease_id]
+        mine = self.seen.get((event.gpu, event.lease_id))
+        if mine is None:
+            draining = [lease for lease in self.model.on(event.gpu) if lease.state == "draining"]
+            assert all(self._is_taken_over(lease, event.gpu) for lease in draining)
+            mine = set().union(*(self.model.members.get((event.gpu, lease.id), set()) for lease in draining))
         assert {tuple(process) for process in event.processes} == mine
         self.model.members[event.gpu, event.lease_id] = mine
 
