@@ -50,6 +50,7 @@ class Server:
             "REFRESH_INTERVAL": "3600",
             "GPU_POOL_NODE": "box1",
             "GPU_POOL_STATE_DIR": str(self.state),
+            "GPU_POOL_SOCKET": "",
             "NOTIFY_SOCKET": str(self.home / "notify"),
             **(settings or {}),
         }
