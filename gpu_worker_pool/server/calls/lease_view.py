@@ -25,7 +25,7 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
     if not isinstance(lease, QueuedLease):
         return lease_view(state, lease, now)
     position = state.position(lease)
-    if position <= MOST_EXPLAINED or lease.request.parent is not None:
+    if explainer.can_afford(lease) and (position <= MOST_EXPLAINED or lease.request.parent is not None):
         reason = explainer.reason(lease)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
