@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, end_all, gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end
 from tests.server.leasing import OFTEN, eventually, take, wait_until_free
@@ -96,6 +97,7 @@ def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, tmp_
     shown = gpu_pool("explain", waiting["id"], server=server).out
     assert f"position 1 inside {waiting['parent'][:8]}" in shown
     assert [x["parent"] for x in gpu_pool("leases", "--json", server=server).json["leases"]].count(None) == 1
+    assert "2 leases (1 inside another), 1 waiting" in called("status", server=server).out
     pool = server.json("/pool")
     assert [len(gpu["leases"]) for gpu in pool["gpus"]].count(1) == 1
     go.touch()
