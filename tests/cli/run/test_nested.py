@@ -182,4 +182,5 @@ def test_the_fixture_of_the_pytest_plugin_uses_the_lease_around_it(
         ["PASSED", "test_inner.py::test_it_again"],
         ["ERROR", "test_inner.py::test_more_than_the_lease_has"],
     ], done.out
-    assert "not 2 GPUs" in found[-1], found[-1]
+    assert "not 2 GPUs" in found[-1]
+    assert "request more GPUs there (--gpus)" in done.out
