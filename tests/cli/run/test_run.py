@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -159,9 +160,11 @@ def test_a_wait_is_explained_in_a_terminal_and_ctrl_c_leaves_the_queue_at_once(s
     for owner in ("ada", "bob"):
         take(server, owner=owner)
     with Terminal([*GPU_POOL, "run", "--", "true"], environment(server)) as terminal:
-        shown = terminal.wait_for("Position 1 of 1")
-        assert "ada" in shown
-        assert "since " in shown.partition("Held by")[2]
+        shown = terminal.wait_for(" since ")
+        assert "Position 1 of 1" in shown
+        said = " ".join(shown.split())
+        assert re.search(r"leased by (ada|bob) since [0-9:]+, (ada|bob) since", said)
+        assert (said.count("ada"), said.count("bob")) == (1, 1)
         assert server.json("/pool")["queue_length"] == 1
         terminal.type("\x03")
         assert terminal.wait() == 130
