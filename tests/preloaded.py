@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import gpu_worker_pool
+from gpu_worker_pool.ledger import failpoints
 
 ROOT: Final = Path(__file__).parent.parent
 # A process that speaks TLS to none needs no certificates; aiohttp reads all of the machine's at every start.
@@ -33,8 +34,8 @@ NO_CERTIFICATES: Final = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnul
 _LOADED: Final = ("typer.rich_utils", "encodings.idna", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop")
 # Those that do something when they are loaded.
 _NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin")
-# Read by the loader, by Python or by a module when it starts.
-_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE", "SSL_CERT_DIR", "GPU_POOL_FAILPOINT")
+# Read by the loader, by Python or by aiohttp when it starts.
+_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _KEPT: Final = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
 _LONGEST_MESSAGE: Final = 1 << 20
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -61,10 +62,10 @@ class _Parent:
         self._process.wait()
 
     def can_start(self, args: Sequence[str], env: Mapping[str, str]) -> bool:
-        own = {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
-        paths = own.pop("PYTHONPATH", "").split(os.pathsep)
+        own = {name: value for name, value in env.items() if value and name.startswith(_READ_AT_START)}
+        path = own.pop("PYTHONPATH", str(ROOT)).split(os.pathsep)[0]
         ours = {name: value for name, value in self.env.items() if name in own}
-        return args[0] == sys.executable and args[1] in {"-m", "-c"} and paths[0] == str(ROOT) and own == ours
+        return args[0] == sys.executable and args[1] in {"-m", "-c"} and path == str(ROOT) and own == ours
 
     def start(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
         with self._turn:
@@ -131,13 +132,16 @@ def _become(request: Mapping[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    importlib.reload(failpoints)  # reads the environment
     # A stream keeps whether it is a terminal, and whether it can seek.
-    for descriptor, (stream, mode, buffering) in enumerate((("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))):
+    for descriptor, (stream, mode, buffering) in enumerate(
+        (("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))
+    ):
         old = getattr(sys, stream)
         new = open(descriptor, mode, buffering, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
         setattr(sys, stream, new)
     sys.path[0] = ""
-    sys.path += [path for path in request["env"]["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
+    sys.path += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     _, kind, program, *arguments = request["args"]
     sys.argv = [kind, *arguments]
     gc.enable()

@@ -15,6 +15,7 @@ import pytest
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
+from tests.preloaded import PreloadedPopen
 from tests.server import elsewhere
 from tests.server.leasing import OFTEN, eventually, put, queue, take, wait_until_free
 
@@ -327,7 +328,7 @@ def test_or_goes_on_where_the_user_says_so(server: ServerProcess) -> None:
     script = "echo $$; read line; echo done"
     env = {"GPU_POOL_TTL": "1.5"}
     command = [*GPU_POOL, "run", "--json", "--on-lost", "finish", "--", "sh", "-c", script]
-    with subprocess.Popen(
+    with PreloadedPopen(
         command,
         env=environment(server, env),
         stdin=subprocess.PIPE,
