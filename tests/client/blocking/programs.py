@@ -43,7 +43,7 @@ class Child:
 
     def __init__(self, server: ServerProcess, program: str, env: dict[str, str] | None = None) -> None:
         text = PRELUDE + textwrap.dedent(program)
-        self.process = PreloadedPopen(
+        self.process: subprocess.Popen[str] = PreloadedPopen(
             [sys.executable, "-c", text, server.url],
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
             stdin=subprocess.PIPE,
