@@ -13,7 +13,7 @@ from tests.preloaded import PreloadedPopen
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
 
-# The server of tests/test_testing.py, and those of examples and documents, start as a user's.
+# Servers that programs of examples, documents and tests/test_pytest_plugin.py start, start as a user's.
 ServerProcess.popen = PreloadedPopen
 
 # Hypothesis would take an example that is slow on a busy machine for a failure. All else stays as the profile in force has

@@ -146,6 +146,7 @@ def _become(request: Mapping[str, Any]) -> None:
     sys.argv = [kind, *arguments]
     gc.enable()
     if kind == "-m":
+        sys.modules.pop(program, None)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
     sys.modules["__main__"] = main = types.ModuleType("__main__")
