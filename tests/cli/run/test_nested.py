@@ -5,36 +5,18 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
-from tests.cli.own_process import GPU_POOL, end_all, gpu_pool, start_gpu_pool
+from tests.cli.own_process import GPU_POOL, gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end
-from tests.server.leasing import OFTEN, eventually, take, wait_until_free
+from tests.server.leasing import eventually, take, wait_until_free
 
 RUN = shlex.join([*GPU_POOL, "run", "-q"])
 SHOW = "sh -c 'echo $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_ID'"
 PYTHON = "from gpu_worker_pool import gpu\nwith gpu(20{}) as a: print(a.env['CUDA_VISIBLE_DEVICES'], a.lease_id)"
-
-
-@pytest.fixture(scope="module")
-def two_gpus() -> Iterator[ServerProcess]:
-    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as server:
-        yield server
-
-
-@pytest.fixture
-def server(two_gpus: ServerProcess) -> Iterator[ServerProcess]:
-    yield two_gpus
-    end_all()
-    for lease in two_gpus.json("/leases")["leases"]:
-        two_gpus.ask(f"/leases/{lease['id']}", "DELETE")
-    wait_until_free(two_gpus)
 
 
 def python(options: str = "") -> str:
