@@ -78,7 +78,9 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     state.queue.leave(waited)
     state.unsettle()
     for key in event.gpus:
-        state.slot(key).occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
+        state.slot(key).occupants[waited.id] = Occupant(
+            request.wishes.memory_mb, request.holder.process, since=event.at
+        )
     state.touch(event.gpus)
 
 
