@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpu_worker_pool.history_check import check
 from tests.e2e import faked_time, nemesis
+from tests.e2e.faults.scene import Plan
 from tests.e2e.worker import now
 
 
@@ -28,7 +29,8 @@ def main() -> int:
         tell("libfaketime is not installed: the wall clock does not jump")
     while now() < ends_at:
         folder = Path(tempfile.mkdtemp(prefix="gpu-soak-"))
-        plan = nemesis.Plan(seed, chaos_s=max(min(run_s, ends_at - now()), 20.0), calm_s=15.0)
+        chaos_s = max(min(run_s, ends_at - now()), 20.0)
+        plan = Plan(seed, chaos_s=chaos_s, calm_s=15.0, outage_s=min(60.0, chaos_s / 2))
         began = now()
         history, counts = nemesis.run(plan, folder)
         found = check(history)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.history_check import Line, RunHistory, check
+from gpu_worker_pool.history_check import check
+from gpu_worker_pool.run_history import Line, RunHistory
 
 TTL_S = 3.0
 BEAT_S = 1.0
