@@ -15,6 +15,7 @@ what a tenure is, stands in run_history.py.
 - `outsider`: a GPU was granted exclusively long after a process outside the pool came to it, and before it left;
 - `second_server`: another server of the same machine granted a GPU of the server that was there first, or, where that
   one was away, a GPU that a local process still held under its lease;
+- `starved`: many requests of another client cost a remote holder its lease, though the server was well;
 - `lost_by_outage`: a local holder lost its GPU, or gave it up, because the server was away;
 - `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
 """
@@ -59,6 +60,7 @@ def check(history: RunHistory) -> list[Violation]:
         check_deaths,
         check_outsiders,
         check_second_server,
+        check_starved,
         check_outages,
     )
     return [violation for one in checks for violation in one(history)]
@@ -281,6 +283,12 @@ def check_second_server(history: RunHistory) -> Iterator[Violation]:
                 is_held = lease.took_at < line["since"] and line["at"] < lease.ended_at
                 if is_held and lease.is_local and uuid in lease.uuids:
                     yield Violation("second_server", f"it granted {_gpu(lease, uuid)}, which {lease} still has")
+
+
+def check_starved(history: RunHistory) -> Iterator[Violation]:
+    """No number of requests keeps the heartbeats of others out."""
+    for line in history.of_kind("starved"):
+        yield Violation("starved", f"the holder of {line['lease']} lost it to a flood of requests")
 
 
 def check_outages(history: RunHistory) -> Iterator[Violation]:

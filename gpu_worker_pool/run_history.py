@@ -3,7 +3,7 @@
 Each line has `what`, `who` and `at`, a time on CLOCK_BOOTTIME of one machine, and `lease` where it is about one request.
 Workers write `asks`, `answered`, `took`, `renewed`, `wrote`, `witness_busy`, `left`, `lost`, `exits` and
 `could_not_go_on`; the process that breaks things writes `killed`, `death_unnoticed`, `outsider_came`, `outsider_left`,
-`server_away`, `second_server` (what it granted), `pool` (who waits, and what is free) and `final` (what is left).
+`server_away`, `starved`, `second_server` (what it granted), `pool` (who waits, and what is free) and `final` (what is left).
 
 A *tenure* is the time in which a worker may use a GPU: from `took` until it left the GPU, was killed, or its safe time
 was over (`until`, one heartbeat before the server would expire the lease, by the worker's own clock; infinite where the

@@ -3,7 +3,7 @@
     python -m tests.e2e.flooder NAME PORT NUMBER MEMORY_MB
 
 Standard output gets its history (see gpu_worker_pool/run_history.py). It is more important than most, so that its shares
-are granted. It gives half of its leases back and leaves the others, and those that wait, to the server, which notices
+are granted. It ends early at SIGTERM. It gives half of its leases back and leaves the others, and those that wait, to the server, which notices
 that it has gone.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -28,6 +29,10 @@ class Flooder:
         self.port = port
         self.form = {"memory_mb": memory_mb, "ttl_s": 60.0, "priority": PRIORITY, "worker_id": name, **identity()}
         self.held: list[str] = []
+        self.is_enough = False
+
+    def on_term(self, *_: object) -> None:
+        self.is_enough = True
 
     def say(self, what: str, **facts: object) -> None:
         os.write(1, json.dumps({"what": what, "who": self.name, "at": now(), **facts}).encode() + b"\n")
@@ -77,7 +82,10 @@ class Flooder:
 
 def main(name: str, port: int, number: int, memory_mb: float) -> None:
     flooder = Flooder(name, port, memory_mb)
+    signal.signal(signal.SIGTERM, flooder.on_term)
     for turn in range(number):
+        if flooder.is_enough:
+            break
         flooder.ask(turn)
     flooder.look()
     flooder.leave()

@@ -39,7 +39,7 @@ class Nemesis:
         self.second = SecondServer(self.scene)
         self.server = ServerFaults(self.scene, self.crew, self.second)
         self.network = NetworkFaults(self.scene)
-        self.strangers = Strangers(self.scene)
+        self.strangers = Strangers(self.scene, self.crew)
         of_server = self.server.faults()
         self.needs_server = frozenset(of_server)
         self.faults: dict[str, Fault] = {

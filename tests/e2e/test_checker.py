@@ -171,6 +171,48 @@ def an_outsider_came_to_a_holder(scribe: Scribe) -> None:
     scribe.took("b", 20.1, 2)
 
 
+def inside_a_lease_that_was_there_before_the_outsider(scribe: Scribe) -> None:
+    outsider(scribe, came=1.0, left=20.0)
+    local_holder(scribe, "a", 0.2)
+    scribe.asks("inner", 9.0, parent="a")
+    scribe.took("inner", 9.2, 2)
+
+
+def local_holder(scribe: Scribe, who: str, at: float, fence: int = 1) -> None:
+    """No TTL runs against its lease."""
+    scribe.asks(who, at - 0.2)
+    scribe.answer(who, at, "active", fence=fence, uuids=["gpu0"])
+    scribe.say("took", at, who, uuids=["gpu0"], gpu_ids=[0], fence=fence)
+
+
+def away(scribe: Scribe, at: float) -> None:
+    scribe.lines.append({"what": "server_away", "at": at, "who": "nemesis"})
+
+
+def second_server(scribe: Scribe, at: float, *granted: str, **facts: object) -> None:
+    scribe.lines.append({"what": "second_server", "at": at, "who": "nemesis", "granted": granted, **facts})
+
+
+def an_outage_in_which_only_remote_holders_give_up(scribe: Scribe) -> None:
+    local_holder(scribe, "local", 0.2)
+    scribe.asks("remote", 0.0)
+    scribe.took("remote", 0.2, 2, "gpu1")
+    away(scribe, 1.0)
+    scribe.say("left", 2.1, "remote", left_at=2.1, why="gave up")
+    scribe.gave_back("local", 90.0)
+
+
+def a_server_takes_over_what_is_free(scribe: Scribe) -> None:
+    """The GPU of a remote holder is among it, and that of a local one who has left, or got it later."""
+    local_holder(scribe, "a", 0.2)
+    away(scribe, 1.0)
+    second_server(scribe, 3.0, "gpu1", since=2.0, has_taken_over=True)
+    scribe.left("a", 4.0)
+    second_server(scribe, 5.0, "gpu0", since=2.0, has_taken_over=True)
+    local_holder(scribe, "b", 6.0, fence=2)
+    second_server(scribe, 7.0, "gpu0", since=5.5, has_taken_over=True)
+
+
 def an_outsider_is_elsewhere(scribe: Scribe) -> None:
     outsider(scribe, came=0.0, left=20.0)
     scribe.asks("a", 9.0)
@@ -184,6 +226,9 @@ def an_outsider_is_elsewhere(scribe: Scribe) -> None:
     [
         an_outsider_came_to_a_holder,
         an_outsider_is_elsewhere,
+        an_outage_in_which_only_remote_holders_give_up,
+        a_server_takes_over_what_is_free,
+        inside_a_lease_that_was_there_before_the_outsider,
         one_after_another,
         one_inside_another,
         stopped_holder_overstays,
@@ -413,7 +458,28 @@ def granted_beside_an_outsider_after_waiting(scribe: Scribe) -> None:
 
 
 def granted_by_another_server(scribe: Scribe) -> None:
-    scribe.lines.append({"what": "second_server", "at": 1.0, "who": "nemesis", "granted": ["gpu0"]})
+    second_server(scribe, 1.0, "gpu0")
+
+
+def taken_over_from_a_living_holder(scribe: Scribe) -> None:
+    local_holder(scribe, "a", 0.2)
+    second_server(scribe, 2.0, "gpu0", since=1.0, has_taken_over=True)
+
+
+def lost_by_outage(scribe: Scribe) -> None:
+    local_holder(scribe, "a", 0.2)
+    away(scribe, 1.0)
+    scribe.say("lost", 61.0, "a", sent=60.9, reason="expired")
+
+
+def given_up_by_a_local_holder(scribe: Scribe) -> None:
+    local_holder(scribe, "a", 0.2)
+    away(scribe, 1.0)
+    scribe.say("left", 5.0, "a", left_at=5.0, why="gave up")
+
+
+def starved(scribe: Scribe) -> None:
+    scribe.lines.append({"what": "starved", "at": 1.0, "who": "nemesis", "lease": "a"})
 
 
 @pytest.mark.parametrize(
@@ -422,6 +488,10 @@ def granted_by_another_server(scribe: Scribe) -> None:
         ("outsider", granted_beside_an_outsider),
         ("outsider", granted_beside_an_outsider_after_waiting),
         ("second_server", granted_by_another_server),
+        ("second_server", taken_over_from_a_living_holder),
+        ("lost_by_outage", lost_by_outage),
+        ("lost_by_outage", given_up_by_a_local_holder),
+        ("starved", starved),
         ("held_twice", overlap),
         ("held_twice", two_inside_one),
         ("held_twice", a_stranger_beside_one_inside),

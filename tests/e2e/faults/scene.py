@@ -55,6 +55,11 @@ class Plan:
             replace(remote, memory_mb=SHARE_MB, priority=5),
         ]
 
+    def heartbeat_role(self, port: int) -> Orders:
+        """A remote holder of a small share, straight at the server. It gives up after four seconds without an answer."""
+        base = Orders("", port, "", seed=self.seed, priority=9, ttl_s=6.0, is_local=False, memory_mb=100.0)
+        return replace(base, shortest_hold_s=3600.0, longest_hold_s=3600.0)
+
     def outage_roles(self) -> list[Orders]:
         """A local and a remote holder that keep what they have until they are told to end."""
         base = Orders("", 0, "", seed=self.seed, priority=9, ttl_s=1.5, shortest_hold_s=3600.0, longest_hold_s=3600.0)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu_worker_pool.testing import COMMAND, ServerProcess
-from tests.e2e.worker import NoAnswer, call, now
+from tests.e2e.worker import call, now
 from tests.other_user import ALICE, command_as, folder_of
 
 from .scene import Fault, Scene
@@ -43,6 +42,8 @@ class SecondServer:
         settings = {**self.first.shared_settings, "GPU_POOL_LOCK_SCOPE": self.first.scope}
         self.server = ServerProcess(settings, command=command, folder=folder)
         self.asked = 0
+        # A first server that is started meanwhile may find that this one has the GPUs, and would not take them later.
+        self.is_looking = False
 
     def faults(self) -> dict[str, Fault]:
         return {"second_server": self.come_and_go}
@@ -56,7 +57,6 @@ class SecondServer:
                 is_clear = await self.come_once(self.first.authority)
             if not is_clear:
                 self.scene.recorder.say("second_server_unclear")
-                await self.give_back_to_first()
 
     async def take_over(self) -> None:
         """While the first is away, and stays away until this has gone."""
@@ -65,27 +65,20 @@ class SecondServer:
 
     async def come_once(self, authority: int | None) -> bool:
         """Whether the same process, or none, had the GPUs all the while that the second took to look for them."""
-        since = now()
+        since, self.is_looking = now(), True
         try:
             self.server.launch()
             await asyncio.to_thread(self.server.wait_until_ready)
             await self.until_read()
             is_clear = authority == self.first.authority
+            self.is_looking = not is_clear
             for _ in range(self.scene.random.randint(1, 3) if is_clear else 0):
                 await self.ask(since, has_taken_over=authority is None)
                 await asyncio.sleep(self.scene.random.uniform(0.1, 0.6))
         finally:
             self.server.kill()
+            self.is_looking = False
         return is_clear
-
-    async def give_back_to_first(self) -> None:
-        """The first does not take later what it did not get when it started."""
-        await self.first.until_well()
-        with suppress(NoAnswer):
-            _, pool = await self.first.look_up("/pool")
-            if all(gpu["verdict"]["code"] != "other_server" for gpu in pool["gpus"]):
-                return
-        self.first.kill()
 
     async def until_read(self) -> None:
         """From then on it has the GPUs or knows that another server has them."""

@@ -70,7 +70,7 @@ class ServerFaults:
             await asyncio.sleep(0.02)
 
     def has_to_run(self) -> bool:
-        return not self.is_away
+        return not self.is_away and not self.second.is_looking
 
     async def heal(self) -> None:
         if self.server.failpoint or self.next_failpoint:

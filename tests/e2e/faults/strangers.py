@@ -10,9 +10,11 @@ import sys
 
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.testing import inherited_environment
+from tests.e2e.worker import now
 from tests.other_user import BOB, command_as
 
 from .scene import NODE, Fault, Scene
+from .workers import Crew
 
 FLOODER = ("-m", "tests.e2e.flooder")
 
@@ -20,12 +22,14 @@ FLOODER = ("-m", "tests.e2e.flooder")
 class Strangers:
     """What others do beside the workers."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, crew: Crew) -> None:
         self.scene = scene
+        self.crew = crew
         self.say = scene.recorder.say
         probe = SimulatedProbe(NODE, str(scene.plan.gpus))
         self.uuids = {str(reading.gpu.index): reading.gpu.key.uuid for reading in probe.read(0.0).readings}
         self.outside: dict[str, list[dict[str, object]]] = {}
+        self.is_flooding = False
         self.flooders: set[subprocess.Popen[bytes]] = set()
 
     def faults(self) -> dict[str, Fault]:
@@ -52,8 +56,25 @@ class Strangers:
         part.replace(self.scene.server.outsiders)
 
     async def flood(self) -> None:
-        """Tiny shares by the thousand, straight to the server; their holder leaves without giving half of them back."""
-        await self.scene.server.until_well()
+        """Tiny shares by the thousand, straight to the server; their holder leaves without giving half of them back. The
+        heartbeats of others survive it.
+        """
+        if self.is_flooding:
+            return
+        self.is_flooding, server = True, self.scene.server
+        await server.until_well()
+        beating = self.crew.start(self.scene.plan.heartbeat_role(server.port), is_spared=True)
+        await self.crew.until_held([beating])
+        began_at, held = now(), self.crew.held_by(beating)
+        await self.ask_for_shares()
+        was_well = server.is_well and server.is_running and server.was_unwell_at < began_at
+        if was_well and self.crew.held_by(beating) != held:
+            self.say("starved", lease=held)
+        self.scene.recorder.counts["flood_survived"] += was_well
+        await self.crew.end([beating])
+        self.is_flooding = False
+
+    async def ask_for_shares(self) -> None:
         name = f"flood{self.scene.recorder.counts['flooded']}"
         orders = [name, str(self.scene.server.port), str(self.scene.plan.shares), str(self.scene.random.randint(2, 50))]
         command = command_as(BOB, *FLOODER, *orders)
@@ -61,7 +82,12 @@ class Strangers:
             command = [sys.executable, *FLOODER, *orders]
         self.say("flooded", name=name)
         process = self.start(command, name)
-        code = await asyncio.to_thread(process.wait)
+        over = asyncio.ensure_future(asyncio.to_thread(process.wait))
+        healing = asyncio.ensure_future(self.scene.is_healing.wait())
+        await asyncio.wait({over, healing}, return_when=asyncio.FIRST_COMPLETED)
+        healing.cancel()
+        process.terminate()
+        code = await over
         assert code == 0, f"{name} ended with {code}: {(self.scene.folder / 'workers.log').read_text()}"
         self.say("flood_over", name=name)
         self.flooders.discard(process)

@@ -19,7 +19,7 @@ WORKER = Path(__file__).parent.with_name("worker.py")
 PYTHON = (sys.executable, "-I", "-S")
 # What the server must keep to when it is well; the TTL of local workers leaves more than that at any time.
 NOTICES_WITHIN_S = 2.0
-GETS_WITHIN_S = 30.0
+GETS_WITHIN_S = 60.0
 
 
 class Crew:
@@ -38,7 +38,7 @@ class Crew:
 
     def start(self, role: Orders, *, is_spared: bool = False) -> str:
         name = f"w{self.scene.recorder.counts['worker_started']}"
-        port, folder, scope = self.scene.proxy.port, str(self.scene.folder), self.scene.server.scope
+        port, folder, scope = role.port or self.scene.proxy.port, str(self.scene.folder), self.scene.server.scope
         orders = replace(role, name=name, port=port, folder=folder, scope=scope)
         self.workers[name] = (orders, _popen((*PYTHON, str(WORKER), orders.encoded()), self.scene.folder))
         if is_spared:
