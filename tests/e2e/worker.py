@@ -126,6 +126,14 @@ def identity() -> dict[str, object]:
     }
 
 
+def mark(scope: str, lease: str, uuid: str) -> socket.socket:
+    """Tell other servers on this machine that this process has the GPU, as long as it lives."""
+    found = socket.socket(socket.AF_UNIX)
+    found.bind(f"\0gpu-worker-pool/holder/{scope}/{uuid}/{lease}")
+    found.listen()
+    return found
+
+
 class Worker:
     """Asks, holds, gives back, again and again."""
 
@@ -267,7 +275,7 @@ class Worker:
 
     def hold(self, lease: str, gpus: list[dict[str, Any]], fence: int, until: float) -> None:
         uuids, gpu_ids = [gpu["uuid"] for gpu in gpus], [gpu["gpu_id"] for gpu in gpus]
-        marks = [self.mark(lease, uuid) for uuid in uuids if until == inf and self.orders.scope]
+        marks = [mark(self.orders.scope, lease, uuid) for uuid in uuids if until == inf and self.orders.scope]
         self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=fence, until=until)
         witnesses = [self.take_witness(lease, uuid) for uuid in uuids]
         done_at = now() + self.random.uniform(self.orders.shortest_hold_s, self.orders.longest_hold_s)
@@ -297,8 +305,8 @@ class Worker:
         for witness in witnesses:
             os.close(witness)
         self.say("left", lease=lease, why=why, left_at=left_at)
-        for mark in marks:
-            mark.close()
+        for each in marks:
+            each.close()
 
     def nest(self, parent: str) -> None:
         """Hold a lease inside this one for a moment, as `gpu-pool run` inside `gpu-pool run` does."""
@@ -325,13 +333,6 @@ class Worker:
             self.insist(self.random.choice(("GET", "PUT")), lease)  # it must have stayed ended
 
     # --- what proves it --------------------------------------------------------------------------------------------
-
-    def mark(self, lease: str, uuid: str) -> socket.socket:
-        """Tell other servers on this machine that this process has the GPU, as long as it lives."""
-        mark = socket.socket(socket.AF_UNIX)
-        mark.bind(f"\0gpu-worker-pool/holder/{self.orders.scope}/{uuid}/{lease}")
-        mark.listen()
-        return mark
 
     def take_witness(self, lease: str, uuid: str) -> int:
         descriptor = os.open(f"{self.orders.folder}/{uuid}.witness", APPEND, 0o600)

@@ -54,7 +54,9 @@ class SecondServer:
         while not is_clear:
             await self.first.until_well()
             async with self.one_at_a_time:
-                is_clear = await self.come_once(self.first.authority)
+                if (authority := self.first.authority) is None:
+                    continue
+                is_clear = await self.come_once(authority)
             if not is_clear:
                 self.scene.recorder.say("second_server_unclear")
 

@@ -76,7 +76,8 @@ class Strangers:
 
     async def ask_for_shares(self) -> None:
         name = f"flood{self.scene.recorder.counts['flooded']}"
-        orders = [name, str(self.scene.server.port), str(self.scene.plan.shares), str(self.scene.random.randint(2, 50))]
+        server, memory_mb = self.scene.server, self.scene.random.randint(2, 50)
+        orders = [name, str(server.port), server.scope, str(self.scene.plan.shares), str(memory_mb)]
         command = command_as(BOB, *FLOODER, *orders)
         if isinstance(command, str):
             command = [sys.executable, *FLOODER, *orders]
@@ -86,7 +87,8 @@ class Strangers:
         healing = asyncio.ensure_future(self.scene.is_healing.wait())
         await asyncio.wait({over, healing}, return_when=asyncio.FIRST_COMPLETED)
         healing.cancel()
-        process.terminate()
+        if process.stdin:
+            process.stdin.close()
         code = await over
         assert code == 0, f"{name} ended with {code}: {(self.scene.folder / 'workers.log').read_text()}"
         self.say("flood_over", name=name)
@@ -96,7 +98,7 @@ class Strangers:
         folder = self.scene.folder
         with (folder / f"{name}.history").open("ab") as history, (folder / "workers.log").open("ab") as log:
             env = inherited_environment(os.environ)
-            process = subprocess.Popen(command, env=env, cwd="/", stdout=history, stderr=log)
+            process = subprocess.Popen(command, env=env, cwd="/", stdin=subprocess.PIPE, stdout=history, stderr=log)
         self.flooders.add(process)
         return process
 

@@ -59,12 +59,11 @@ class Crew:
         """The lease that this worker is about to use, by its history; the outermost where one is inside another."""
         held: list[str] = []
         path = self.scene.folder / f"{name}.history"
-        for text in path.read_text(encoding="utf-8").splitlines()[-40:] if path.exists() else ():
-            line = json.loads(text)
-            if line["what"] == "took":
-                held.append(line["lease"])
-            elif line["what"] == "left" and line["lease"] in held:
-                held.remove(line["lease"])
+        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            if text.startswith('{"what": "took"'):
+                held.append(json.loads(text)["lease"])
+            elif text.startswith('{"what": "left"'):
+                held.remove(json.loads(text)["lease"])
         return held[0] if held else None
 
     async def until_held(self, names: Sequence[str]) -> None:
