@@ -1,4 +1,4 @@
-"""The pool keeps its promise while server, workers, network, disk and wall clock fail (see nemesis.py).
+"""The pool keeps its promise while server, workers, network, disk and wall clock fail, and strangers come (see nemesis.py).
 
 NEMESIS_SEED repeats a schedule of faults, NEMESIS_KEEP keeps the histories of a run in that folder. `make soak` runs for longer.
 """
