@@ -24,8 +24,8 @@ from tests.e2e.faults.strangers import Strangers
 from tests.e2e.faults.workers import Crew
 from tests.e2e.worker import now
 
-# These take long, so they begin first, and the outage comes once.
-FIRST = ("outsiders", "outage")
+# These take long, so they begin first.
+FIRST = ("outsiders", "outage", "flood")
 
 
 class Nemesis:
@@ -82,7 +82,7 @@ class Nemesis:
         """
         random, ends_at = self.scene.random, now() + self.plan.chaos_s
         to_come = [name for name in self.faults if name not in FIRST]
-        often = [*to_come, "outsiders", *["kill_worker"] * 4, *["stop_worker"] * 2]
+        often = [*to_come, "outsiders", "flood", *["kill_worker"] * 4, *["stop_worker"] * 2]
         random.shuffle(to_come)
         to_come += random.sample(FIRST, len(FIRST))
         while now() < ends_at:
