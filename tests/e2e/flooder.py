@@ -30,6 +30,7 @@ class Flooder:
         self.port = port
         self.scope = scope
         self.form = {"memory_mb": memory_mb, "ttl_s": 60.0, "priority": PRIORITY, "worker_id": name, **identity()}
+        self.parent = os.getppid()
         # With the marks of their GPUs.
         self.held: dict[str, list[socket.socket]] = {}
 
@@ -43,6 +44,8 @@ class Flooder:
             try:
                 status, answer = call(self.port, method, path, body, 5.0)
             except NoAnswer:
+                if os.getppid() != self.parent:
+                    sys.exit("the process that started it is gone, and so is the server")
                 time.sleep(0.05)
             else:
                 if status < 500:

@@ -41,7 +41,7 @@ class Nemesis:
         self.network = NetworkFaults(self.scene)
         self.strangers = Strangers(self.scene, self.crew)
         of_server = self.server.faults()
-        self.needs_server = frozenset(of_server)
+        self.needs_server = frozenset({*of_server, *self.second.faults()} - {"outage"})
         self.faults: dict[str, Fault] = {
             **of_server,
             **self.crew.faults(),
@@ -78,17 +78,20 @@ class Nemesis:
 
     async def rage(self) -> None:
         """Every fault once, in a drawn order, then those of workers more often, as long as there is time. Nothing is done
-        to a server that is away for long.
+        to a server that is away for long or has a flood to answer, and nothing again to one that is not well.
         """
         random, ends_at = self.scene.random, now() + self.plan.chaos_s
         to_come = [name for name in self.faults if name not in FIRST]
         often = [*to_come, "outsiders", "flood", *["kill_worker"] * 4, *["stop_worker"] * 2]
         random.shuffle(to_come)
         to_come += random.sample(FIRST, len(FIRST))
-        while now() < ends_at:
-            name = to_come.pop() if to_come else random.choice(often)
-            if self.server.is_away and name in self.needs_server:
-                to_come.insert(0, name)
+        while now() < ends_at or to_come:
+            is_first = bool(to_come)
+            name = to_come.pop() if is_first else random.choice(often)
+            is_busy = self.server.is_away or self.strangers.is_flooding
+            if name in self.needs_server and (is_busy or not (is_first or self.scene.server.is_well)):
+                if is_first:
+                    to_come.insert(0, name)
                 name = "kill_worker"
             self.scene.begin(self.faults[name]())
             await asyncio.sleep(random.uniform(0.4, 1.2))

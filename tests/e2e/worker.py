@@ -71,7 +71,7 @@ class NoAnswer(Exception):  # noqa: N818 - a state of affairs, not a mistake
 
 
 class Farewell(Exception):  # noqa: N818
-    """It was told to end, and nobody answers."""
+    """It was told to end, or its parent is gone, and nobody answers."""
 
 
 def now() -> float:
@@ -153,6 +153,7 @@ class Worker:
         self.turn = 0
         self.writes = 0
         self.ends_at: float | None = None
+        self.parent = os.getppid()
 
     def on_term(self, *_: object) -> None:
         self.ends_at = now() + FAREWELL_S
@@ -208,7 +209,8 @@ class Worker:
             status, answer, sent = self.try_call(method, lease, path, body, wait_s + 1.5)
             if status and status < 500 and status != 429:
                 return status, answer, sent
-            if self.ends_at is not None and now() > self.ends_at:
+            is_orphan = os.getppid() != self.parent
+            if is_orphan or (self.ends_at is not None and now() > self.ends_at):
                 raise Farewell
             if method == "GET" and self.random.random() < 0.3:
                 method = "PUT"

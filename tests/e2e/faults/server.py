@@ -94,9 +94,6 @@ class ServerFaults:
         self.server.kill()
 
     async def stop(self) -> None:
-        """One that is not well has enough of it."""
-        if not self.server.is_well and self.scene.recorder.counts["server_stopped"]:
-            return
         await self.server.until_well()
         stop_s, pid = self.random.uniform(0.5, 4.5), self.server.pid
         self.say("server_stopped", for_s=stop_s)
