@@ -61,6 +61,16 @@ def test_the_second_server_shows_the_gpus_and_grants_none_of_them(place: Path) -
         assert second.ask("/leases/second", "PUT", body={}).status == 422, "its leases may go on"
 
 
+@pytest.mark.parametrize(("scope", "code"), [("test-", "other_server"), ("", "eligible")])
+def test_servers_that_simulate_the_same_gpus_meet_only_in_a_scope(scope: str, code: str) -> None:
+    own = f"{scope}{secrets.token_hex(4)}" if scope else ""
+    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box", "GPU_POOL_LOCK_SCOPE": own}
+    with ServerProcess(env) as first, ServerProcess(env) as second:
+        (gpu,) = second.json("/pool")["gpus"]
+        assert first.json("/pool")["gpus"][0]["uuid"] == gpu["uuid"]
+        assert gpu["verdict"]["code"] == code
+
+
 HOLDER = """
 import sys
 from gpu_worker_pool import gpu

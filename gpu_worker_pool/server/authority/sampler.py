@@ -97,7 +97,7 @@ class Sampler:
             visible = self._visible_of(found.readings)
             source = probe.source if probe else "none"
             marks: tuple[HolderMark, ...] = ()
-            if source != "simulated":
+            if source != "simulated" or (self._locks is not None and self._locks.is_for_simulated):
                 visible = tuple(map(self._locked, visible))
                 marks = self._marks.read()
             self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
