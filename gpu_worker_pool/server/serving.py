@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import socket
@@ -115,5 +116,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        # What is loaded now stays. A garbage collection that goes through it stops the event loop for longer.
+        gc.freeze()
         if self.started and self._on_ready is not None:
             self._on_ready()
