@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import selectors
 import tempfile
 import time
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.shared.results import Cell, Results, duration, parser
-from gpu_worker_pool.__main__ import OBJECTS_UNTIL_COLLECTION
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndReason
@@ -30,6 +28,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.writer import WriterThread
+from gpu_worker_pool.server.serving import collect_in_short_turns
 
 SHARES = 10_000
 OWNERS = 20
@@ -185,9 +184,7 @@ def main() -> None:
     results = Results("turns", "The longest turn of the event loop with ten thousand tiny shares.")
     shares = SHARES // 10 if options.quick else SHARES
     selector = TimedSelector()
-    # As in a server: see __main__.py and server/serving.py.
-    gc.set_threshold(OBJECTS_UNTIL_COLLECTION)
-    gc.freeze()
+    collect_in_short_turns()
     with (
         tempfile.TemporaryDirectory(prefix="turns-") as folder,
         asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,

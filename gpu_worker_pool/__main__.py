@@ -9,13 +9,13 @@ import sys
 
 # The number of new objects that triggers a garbage collection; Python's default is 700. Loading makes a hundred
 # thousand objects and no garbage, and scanning them again and again takes a tenth of a command's time.
-OBJECTS_UNTIL_COLLECTION = 20_000
+_OBJECTS_UNTIL_COLLECTION = 20_000
 
 
 def main() -> int:
     """Run the command line; if a package is missing, say what to install."""
     _repair_streams()
-    gc.set_threshold(OBJECTS_UNTIL_COLLECTION)
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
     try:
         from .cli.app import main as run  # noqa: PLC0415 - may be missing
     except ModuleNotFoundError as error:
