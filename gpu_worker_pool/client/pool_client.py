@@ -385,7 +385,7 @@ class GPUWorkerPoolClient:
         if self._on_lost is not None:
             try:
                 self._on_lost(assignment)
-            except Exception:
+            except Exception:  # the user's code may raise anything, and the lease must still be released
                 logger.exception("on_lost failed")
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
         self._leave(kept.won.book, lease_id, is_local=kept.lost.is_local)
@@ -394,5 +394,5 @@ class GPUWorkerPoolClient:
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception:
+            except Exception:  # the user's code may raise anything, and the lease must not suffer from it
                 logger.exception("on_event failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ class CheckedPool:
         assert [lease.id for lease in model.queue()] == list(state.queue)
         assert set(model.leases) == set(state.leases)
         self._check_inside()
+        self._check_kept()
         for lease in model.leases.values():
             assert lease.due > model.now, "a lease has outlived its time"
             assert state.deadlines.due_at(lease.id) == (None if lease.due == FOREVER else lease.due)
@@ -89,6 +91,14 @@ class CheckedPool:
             assert explanation is not None
             assert str(explanation)
             assert explanation.position == list(state.queue).index(lease_id) + 1
+
+    def _check_kept(self) -> None:
+        """The indexes and the sums that are kept are those that the slots give when all is derived again."""
+        state = self.state
+        slots = {key: replace(slot, memory_sums=None) for key, slot in state.slots.items()}
+        derived = type(state.capacity)()
+        derived.refresh(slots.keys(), slots, state.settings, state.excluded, state.ignored_processes)
+        assert state.capacity == derived, "the kept indexes are not those that the slots give"
 
     def _check_inside(self) -> None:
         """A lease inside another uses its parent's GPUs, alone or within its share, and does not outlive it."""

@@ -125,7 +125,7 @@ class Sampler:
             try:
                 self.sample(for_history=is_due)
             except Exception:
-                # A probe must not raise. If one does, the server continues and reports the age of its readings.
+                # A probe of another author may raise anything. The thread must go on, and readings show their age.
                 logger.exception("reading the GPUs failed")
             self._first_sample.set()
             if is_due:
