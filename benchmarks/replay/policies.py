@@ -20,7 +20,8 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.model.slot import GpuSlot
-from gpu_worker_pool.core.queue.capacity import Capacity, Entry
+from gpu_worker_pool.core.queue.capacity import Capacity
+from gpu_worker_pool.core.queue.node_index import Entry
 
 
 class NodeCapacity(Capacity, ABC):

@@ -28,7 +28,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 DAY_S = 86_400.0
 # Long, because most of a day is heartbeats, and each is like the other.
-TTL_S = 90.0
+TTL_S = 180.0
 GPUS = 8
 TOTAL_MB = 80_000.0
 STRANGER_MB = 24_000.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ class CheckedPool:
         assert [lease.id for lease in model.queue()] == list(state.queue)
         assert set(model.leases) == set(state.leases)
         self._check_inside()
+        self._check_kept()
         for lease in model.leases.values():
             assert lease.due > model.now, "a lease has outlived its time"
             assert state.deadlines.due_at(lease.id) == (None if lease.due == FOREVER else lease.due)
@@ -89,6 +91,14 @@ class CheckedPool:
             assert explanation is not None
             assert str(explanation)
             assert explanation.position == list(state.queue).index(lease_id) + 1
+
+    def _check_kept(self) -> None:
+        """The indexes and the sums that are kept are those that the slots give when all is derived again."""
+        state = self.state
+        slots = {key: replace(slot, memory_sums=None) for key, slot in state.slots.items()}
+        derived = type(state.capacity)()
+        derived.refresh(slots.keys(), slots, state.settings, state.excluded, state.ignored_processes)
+        assert state.capacity == derived, "the kept indexes are not those that the slots give"
 
     def _check_inside(self) -> None:
         """A lease inside another uses its parent's GPUs, alone or within its share, and does not outlive it."""
@@ -250,7 +260,9 @@ class CheckedPool:
     def _GpuDrained(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
         assert lease.state == "draining"
-        if isinstance(command, self.core.commands.Observe) and lease.due > self.model.now:
+        if self._is_taken_over(lease, event.gpu):
+            assert lease.how == "released", "what was taken away is had back before it is free"
+        elif isinstance(command, self.core.commands.Observe) and lease.due > self.model.now:
             reading = self.model.readings[event.gpu]
             assert reading.at >= lease.since, "drained by a reading from before the end"
             left = self.model.members.get((event.gpu, lease.id), set())
@@ -264,8 +276,20 @@ class CheckedPool:
         if not lease.gpus:
             del self.model.leases[lease.id]
 
+    def _is_taken_over(self, drained: Lease, gpu: Any) -> bool:
+        """Whether the process has the GPU again, as the same owner."""
+        theirs = drained.request.holder
+        return theirs.process is not None and any(
+            (holder.process, holder.owner) == (theirs.process, theirs.owner)
+            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.state == "active")
+        )
+
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
-        mine = self.seen[event.gpu, event.lease_id]
+        mine = self.seen.get((event.gpu, event.lease_id))
+        if mine is None:
+            draining = [lease for lease in self.model.on(event.gpu) if lease.state == "draining"]
+            assert all(self._is_taken_over(lease, event.gpu) for lease in draining)
+            mine = set().union(*(self.model.members.get((event.gpu, lease.id), set()) for lease in draining))
         assert {tuple(process) for process in event.processes} == mine
         self.model.members[event.gpu, event.lease_id] = mine
 

@@ -125,15 +125,14 @@ def the_same_asks_for_what_he_has_left(core: Core) -> None:
     scene.ask(1, 6.0, again=True)
 
 
-def ask_for_what_was_given_back_and_then_taken_away(core: Core) -> None:
+def ask_for_what_was_given_back_and_taken_away(core: Core) -> None:
     scene = Scene(core)
-    scene.ask(1, 2.0)
+    for again in (0, 1):
+        scene.ask(1, 2.0, again=again, memory_mb=8_000.0)
     scene.see(3.0, scene.process(1))
     scene.release(1, 4.0)
-    scene.see(5.0, scene.process(1))
-    scene.ask(1, 6.0, again=1)
-    scene.pool.do(core.commands.Revoke("lease1again"), 7.0)
-    scene.ask(1, 8.0, again=2)
+    scene.pool.do(core.commands.Revoke("lease1again"), 5.0)
+    scene.ask(1, 6.0, again=2, memory_mb=8_000.0)
 
 
 def two_leave_something_and_one_asks_again(core: Core) -> None:
@@ -270,7 +269,28 @@ def hold_for_longer_than_the_ttl(core: Core) -> None:
     scene.see(1000.0)
 
 
+def ask_with_thresholds_beside_a_stranger(core: Core) -> None:
+    scene = Scene(core)
+    scene.see(2.0, scene.process(9))
+    scene.ask(1, 3.0, memory_threshold_percent=80.0)
+
+
+def ask_without_thresholds_beside_a_stranger(core: Core) -> None:
+    scene = Scene(core)
+    scene.see(2.0, scene.process(9))
+    scene.ask(1, 3.0)
+
+
+def ask_for_the_gpu_that_one_uses_already(core: Core) -> None:
+    scene = Scene(core)
+    scene.see(2.0, scene.process(1))
+    scene.ask(1, 3.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
+    "thresholds of a request decide about strangers": ask_with_thresholds_beside_a_stranger,
+    "a GPU in use outside the pool is not granted": ask_without_thresholds_beside_a_stranger,
+    "a process is no stranger to itself": ask_for_the_gpu_that_one_uses_already,
     "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
     "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
     "that some GPUs cannot be had says nothing about others": wait_for_one_behind_who_waits_for_another,
@@ -297,7 +317,7 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a lease of a process that is watched does not run out": hold_for_longer_than_the_ttl,
     "more than a context is something left": release_while_the_process_stays,
     "what a process has left keeps nobody of that process out": the_same_asks_for_what_he_has_left,
-    "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_then_taken_away,
+    "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_taken_away,
     "only what the own process has left does not count": two_leave_something_and_one_asks_again,
     "what a process has left is no way past somebody ahead": another_asks_for_what_a_process_has_left,
     "leases inside another share what that one may use": share_a_gpu_inside_a_lease,

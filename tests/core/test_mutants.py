@@ -77,9 +77,9 @@ MUTANTS = (
         "if percent > thresholds.memory_percent:",
         # The index keeps to it as well.
         also=(
-            "capacity",
-            "found.percent < limits.memory_percent",
-            "found.percent <= limits.memory_percent",
+            "node_index",
+            "percent < limits.memory_percent",
+            "percent <= limits.memory_percent",
         ),
     ),
     Mutant(
@@ -88,9 +88,9 @@ MUTANTS = (
         "if utilization >= thresholds.utilization_percent and not (",
         "if utilization > thresholds.utilization_percent and not (",
         also=(
-            "capacity",
-            "and found.load_percent < limits.utilization_percent",
-            "and found.load_percent <= limits.utilization_percent",
+            "node_index",
+            "and load_percent < limits.utilization_percent",
+            "and load_percent <= limits.utilization_percent",
         ),
     ),
     Mutant(
@@ -105,7 +105,11 @@ MUTANTS = (
         "        if outside := _outside(state, slot, wishes):\n",
         "        if outside := None:\n",
         # The index keeps to it as well.
-        also=("capacity", "is_clear = is_clear and not found.is_in_use_outside", "pass"),
+        also=(
+            "node_index",
+            "is_open_to_exclusive and is_below and outside is None,",
+            "is_open_to_exclusive and is_below,",
+        ),
     ),
     Mutant(
         "thresholds of a request decide about strangers",
@@ -121,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU of another server is not granted",
-        "capacity",
+        "node_index",
         "if reading.other_server is not None:",
         "if False:",
         also=("eligibility", "if reading.other_server is not None:", "if False:"),
@@ -129,7 +133,7 @@ MUTANTS = (
     Mutant("a stale reading is not granted", "eligibility", "if now > stale_at(state, reading):", "if False:"),
     Mutant(
         "a GPU with a fault is not granted",
-        "capacity",
+        "node_index",
         "is_measured = reading.fault is None and load_percent is not None",
         "is_measured = load_percent is not None",
         # The index and the judge both keep to it.
@@ -137,7 +141,7 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU out of service is not granted",
-        "capacity",
+        "node_index",
         "if not is_measured or load_percent is None or slot.key in excluded:",
         "if not is_measured or load_percent is None:",
         # The index and the judge both keep to it.
@@ -329,6 +333,12 @@ MUTANTS = (
         "capacity",
         "or is_renamed or",
         "or",
+    ),
+    Mutant(
+        "a node is indexed again when a change concerns its other GPUs",
+        "node_index",
+        "found.shape == self.facts[key].shape",
+        "True",
     ),
     Mutant("time does not go back", "decide", "max(now, state.clock))", "now)"),
     Mutant(

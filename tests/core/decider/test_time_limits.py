@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -150,6 +152,4 @@ def test_a_limit_below_a_second_is_refused() -> None:
 
 
 def _inside(asked: object, parent: str) -> object:
-    from dataclasses import replace
-
     return replace(asked, parent=parent)  # type: ignore[type-var]

@@ -35,3 +35,17 @@ def test_those_who_are_kept_out_by_somebody_ahead_of_them() -> None:
 
     assert box.state.holds
     assert_told_as_alone(box)
+
+
+def test_only_so_many_verdicts_are_made_for_one_list() -> None:
+    box = Box(reading(0, utilization=100), reading(1, utilization=100))
+    for number, memory_mb in enumerate((1_000, 2_000, 3_000, 1_000)):
+        box.ask(f"w{number}", memory_mb=memory_mb)
+    explainer = Explainer(box.state, box.now, most_verdicts=4)
+    afforded = []
+    for number in range(4):
+        lease = box.state.queued(f"w{number}")
+        afforded.append(explainer.can_afford(lease))
+        if afforded[-1]:
+            explainer.reason(lease)
+    assert afforded == [True, True, False, True], "equal wishes share their verdicts"
