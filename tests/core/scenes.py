@@ -263,12 +263,6 @@ def be_released_by_another_with_a_context_left(core: Core) -> None:
     scene.see(5.0, context)
 
 
-def ask_with_thresholds_for_a_gpu_that_a_stranger_uses(core: Core) -> None:
-    scene = Scene(core)
-    scene.see(2.0, scene.process(99))
-    scene.ask(1, 3.0, memory_threshold_percent=50.0)
-
-
 def hold_for_longer_than_the_ttl(core: Core) -> None:
     scene = Scene(core)
     scene.ask(1, 2.0)
@@ -320,7 +314,6 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a GPU out of service is not granted": ask_for_what_is_out_of_service,
     "only who gave a GPU back may leave a context there": die_with_a_context_left,
     "what another caller released drains until its processes are gone": be_released_by_another_with_a_context_left,
-    "thresholds of a request decide about strangers": ask_with_thresholds_for_a_gpu_that_a_stranger_uses,
     "a lease of a process that is watched does not run out": hold_for_longer_than_the_ttl,
     "more than a context is something left": release_while_the_process_stays,
     "what a process has left keeps nobody of that process out": the_same_asks_for_what_he_has_left,
