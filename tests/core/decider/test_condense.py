@@ -45,11 +45,16 @@ def details(state: PoolState) -> dict[str, Any]:
         "occupants": {key: list(slot.occupants.items()) for key, slot in state.slots.items()},
         "members": {key: list(slot.members.items()) for key, slot in state.slots.items()},
         "queue": list(state.queue),
-        "kinds of wishes": state.queue.by_wishes,
+        "lines": state.queue.lines,
         "due": {id_: state.deadlines.due_at(id_) for id_ in state.leases},
         "since": {id_: lease.since for id_, lease in state.leases.items() if isinstance(lease, DrainingLease)},
         "fences": state.fences,
         "next_seq": state.next_seq,
+        "owners": state.owners,
+        "recent": state.recent,
+        "quotas": state.quotas,
+        "bookings": state.bookings,
+        "timetable": {id_: state.timetable.due_at(id_) for id_ in state.leases},
         "clock": (state.clock, state.boot_id, state.wall_offset_s),
     }
 
