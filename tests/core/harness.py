@@ -70,7 +70,7 @@ class CheckedPool(QueueChecks):
         events: list[Any] = self.core.step.step(self.state, command, now)
         self.log += events
         self.step_ends.append(len(self.log))
-        self.new_booking = None
+        self.new_booking, self.observed = None, ()
         self._read_use()
         for event in events:
             self._check(event, command)
@@ -314,6 +314,7 @@ class CheckedPool(QueueChecks):
         self.model.members[event.gpu, event.lease_id] = mine
 
     def _GpusObserved(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.observed = tuple(reading.gpu.key for reading in event.readings)
         for reading in event.readings:
             assert reading.at <= self.model.now
             key = reading.gpu.key

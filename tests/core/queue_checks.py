@@ -20,6 +20,7 @@ class QueueChecks:
     model: Model
     outcomes: list[Outcome]
     new_booking: Any = None
+    observed: tuple[Any, ...] = ()
 
     # After every step
 
@@ -39,6 +40,7 @@ class QueueChecks:
             if lease.state == "active":
                 assert lease.limit == state.leases[lease.id].limit
                 self._check_warnings(lease)
+                self._check_idle(lease)
         for booking in self._bookings_from_before():
             ends = booking.ends_at if booking.ends_at is not None or booking.owner else booking.starts_at
             assert ends is None or ends - model.wall > model.now, "a booking is not ended"
@@ -53,6 +55,18 @@ class QueueChecks:
         if lease.request.preemptible and lease.request.parent is None:
             is_in_the_way = any(self._is_in_the_way(lease, booking) for booking in self._bookings_from_before())
             assert lease.ending is not None or not is_in_the_way, "a preemptible lease is in the way of a booking"
+
+    def _check_idle(self, lease: Lease) -> None:
+        """Those that were looked at in this step: who is idle is warned, and who computes is not."""
+        seen = [self.model.readings[key].utilization_percent for key in lease.gpus if key in self.observed]
+        if not seen or not self.settings.idle_reclaim or lease.request.parent is not None:
+            return
+        idle_s = self.model.idle_s(lease)
+        if lease.ending is None:
+            assert idle_s is None or idle_s < self.settings.idle_after_s, "an idle holder is not warned"
+        elif lease.ending[0] == "idle":
+            computes = any(load is None or load >= self.settings.computing_percent for load in seen)
+            assert not computes, "a holder that computes is to be ended as idle"
 
     def _bookings_from_before(self) -> list[Any]:
         """Not those of this step: what they bring about comes with the next."""

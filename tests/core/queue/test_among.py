@@ -12,11 +12,7 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue.eligibility import Eligible, Excluded, NotAmong
 from tests.core.build import A100, START, T4, Box, key, of_kind, process, reading
-
-
-def free_at_once(*readings: Reading) -> Box:
-    """A box where a released GPU is free without another look, to keep the examples short."""
-    return Box(*readings, awaits_reading_after_release=False)
+from tests.core.queue.boxes import free_at_once
 
 
 def four(**settings: float) -> Box:

@@ -113,17 +113,17 @@ def test_what_a_waiter_holds_itself_is_available_to_it() -> None:
 
 
 def test_what_is_reserved_for_a_waiter_behind_is_not_told_as_kept() -> None:
-    box = Box(reading(0), reading(1), reserve_after_s=0.0)
-    box.ask("a", time_limit_s=3600.0)
-    box.ask("busy", time_limit_s=3600.0)
-    box.ask("behind", among=("0",))
-    box.ask("first", priority=1, utilization_threshold_percent=0)
+    box = Box(reading(0), reading(1), reading(2), reserve_after_s=0.0)
+    box.ask("declared", among=("0",), time_limit_s=3600.0)
+    box.ask("endless", among=("2",))
+    box.ask("behind", gpus=2, among=("0", "1"))
+    box.ask("first", gpus=2, among=("1", "2"), priority=1)
     assert box.state.reservation is not None
     assert box.state.reservation.lease_id == "behind"
 
-    verdicts = [item.verdict.code for item in box.explain("first").verdicts]
+    verdicts = {item.key: item.verdict for item in box.explain("first").verdicts}
 
-    assert verdicts == ["leased", "leased"]
+    assert verdicts[key(1)] == Eligible(0.0)
 
 
 def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:
