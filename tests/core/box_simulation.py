@@ -169,7 +169,7 @@ class Box:
         self.tell(cmd.BookGpus(booking, Wishes(gpus=rng.choice((1, 2)))))
         self.counts["bookings"] += 1
         if rng.random() < 0.2:
-            self.at(rng.uniform(0, 3600), lambda: [self.tell(cmd.CancelBooking(booking.id))] and None)
+            self.at(rng.uniform(0, 3600), lambda: None)
         self.at(rng.expovariate(1 / 5400.0), self.book)
 
     def booked_for_others(self, worker: Worker, key: GpuKey) -> list[Booking]:

@@ -80,7 +80,9 @@ def find_another_node_free_sooner(core: Core) -> None:
     other = [gpu.GpuKey("other", f"GPU-b{index}") for index in range(2)]
     readings = [gpu.Reading(gpu.Gpu(k, i, "A100"), 2.0, 80_000.0, 0.0, 0.0, processes=()) for i, k in enumerate(other)]
     scene.pool.do(core.commands.Observe(tuple(readings)), 2.0)
-    for number, (name, limit_s) in enumerate((("GPU-a0", 100.0), ("GPU-a1", 100.0), ("GPU-b0", 90.0), ("GPU-b1", 150.0))):
+    for number, (name, limit_s) in enumerate(
+        (("GPU-a0", 100.0), ("GPU-a1", 100.0), ("GPU-b0", 90.0), ("GPU-b1", 150.0))
+    ):
         scene.want(number, 3.0, among=(name,), time_limit_s=limit_s)
     scene.want(4, 4.0, gpus=2)
     scene.release(3, 5.0)

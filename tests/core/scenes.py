@@ -21,7 +21,12 @@ class Scene:
         self.see(1.0, used_mb=used_mb, utilization=utilization)
 
     def see(
-        self, at: float, *processes: Any, used_mb: float = 0.0, utilization: float | None = 0.0, now: float | None = None
+        self,
+        at: float,
+        *processes: Any,
+        used_mb: float = 0.0,
+        utilization: float | None = 0.0,
+        now: float | None = None,
     ) -> None:
         gpu = self.core.gpu
         readings = []

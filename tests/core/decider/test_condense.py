@@ -19,7 +19,7 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.codec import decode_event, encode_event
 from tests.core import box_simulation
 from tests.core.build import Box, key, process, reading
-from tests.core.pool_machine import PoolMachine
+from tests.core.queue_machine import QueueMachine
 
 
 def from_long(state: PoolState, log: list[ev.Event]) -> PoolState:
@@ -78,7 +78,7 @@ def check(state: PoolState, log: list[ev.Event], now: float) -> None:
         assert_alike(shorter, long)
 
 
-class CondensingMachine(PoolMachine):
+class CondensingMachine(QueueMachine):
     """Looked at now and then, because each look replays all that happened so far."""
 
     @rule()
