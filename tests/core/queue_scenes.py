@@ -61,6 +61,12 @@ def wait_behind_a_reservation(core: Core) -> None:
     scene.want(5, 7.0, time_limit_s=50.0)
 
 
+def leave_the_queue_with_a_reservation(core: Core) -> None:
+    scene = wait_for_two(core)
+    scene.want(3, 5.0)
+    scene.release(2, 6.0)
+
+
 def wait_for_two_behind_one_that_waits_for_two(core: Core) -> None:
     scene = wait_for_two(core)
     scene.want(3, 5.0, gpus=2, time_limit_s=10.0)
@@ -258,6 +264,7 @@ def compute_again_after_a_warning(core: Core) -> None:
 
 
 QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
+    "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_reservation,
     "nothing is reserved before a waiter has waited long": have_not_waited_long,
     "a prediction admits no request to what is reserved": wait_behind_a_reservation,
     "what ends after the date is not admitted": wait_behind_a_reservation,

@@ -52,14 +52,6 @@ class Scene:
         self.pool.do(self.core.commands.Release(f"lease{pid}", is_holder=True), now)
 
 
-def leave_the_queue_with_a_gpu_held(core: Core) -> None:
-    scene = Scene(core, gpus=2)
-    scene.ask(1, 2.0)
-    scene.ask(2, 3.0, gpus=2)
-    scene.ask(3, 4.0)
-    scene.release(2, 5.0)
-
-
 def ask_for_what_is_out_of_service(core: Core) -> None:
     scene = Scene(core)
     scene.pool.do(core.commands.ExcludeGpu(scene.keys[0], "repair"), 2.0)
@@ -173,11 +165,9 @@ def ask_for_one_whose_uuid_begins_another(core: Core) -> None:
 def renumber_a_gpu_that_is_taken(core: Core) -> None:
     scene = Scene(core, gpus=2)
     scene.ask(1, 2.0, among=("1",))
-    scene.ask(2, 3.0, gpus=2, among=("0", "1"))  # holds 0, until nobody goes by 1 any more
-    gpu = core.gpu
-    reading = gpu.Reading(gpu.Gpu(scene.keys[1], 5, "NVIDIA A100"), 4.0, 80_000.0, 0.0, 0.0, processes=())
-    scene.pool.do(core.commands.Observe((reading,)), 4.0)
-    scene.ask(3, 5.0, among=("GPU-a0",))
+    scene.ask(2, 3.0, among=("1",))
+    scene.keys.reverse()
+    scene.see(4.0)
 
 
 def ask_for_two_of_one(core: Core) -> None:
@@ -215,11 +205,12 @@ def wait_for_one_behind_who_can_have_none(core: Core) -> None:
 
 def wait_for_a_small_share_behind_a_large_one(core: Core) -> None:
     scene = Scene(core, gpus=2)
-    scene.ask(1, 2.0, memory_mb=30_000.0)
-    scene.ask(2, 3.0, memory_mb=40_000.0)
-    scene.ask(3, 4.0, memory_mb=20_000.0)  # beside the second
-    scene.ask(4, 5.0, memory_mb=50_000.0)  # keeps the first one's GPU
-    scene.ask(5, 6.0, memory_mb=20_000.0)
+    for number in (1, 2):
+        scene.ask(number, 2.0, memory_mb=40_000.0)
+    for number in (3, 4):
+        scene.ask(number, 3.0, memory_mb=20_000.0)  # one beside each
+    scene.ask(5, 5.0, memory_mb=50_000.0)
+    scene.ask(6, 6.0, memory_mb=20_000.0)
     scene.release(3, 7.0)
     scene.see(8.0)
 
@@ -273,7 +264,6 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a GPU is not free before its lease's processes are gone": release_while_the_process_stays,
     "a reading from before the end tells nothing": release_while_a_reading_is_under_way,
     "an orphan still belongs to its lease": release_while_an_orphan_stays,
-    "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_gpu_held,
     "several GPUs are on one node, all or nothing": ask_for_two_where_all_but_one_are_held,
     "a stale reading is not granted": ask_long_after_the_last_look,
     "what can never be among the GPUs asked for is refused": ask_for_two_of_one,
