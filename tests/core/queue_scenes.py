@@ -67,6 +67,16 @@ def leave_the_queue_with_a_reservation(core: Core) -> None:
     scene.release(2, 6.0)
 
 
+def renumber_a_gpu_that_is_taken(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.want(1, 2.0, among=("1",), time_limit_s=100.0)
+    scene.want(2, 3.0, gpus=2, among=("0", "1"))
+    scene.want(3, 4.0, among=("GPU-a0",))
+    gpu = core.gpu
+    reading = gpu.Reading(gpu.Gpu(scene.keys[1], 5, "NVIDIA A100"), 5.0, 80_000.0, 0.0, 0.0, processes=())
+    scene.pool.do(core.commands.Observe((reading,)), 5.0)
+
+
 def wait_for_two_behind_one_that_waits_for_two(core: Core) -> None:
     scene = wait_for_two(core)
     scene.want(3, 5.0, gpus=2, time_limit_s=10.0)
@@ -264,6 +274,7 @@ def compute_again_after_a_warning(core: Core) -> None:
 
 
 QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
+    "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
     "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_reservation,
     "nothing is reserved before a waiter has waited long": have_not_waited_long,
     "a prediction admits no request to what is reserved": wait_behind_a_reservation,

@@ -162,14 +162,6 @@ def ask_for_one_whose_uuid_begins_another(core: Core) -> None:
     scene.ask(2, 3.0, among=("0", "GPU-a1"))
 
 
-def renumber_a_gpu_that_is_taken(core: Core) -> None:
-    scene = Scene(core, gpus=2)
-    scene.ask(1, 2.0, among=("1",))
-    scene.ask(2, 3.0, among=("1",))
-    scene.keys.reverse()
-    scene.see(4.0)
-
-
 def ask_for_two_of_one(core: Core) -> None:
     scene = Scene(core, gpus=2)
     scene.ask(1, 2.0, gpus=2, among=("0",))
@@ -270,7 +262,6 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "only the GPUs that were asked for are granted": ask_for_two_of_three,
     "how several UUIDs begin names none of them": ask_for_how_two_uuids_begin,
     "a whole UUID names its GPU, however many others begin with it": ask_for_one_whose_uuid_begins_another,
-    "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
     "time does not go back": ask_when_the_clock_was_set_back,
     "a GPU out of service is not granted": ask_for_what_is_out_of_service,
     "only who gave a GPU back may leave a context there": die_with_a_context_left,
