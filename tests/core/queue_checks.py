@@ -41,6 +41,9 @@ class QueueChecks:
             if lease.state == "active":
                 assert lease.limit == state.leases[lease.id].limit
                 self._check_idle(lease)
+        if (first := model.reservation) is not None:
+            wishes = model.leases[first.lease_id].request.wishes
+            assert all(model.could_do(key, wishes) for key in first.gpus), "GPUs are reserved that were not asked for"
         if self.is_opening:
             return  # what is due comes with the first tick
         for lease in model.leases.values():
