@@ -246,7 +246,23 @@ def hold_for_longer_than_the_ttl(core: Core) -> None:
     scene.see(1000.0)
 
 
+def ask_for_what_an_outsider_uses(core: Core) -> None:
+    scene = Scene(core)
+    scene.see(2.0, scene.process(77))
+    scene.ask(1, 3.0)
+    scene.ask(2, 4.0, memory_threshold_percent=50.0)
+
+
+def ask_for_what_the_own_process_uses(core: Core) -> None:
+    scene = Scene(core)
+    scene.see(2.0, scene.process(1))
+    scene.ask(1, 3.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
+    "a GPU in use outside the pool is not granted": ask_for_what_an_outsider_uses,
+    "thresholds of a request decide about strangers": ask_for_what_an_outsider_uses,
+    "a process is no stranger to itself": ask_for_what_the_own_process_uses,
     "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
     "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
     "that some GPUs cannot be had says nothing about others": wait_for_one_behind_who_waits_for_another,
