@@ -259,7 +259,18 @@ def ask_for_what_the_own_process_uses(core: Core) -> None:
     scene.ask(1, 3.0)
 
 
+def release_a_lease_with_others_inside(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    for number in (2, 3, 4):
+        scene.ask(number, 3.0, parent="lease1")
+    scene.release(2, 4.0)
+    scene.release(1, 5.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
+    "leases inside another end with it": release_a_lease_with_others_inside,
+    "waiters inside a lease are served when one has left": release_a_lease_with_others_inside,
     "a GPU in use outside the pool is not granted": ask_for_what_an_outsider_uses,
     "thresholds of a request decide about strangers": ask_for_what_an_outsider_uses,
     "a process is no stranger to itself": ask_for_what_the_own_process_uses,
