@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from math import inf
 
 from gpu_worker_pool.core.decider.condense import condense
@@ -33,10 +35,15 @@ logger = logging.getLogger(__name__)
 
 # The longest timer: timers do not count the time while a machine sleeps.
 MAX_ALARM_S = 1.0
-# A running process is never this late for a timer; a suspended one is, or one on a machine that slept.
-SUSPENDED_S = 4.0
+# The shortest timer while leases are due that heartbeats which wait may save.
+MIN_ALARM_S = 0.02
+# A running process is never this late for a timer; one that stood still is, or one that was busy for so long.
+STOOD_STILL_S = 4.0
 # The time between attempts to write a failed batch.
 RETRY_S = 0.5
+
+# So many ids in a heartbeat are as much work as a command.
+IDS_PER_COMMAND = 100
 
 # How long events that are not urgent wait for others.
 LATE_FLUSH_S = 0.1
@@ -60,7 +67,8 @@ class Driver:
     """`listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
     harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
     be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
-    refused. `is_alive` is called at a grant to a holder whose process is on this machine.
+    refused. `is_alive` is called at a grant to a holder whose process is on this machine. `work_clock` is the CPU time of
+    the event loop's thread.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Driver:
         *,
         clock: Callable[[], float],
         is_alive: Callable[[ProcessId], bool] = lambda _: True,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.state = PoolState(settings=settings)
         self.listeners: list[EventListener] = []
@@ -77,6 +86,7 @@ class Driver:
         self.write_listeners: list[Callable[[float], None]] = []
         self._clock = clock
         self._is_alive = is_alive
+        self._work_clock = work_clock
         self._writer: Writer | None = None
         self._gathering: WriteBatch | None = None
         self._in_flight: WriteBatch | None = None
@@ -86,6 +96,7 @@ class Driver:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
         self._last_step_at = inf
+        self._worked_s = 0.0
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
         self._turn = Turn()
@@ -113,9 +124,23 @@ class Driver:
         self.trouble = None
         self._carry_out(cmd.Open(boot_id, wall_offset_s))
 
-    async def do(self, command: cmd.Command) -> list[ev.Event]:
-        """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written."""
-        await self._turn.admit(1 + len(command.lease_ids) // 100 if isinstance(command, cmd.Renew) else 1)
+    async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
+        """Wait until a heartbeat for so many leases may be carried out, and return when it arrived: now.
+
+        For a caller that can read the heartbeat only then. It must be carried out at once, with that time of arrival.
+        """
+        arrived_at = self._clock()
+        await self._turn.admit(1 + ids // IDS_PER_COMMAND, caller, arrived_at)
+        return arrived_at
+
+    async def do(self, command: cmd.Command, caller: Hashable = None) -> list[ev.Event]:
+        """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written,
+        TooManyCalls if too many of this caller wait. A heartbeat with a time of arrival has had its `heartbeat_turn`.
+        """
+        if not isinstance(command, cmd.Renew):
+            await self._turn.admit(1, caller)
+        elif command.arrived_at is None:
+            command = replace(command, arrived_at=await self.heartbeat_turn(len(command.lease_ids), caller))
         if self.trouble is not None:
             return self._do_in_trouble(command)
         events, batch = self._carry_out(command)
@@ -218,7 +243,10 @@ class Driver:
 
     def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
         """One step, with the passes over the queue that this turn has left."""
-        events = step(self.state, command, now, self._turn.passes_left)
+        heard_until = self._turn.heard_until
+        if isinstance(command, cmd.Renew) and command.arrived_at is not None:
+            heard_until = min(heard_until, command.arrived_at)
+        events = step(self.state, command, now, self._turn.passes_left, heard_until)
         self._turn.spend_passes(sum(isinstance(event, ev.LeaseGranted) for event in events))
         return events
 
@@ -238,12 +266,19 @@ class Driver:
         return events, batch
 
     def _wake_up(self, now: float) -> list[ev.Event]:
-        """After a suspension every lease gets its full TTL, as after a restart: heartbeats were not received meanwhile."""
+        """After a long time in which no heartbeat could be received, every lease gets its full TTL, as after a restart."""
+        worked_s = self._work_clock()
         stood_still_s, self._last_step_at = now - self._last_step_at, now
+        was_busy, self._worked_s = worked_s - self._worked_s > stood_still_s / 2, worked_s
         state = self.state
-        if stood_still_s < SUSPENDED_S or not state.leases or state.boot_id is None:
+        if stood_still_s < STOOD_STILL_S or not state.leases or state.boot_id is None:
             return []
-        logger.warning("this process was suspended for %.1f s; every lease has its full TTL again", stood_still_s)
+        what = "was busy" if was_busy else "was stopped, or its machine slept or had no time for it,"
+        logger.warning(
+            "this process %s for %.1f s and could take no heartbeat; every lease has its full TTL again",
+            what,
+            stood_still_s,
+        )
         return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
@@ -262,7 +297,8 @@ class Driver:
             raise self.not_written()
         now = self._clock()
         # A lease that is not written is not known to its client, so it cannot be renewed.
-        events = decide(self.state, cmd.Renew(tuple(filter(self.is_written, command.lease_ids))), now)
+        known = replace(command, lease_ids=tuple(filter(self.is_written, command.lease_ids)))
+        events = decide(self.state, known, now)
         replay(self.state, events)
         return events + [
             ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
@@ -306,12 +342,13 @@ class Driver:
             self._alarm = None
         self._alarm_at = due_at
         if due_at < inf and not self.is_closed:
-            nap_s = min(max(due_at - now, 0.0), MAX_ALARM_S)
+            shortest_s = MIN_ALARM_S if self._turn.heard_until < due_at else 0.0
+            nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
             self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
-        self.note(cmd.Tick())
+        self.note(cmd.Tick(self._turn.heard_until))
 
     def _flush(self) -> None:
         self._is_flush_due = False

@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from gpu_worker_pool.host.identity import NoSuchProcess
 from gpu_worker_pool.ledger.driver import NotWritten
+from gpu_worker_pool.ledger.fair_queue import TooManyCalls
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
 from gpu_worker_pool.wire.service import Problem
 from gpu_worker_pool.wire.strict import FormError
@@ -45,6 +46,8 @@ def _refusal(error: Exception) -> Refused:
             return Refused(error.status, error.detail)
         case NoSuchProcess():
             return Refused(422, f"{error}.")
+        case TooManyCalls():
+            return Refused(429, str(error), RETRY_AFTER)
         case TooManyWaiting():
             return Refused(503, str(error), RETRY_AFTER)
         case NotWritten():
