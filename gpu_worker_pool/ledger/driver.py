@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -23,12 +22,13 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
-from .journal import History, JournalDamaged, JournalError
-from .turn import Turn, Waiters, in_pieces
+from .journal import History, JournalDamaged, JournalError, NotWritten
+from .standstill import StandstillWatch
+from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
@@ -37,13 +37,8 @@ logger = logging.getLogger(__name__)
 MAX_ALARM_S = 1.0
 # The shortest timer while leases are due that heartbeats which wait may save.
 MIN_ALARM_S = 0.02
-# A running process is never this late for a timer; one that stood still is, or one that was busy for so long.
-STOOD_STILL_S = 4.0
 # The time between attempts to write a failed batch.
 RETRY_S = 0.5
-
-# So many ids in a heartbeat are as much work as a command.
-IDS_PER_COMMAND = 100
 
 # How long events that are not urgent wait for others.
 LATE_FLUSH_S = 0.1
@@ -53,22 +48,11 @@ NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
 EventListener = Callable[[Sequence[ev.Event]], None]
 
 
-class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless.
-    It helps where the trouble is temporary, and not where the history is not known.
-    """
-
-    def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
-        super().__init__(trouble)
-        self.is_temporary = is_temporary
-
-
 class Driver:
     """`listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
     harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
     be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
-    refused. `is_alive` is called at a grant to a holder whose process is on this machine. `work_clock` is the CPU time of
-    the event loop's thread.
+    refused. `is_alive` is called at a grant to a holder whose process is on this machine.
     """
 
     def __init__(
@@ -77,7 +61,6 @@ class Driver:
         *,
         clock: Callable[[], float],
         is_alive: Callable[[ProcessId], bool] = lambda _: True,
-        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.state = PoolState(settings=settings)
         self.listeners: list[EventListener] = []
@@ -86,7 +69,6 @@ class Driver:
         self.write_listeners: list[Callable[[float], None]] = []
         self._clock = clock
         self._is_alive = is_alive
-        self._work_clock = work_clock
         self._writer: Writer | None = None
         self._gathering: WriteBatch | None = None
         self._in_flight: WriteBatch | None = None
@@ -95,8 +77,7 @@ class Driver:
         self._waiters = Waiters()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
-        self._last_step_at = inf
-        self._worked_s = 0.0
+        self._standstill = StandstillWatch()
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
         self._turn = Turn()
@@ -125,9 +106,8 @@ class Driver:
         self._carry_out(cmd.Open(boot_id, wall_offset_s))
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
-        """Wait until a heartbeat for so many leases may be carried out, and return when it arrived: now.
-
-        For a caller that can read the heartbeat only then. It must be carried out at once, with that time of arrival.
+        """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
+        arrived: when this was called.
         """
         arrived_at = self._clock()
         await self._turn.admit(1 + ids // IDS_PER_COMMAND, caller, arrived_at)
@@ -135,7 +115,7 @@ class Driver:
 
     async def do(self, command: cmd.Command, caller: Hashable = None) -> list[ev.Event]:
         """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written,
-        TooManyCalls if too many of this caller wait. A heartbeat with a time of arrival has had its `heartbeat_turn`.
+        TooManyCalls if too many of this caller wait. A heartbeat that has its time of arrival had its `heartbeat_turn`.
         """
         if not isinstance(command, cmd.Renew):
             await self._turn.admit(1, caller)
@@ -267,18 +247,10 @@ class Driver:
 
     def _wake_up(self, now: float) -> list[ev.Event]:
         """After a long time in which no heartbeat could be received, every lease gets its full TTL, as after a restart."""
-        worked_s = self._work_clock()
-        stood_still_s, self._last_step_at = now - self._last_step_at, now
-        was_busy, self._worked_s = worked_s - self._worked_s > stood_still_s / 2, worked_s
-        state = self.state
-        if stood_still_s < STOOD_STILL_S or not state.leases or state.boot_id is None:
+        found, state = self._standstill.note_step(now), self.state
+        if found is None or not state.leases or state.boot_id is None:
             return []
-        what = "was busy" if was_busy else "was stopped, or its machine slept or had no time for it,"
-        logger.warning(
-            "this process %s for %.1f s and could take no heartbeat; every lease has its full TTL again",
-            what,
-            stood_still_s,
-        )
+        logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
         return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
@@ -319,7 +291,7 @@ class Driver:
                     lease_id = getattr(event, "lease_id", None)
                     if lease_id is not None:
                         self._unwritten[lease_id] = batch
-            if isinstance(event, ev.LeaseEnded) and (ended := _as_ended(self.state.find(event.lease_id))):
+            if isinstance(event, ev.LeaseEnded) and (ended := as_ended(self.state.find(event.lease_id))):
                 batch.ended.append(ended)
         if not self._is_flush_due:
             # At the end of this turn of the loop, so that all requests of one turn share a commit.
@@ -410,17 +382,7 @@ class Driver:
                 if not caller.done():
                     caller.set_exception(NotWritten(self.trouble))
                     caller.exception()  # retrieved: the caller may be gone
-        again = WriteBatch(
-            asyncio.get_running_loop().create_future(),
-            is_urgent=True,
-            events=batch.events,
-            ended=batch.ended,
-            news=batch.news,
-        )
-        if later is not None:
-            again.events += later.events
-            again.ended += later.ended
-            again.news += later.news
+        again = batch.with_later(later)
         for lease_id in self._unwritten:
             self._unwritten[lease_id] = again
         if isinstance(error, JournalDamaged):
@@ -433,8 +395,3 @@ class Driver:
     def _try_again(self, batch: WriteBatch) -> None:
         if self._writer is not None:
             self._writer.write(batch, self._done)
-
-
-def _as_ended(lease: Lease | None) -> EndedLease | None:
-    ended = lease.ended if isinstance(lease, DrainingLease) else lease
-    return ended if isinstance(ended, EndedLease) else None

@@ -17,7 +17,9 @@ LIGHT = 1
 
 class TooManyCalls(Exception):  # noqa: N818 - a state, not a mistake
     def __init__(self, most: int) -> None:
-        super().__init__(f"{most} calls of this caller wait for their turn already, which is the limit; ask again later.")
+        super().__init__(
+            f"{most} calls of this caller wait for their turn already, which is the limit; ask again later."
+        )
 
 
 @dataclass(eq=False, slots=True)

@@ -16,6 +16,7 @@ from .fair_queue import FairQueue, UnheardHeartbeats, WaitingCall
 
 # Commands of callers, passes over the queue (one grant each, if GPUs are shared) and callers that are answered.
 MOST_COMMANDS = 12
+IDS_PER_COMMAND = 100  # so many ids in a heartbeat count as a command
 MOST_PASSES = 24
 MOST_ANSWERED = 64
 # Processes and leases on the GPUs whose readings are taken in.

@@ -19,6 +19,7 @@ from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import until_gone
 
@@ -119,7 +120,12 @@ class Pool:
             process = self._machine.local_process(request.holder, is_loopback=is_loopback)
             if process is not None:
                 request = replace(request, holder=replace(request.holder, process=process))
-        events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
+        try:
+            events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
+        except NotWritten:
+            if not self._driver.is_written(lease_id):
+                self._presence.note_unclaimed(lease_id)
+            raise
         self._presence.note_heartbeat(lease_id)
         return events
 

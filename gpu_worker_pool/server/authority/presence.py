@@ -1,4 +1,4 @@
-"""The connections that wait for an answer, and the waiters whose connection broke."""
+"""The connections that wait for an answer, the waiters whose connection broke, and the callers that were told a 503."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Presence:
         self._max_waiting = max_waiting
         self._polls: Counter[str] = Counter()
         self._away: set[str] = set()
+        self._unclaimed: set[str] = set()
 
     @property
     def has_room(self) -> bool:
@@ -64,6 +65,15 @@ class Presence:
     def note_heartbeat(self, *lease_ids: str) -> None:
         """Note a heartbeat of these leases, or their end."""
         self._away.difference_update(lease_ids)
+        self._unclaimed.difference_update(lease_ids)
+
+    def note_unclaimed(self, lease_id: str) -> None:
+        """Note that the caller was told that its request could not be written, which may be done later all the same."""
+        self._unclaimed.add(lease_id)
+
+    def is_unclaimed(self, lease_id: str) -> bool:
+        """Whether the caller was told so, and did not call again."""
+        return lease_id in self._unclaimed
 
     def is_away(self, lease_id: str) -> bool:
         """Whether the last connection of the lease's client broke, and no call came since."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
@@ -235,7 +235,7 @@ def _you_are(caller: Caller) -> str:
 
 
 def _not_renewed(lease_id: str, lease: Lease | None, reason: str) -> NotRenewed:
-    ended = lease.ended if isinstance(lease, DrainingLease) else lease
-    if not isinstance(ended, EndedLease):
+    ended = as_ended(lease)
+    if ended is None:
         return NotRenewed(id=lease_id, reason=reason)
     return NotRenewed(id=lease_id, reason=str(ended.reason), by=ended.by, note=ended.why)
