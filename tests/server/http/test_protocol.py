@@ -98,9 +98,8 @@ async def test_a_caller_that_takes_nothing_of_its_answer_is_cut_off() -> None:
 
 def test_a_caller_that_sent_several_calls_at_once_and_left_is_noticed(server: ServerProcess) -> None:
     def waiting() -> str:
-        return next(
-            line for line in server.ask("/metrics").body.decode().splitlines() if "_waiting_connections " in line
-        )
+        lines = server.ask("/metrics").body.decode().splitlines()
+        return next(line for line in lines if line.startswith("gpupool_waiting_connections"))
 
     holder, waiter = take(server, gpus=4)["id"], queue(server)["id"]
     call = f"GET /leases/{waiter}?wait_s=25 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
