@@ -127,7 +127,9 @@ def _owner(name: str, value: Any) -> str:
     """A name that every terminal shows: owners that look the same would be taken for one."""
     text = _text(name, value, MAX_TEXT)
     if not text.isprintable():
-        raise _fault(name, f"{_show(value)} has characters that are not shown everywhere; use letters, digits and signs")
+        raise _fault(
+            name, f"{_show(value)} has characters that are not shown everywhere; use letters, digits and signs"
+        )
     return text
 
 

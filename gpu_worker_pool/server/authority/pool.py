@@ -57,6 +57,7 @@ class Pool:
         # Notes that the clients of leases are there, without renewing the leases.
         self.note_heartbeat = presence.note_heartbeat
         self.heartbeat_turn = driver.heartbeat_turn
+        self.has_room_to_wait_for = presence.has_room_for
 
     @property
     def state(self) -> PoolState:
@@ -141,7 +142,8 @@ class Pool:
 
         ClientGone if the client disconnects first.
         """
-        return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s, caller), None, receive)
+        with self._presence.watching(len(lease_ids), caller):
+            return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s, caller), None, receive)
 
     async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float, caller: str) -> list[ev.Event]:
         driver, leases = self._driver, self._driver.state.leases

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+# So many leases may the connections of one caller wait for together. No honest caller has as many, and each costs memory.
+MOST_WATCHED = 10_000
+
 
 class TooManyWaiting(Exception):  # noqa: N818 - a state, not a mistake
     def __init__(self, most: int) -> None:
@@ -29,12 +32,27 @@ class Presence:
         self.waiting = 0
         self._max_waiting = max_waiting
         self._polls: Counter[str] = Counter()
+        self._watched: Counter[str] = Counter()
         self._away: set[str] = set()
         self._unclaimed: set[str] = set()
 
     @property
     def has_room(self) -> bool:
         return self.waiting < self._max_waiting
+
+    def has_room_for(self, leases: int, caller: str) -> bool:
+        """Whether a connection of this caller may wait for so many leases."""
+        return self.has_room and self._watched[caller] + leases <= MOST_WATCHED
+
+    @contextmanager
+    def watching(self, leases: int, caller: str) -> Iterator[None]:
+        self._watched[caller] += leases
+        try:
+            yield
+        finally:
+            self._watched[caller] -= leases
+            if not self._watched[caller]:
+                del self._watched[caller]
 
     @contextmanager
     def connection(self, lease_id: str | None) -> Iterator[WaitingConnection]:

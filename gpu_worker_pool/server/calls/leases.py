@@ -111,7 +111,7 @@ class LeaseCalls:
                 f"Only their owner or an administrator may renew these leases: {', '.join(others[:5])}{_you_are(caller)}.",
             )
         outcome = self._outcome(await self._pool.renew(*ids, caller=name, arrived_at=arrived_at))
-        if form.wait_s > 0 and not outcome.lost and self._pool.has_room_to_wait:
+        if form.wait_s > 0 and not outcome.lost and self._pool.has_room_to_wait_for(len(ids), name):
             outcome = self._outcome(await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
         return Response(200, encode(outcome))
 
