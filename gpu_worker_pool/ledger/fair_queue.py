@@ -41,7 +41,7 @@ class _Line:
 
 
 class FairQueue:
-    """The next call is one of the caller for whom least was done. A caller that comes anew has its turn at once."""
+    """The next call is one of the caller for whom least was done. A caller that has no call waiting yet has its turn at once."""
 
     def __init__(self) -> None:
         self._lines: dict[Hashable, _Line] = {}
