@@ -14,6 +14,16 @@ class JournalError(Exception):
     """The journal cannot be written or read; the message says why and what to do."""
 
 
+class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
+    """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless.
+    It helps where the trouble is temporary, and not where the history is not known.
+    """
+
+    def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
+        super().__init__(trouble)
+        self.is_temporary = is_temporary
+
+
 class StateDirUnsafe(JournalError):  # noqa: N818 - a state of affairs, not a mistake
     """Another user could change the journal. The message says why, and what to do."""
 

@@ -21,7 +21,7 @@ from gpu_worker_pool.ledger.codec import decode_ended, decode_event, encode_ende
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import describe, is_environmental, journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
-from gpu_worker_pool.ledger.state_dir import make_state_dir, refuse_links
+from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
 
 from . import quarantine
 from .high_water_mark import HighWaterMark
@@ -78,7 +78,7 @@ class SqliteJournal:
         self._file_lock: FileLock | None = None
         with journal_errors(self._path):
             make_state_dir(self._path.parent)
-            refuse_links(*(Path(f"{self._path}{end}") for end in FILES))
+            check_files(*(Path(f"{self._path}{end}") for end in FILES))
             self._lock: JournalLock | None = JournalLock(self._path)
         try:
             with journal_errors(self._path):

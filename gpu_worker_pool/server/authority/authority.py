@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 TRY_AGAIN_S = 2.0
 # A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
 GRACE_S = 2.0
+# A caller that was told that its request could not be written has this long to ask again once it is written after all,
+# or its TTL if that is shorter. Then the lease ends.
+UNCLAIMED_S = 5.0
+NOT_ASKED_AGAIN = "its request was answered with 503, and was not repeated"
 # How soon a released GPU is read if no request waits.
 LATE_SAMPLE_S = 0.1
 
@@ -114,7 +118,8 @@ class Authority:
         except JournalError:
             journal.close()
             raise
-        logger.info("leases: %r", self._driver.state)
+        state = self._driver.state
+        logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
         for lease in list(self._driver.state.leases.values()):
             if not isinstance(lease, DrainingLease):
                 self._watch(lease.request.holder, lease.id)
@@ -190,7 +195,10 @@ class Authority:
     def _follow(self, events: Sequence[ev.Event]) -> None:
         changed: set[GpuKey] = set()
         for event in events:
-            if isinstance(event, ev.LeaseGranted):
+            if isinstance(event, ev.LeaseQueued) and self._presence.is_unclaimed(event.lease_id):
+                limit_s = min(UNCLAIMED_S, event.request.ttl_s)
+                asyncio.get_running_loop().call_later(limit_s, self._end_if_unclaimed, event.lease_id)
+            elif isinstance(event, ev.LeaseGranted):
                 changed.update(event.gpus)
                 if self._presence.is_away(event.lease_id):
                     asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
@@ -209,6 +217,10 @@ class Authority:
         if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and not lease.request.holder.is_local:
             logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
             self._driver.note(cmd.ReportDeath(lease_id))
+
+    def _end_if_unclaimed(self, lease_id: str) -> None:
+        if self._presence.is_unclaimed(lease_id):
+            self._driver.note(cmd.Release(lease_id, by="the server", why=NOT_ASKED_AGAIN))
 
     def _update_simulated(self, keys: set[GpuKey]) -> None:
         if self._simulated is None:

@@ -54,6 +54,10 @@ class Call:
         except Denied:
             return None
 
+    def turn_name(self, caller: Caller) -> str:
+        """The name under which this caller takes turns with others: its own, or its address where it has none."""
+        return caller.name or self._connection.host or ""
+
     @property
     def is_loopback(self) -> bool:
         """Whether the call came directly from this machine, without a proxy."""
