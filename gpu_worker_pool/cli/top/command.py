@@ -20,7 +20,7 @@ from rich.live import Live
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered, wait_for_answers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import parse_duration_s
 
@@ -92,8 +92,8 @@ async def _until_first(showing: Coroutine[Any, Any, int], watches: list[Watch]) 
 
 
 async def _print(console: Console, watches: list[Watch], interval_s: float, count: int | None, *, is_json: bool) -> int:
-    """Print it `count` times, for ever where that is None; begins when every server has answered or failed."""
-    await asyncio.gather(*(watch.is_known.wait() for watch in watches))
+    """Print it `count` times, for ever where that is None; begins when every server has answered or failed, or is late."""
+    await _wait_until_known(watches)
     frame = frame_of(watches, interval_s)
     for shown in itertools.count(1):
         if is_json:
@@ -108,6 +108,18 @@ async def _print(console: Console, watches: list[Watch], interval_s: float, coun
         down = [ServerAnswer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
         raise nobody_answered(down)
     return 0
+
+
+async def _wait_until_known(watches: list[Watch]) -> None:
+    async def has_answered(watch: Watch) -> bool:
+        await watch.is_known.wait()
+        return watch.has_answered
+
+    asked = [asyncio.create_task(has_answered(watch)) for watch in watches]
+    try:
+        await wait_for_answers(asked, bool)
+    finally:
+        await cancel_and_wait(*asked)
 
 
 class _Screen:

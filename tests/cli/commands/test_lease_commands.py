@@ -350,6 +350,18 @@ def test_drain_of_what_is_not_there_changes_nothing(server: ServerProcess, which
     assert [gpu["state"] for gpu in server.json("/pool")["gpus"]] == ["free"] * 2
 
 
+def test_drain_says_of_each_gpu_whether_it_was_done(server: ServerProcess) -> None:
+    done = called("drain", "0", "98", "99", server=server, env={"GPU_POOL_TOKEN": ADMIN})
+    assert (done.code, done.out) == (1, "GPU 0: taken out of service: drained by the operator\n")
+    assert "cannot drain GPU 98: " in done.err
+    assert "cannot drain GPU 99: " in done.err
+    assert called("undrain", "0", server=server, env={"GPU_POOL_TOKEN": ADMIN}).code == 0
+    elsewhere = called("drain", "gpu-1:0", server=server)
+    assert "'gpu-1:0': the server asked is 127.0.0.1, not gpu-1; write 0 for its GPU" in elsewhere.err
+    denied = called("drain", "0", "1", server=server, env={"GPU_POOL_TOKEN": BOB})
+    assert denied.err.count("cannot drain GPU 0, 1: ") == 1
+
+
 # --- in the shell --------------------------------------------------------------------------------------------------
 
 

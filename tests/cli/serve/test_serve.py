@@ -210,7 +210,9 @@ def test_another_projects_file_and_the_host_of_tcsh_configure_nothing(
     settings = settings_of({"gpu_pool_node": "box"}, FLAGS)
 
     assert (settings.host, settings.port, settings.cuda_visible_devices) == ("0.0.0.0", 8000, None)  # noqa: S104
-    assert "another project's, as it has DATABASE_URL; it is left out, with its CUDA_VISIBLE_DEVICES, PORT" in caplog.text
+    assert (
+        "another project's, as it has DATABASE_URL; it is left out, with its CUDA_VISIBLE_DEVICES, PORT" in caplog.text
+    )
     assert "was set by tcsh and is left out" in caplog.text
 
 
