@@ -25,11 +25,15 @@ COMPARE_S = 5.0
 
 
 class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
-    """A call without a usable answer. The message says why; `is_temporary` whether to try again at once."""
+    """A call without a usable answer. The message says why; `is_temporary` whether to try again at once.
 
-    def __init__(self, reason: str, *, is_temporary: bool = True) -> None:
+    `status` is that of an answer that leads elsewhere.
+    """
+
+    def __init__(self, reason: str, *, is_temporary: bool = True, status: int | None = None) -> None:
         super().__init__(reason)
         self.is_temporary = is_temporary
+        self.status = status
 
 
 class _NotConnected(CallFailed):
@@ -165,7 +169,8 @@ class Transport:
             raise CallFailed(str(error) or type(error).__name__) from None
         status = response.status
         if 300 <= status < 400:
-            raise CallFailed(f"it redirects (status {status}), which is not followed; give the address it leads to")
+            why = f"it redirects (status {status}), which is not followed; give the address it leads to"
+            raise CallFailed(why, is_temporary=False, status=status)
         took_s = boot_time() - sent_at
         data = _parse(text, status) if is_parsed else None
         return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text)

@@ -37,6 +37,12 @@ class ServerAnswer:
     def is_ok(self) -> bool:
         return self.error is None
 
+    @property
+    def why_not(self) -> str:
+        """The error, with the status of the answer if there was one."""
+        error = str(self.error).rstrip(".? ")
+        return error if self.status is None or str(self.status) in error else f"{error} (status {self.status})"
+
 
 def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
     """The client's parameters for the values of --endpoint; several URLs make it a client of many endpoints."""
@@ -141,8 +147,8 @@ def _is_answer(found: Any) -> bool:
 
 
 def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
-    reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
+    reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {answer.why_not}" for answer in answers)
+    start = "Start one with `gpu-pool serve`, or name" if any(answer.status is None for answer in answers) else "Name"
     return Failure(
-        f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "
-        "`gpu-pool doctor` looks closer."
+        f"no GPU server can be used: {reasons}. {start} another one with --endpoint; `gpu-pool doctor` looks closer."
     )
