@@ -44,6 +44,11 @@ def client_sockets(environ: Mapping[str, str], *, port: int) -> list[Path]:
     return [_RUN / FOLDER / f"{port}.sock", *([of_user] if of_user else [])]
 
 
+def is_configured(environ: Mapping[str, str]) -> bool:
+    """Whether the user named the socket. Its path says nothing of the port of its server."""
+    return bool(environ.get(VARIABLE, "").strip())
+
+
 def _of_user(environ: Mapping[str, str], port: int) -> Path | None:
     folder = environ.get("XDG_RUNTIME_DIR", "")
     return Path(folder) / FOLDER / f"{port}.sock" if folder.startswith("/") else None

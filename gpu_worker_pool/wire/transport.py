@@ -61,12 +61,20 @@ class Reply:
 class Transport:
     """Calls servers over HTTP. `open` loads aiohttp, so that importing the client is cheap.
 
-    `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted.
+    `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted. `is_named`:
+    the user named the endpoints, so a socket that the user named too is used only for the server it belongs to.
     """
 
-    def __init__(self, *, ca_file: str | None = None, max_bytes: int = MAX_BYTES, uses_sockets: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        ca_file: str | None = None,
+        max_bytes: int = MAX_BYTES,
+        uses_sockets: bool = True,
+        is_named: bool = True,
+    ) -> None:
         self._ca_file = ca_file
-        self._sockets = LocalSockets() if uses_sockets else None
+        self._sockets = LocalSockets(self._ask, is_named=is_named) if uses_sockets else None
         self._by_socket: dict[Path, aiohttp.ClientSession] = {}
         self._max_bytes = max_bytes
         self._session: aiohttp.ClientSession | None = None
@@ -117,7 +125,7 @@ class Transport:
     ) -> Reply:
         """Make one call; CallFailed if there is no readable answer. Without `is_parsed`, the answer has its body only."""
         sockets = self._sockets
-        path = None if sockets is None else sockets.choose(url)
+        path = None if sockets is None else await sockets.choose(url)
         try:
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         except _NotConnected:
@@ -127,7 +135,7 @@ class Transport:
             path = None
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         if sockets is not None:
-            sockets.answered(url, path, self._ask)
+            sockets.answered(url, path)
         return reply
 
     async def _ask(self, url: str, path: Path | None) -> Any:

@@ -63,7 +63,7 @@ class Servers:
         except ValueError as error:
             raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
         self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
-        self._transport = Transport(ca_file=self.config.ca_file)
+        self._transport = Transport(ca_file=self.config.ca_file, is_named=self.config.is_named)
 
     async def __aenter__(self) -> Self:
         try:

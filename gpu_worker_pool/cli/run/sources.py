@@ -35,11 +35,16 @@ class Sources:
     among: tuple[str, ...] | None
     gpu_count: int
     ttl_s: float
+    # Whether the user named the servers; else there is one, the default.
+    is_named: bool = True
+
+    def servers(self) -> Servers:
+        return Servers(self.urls if self.is_named else None)
 
     def client(self, on_event: Hook | None = None) -> GPUWorkerPoolClient:
-        endpoints: dict[str, Any] = (
-            {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
-        )
+        endpoints: dict[str, Any] = {}
+        if self.is_named:
+            endpoints = {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
         try:
             return GPUWorkerPoolClient(**endpoints, on_event=on_event)
         except ValueError as error:
@@ -60,14 +65,15 @@ async def choose_sources(
         lease = inherited_lease(environ)
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
+    config = Servers(endpoints).config
     if lease is not None:
-        known = Servers(endpoints).config.endpoints.values()
-        if not endpoints and not lease.is_among(known):
+        if not endpoints and not lease.is_among(config.endpoints.values()):
             endpoints = [lease.url.url]
-        elif not lease.is_among(known):
+        elif not lease.is_among(config.endpoints.values()):
             lease = None  # these servers know nothing of it
     if lease is not None and not is_new:
-        async with Servers([lease.url.url]) as servers:
+        inside = [lease.url.url] if config.is_named or endpoints else None
+        async with Servers(inside) as servers:
             return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)
     if is_new and environ.get(LEASE_ID_VARIABLE):
         # The lease around this process set it, and this request is for other GPUs.
@@ -107,7 +113,14 @@ async def _find_inside(
     if among is not None and len(among) == len(gpus):
         among = None  # as the lease around this command set it
     count = len(view.gpus if among is None else among)
-    return Sources((answer.url,), is_multi=False, among=among, gpu_count=count, ttl_s=servers.config.ttl_s)
+    return Sources(
+        (answer.url,),
+        is_multi=False,
+        among=among,
+        gpu_count=count,
+        ttl_s=servers.config.ttl_s,
+        is_named=servers.config.is_named,
+    )
 
 
 async def find_sources(
@@ -146,7 +159,8 @@ async def find_sources(
         )
     among = None if is_remote else _visible_uuids(environ, gpus, warn)
     gpu_count = len(gpus if among is None else among)
-    return Sources(tuple(urls), servers.config.is_multi, among, gpu_count, servers.config.ttl_s)
+    config = servers.config
+    return Sources(tuple(urls), config.is_multi, among, gpu_count, config.ttl_s, config.is_named)
 
 
 async def _why_wrong(servers: Servers, answer: ServerAnswer) -> str | None:
