@@ -51,6 +51,12 @@ def test_what_a_terminal_cannot_show_does_not_end_the_command(server: ServerProc
     assert done.stdout.isascii()
 
 
+def test_every_line_on_standard_error_says_who_speaks(server: ServerProcess) -> None:
+    done = gpu_pool("status", env={"GPU_STATS_SERVICE_ENDPOINTS": f"ftp://box,{server.url}"})
+    assert done.code == 0
+    assert done.err.startswith("gpu-pool: GPU_STATS_SERVICE_ENDPOINTS: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

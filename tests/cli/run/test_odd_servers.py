@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.in_process import called
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.client.foreign_servers import Behaviour, ForeignServer, ScriptedLeases, Seen, lease, not_found, saying
 
@@ -56,7 +55,7 @@ def test_without_a_usable_grant_the_command_does_not_start(env: dict[str, str]) 
 )
 def test_what_can_never_grant_is_not_waited_for(behaviour: Behaviour, words: str) -> None:
     with ForeignServer(behaviour) as server:
-        done = called("run", "--", "true", server=server.url)
+        done = gpu_pool("run", "--", "true", server=server.url)
     assert done.code == 125
     assert "no GPU server can be used" in done.err
     assert words in done.err
