@@ -46,13 +46,15 @@ def batch(
         bool, typer.Option("--keep-going", "-k", help="Start further jobs after one has failed.")
     ] = False,
     retries: Annotated[
-        int, typer.Option("--retries", "-r", min=0, max=1000, help="How often to run a failed job again.")
+        int,
+        typer.Option("--retries", "-r", metavar="NUMBER", min=0, max=1000, help="How often to run a failed job again."),
     ] = 0,
     parallel: Annotated[
         int | None,
         typer.Option(
             "--parallel",
             "-j",
+            metavar="NUMBER",
             min=1,
             max=1000,
             help="How many jobs at once; by default one for each GPU, with --memory eight.",

@@ -32,7 +32,7 @@ def drain(
     endpoint: Endpoints = None,
     *,
     every: AllGpus = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; every user is shown it.")] = "",
     json: Json = False,
 ) -> None:
     """Take GPUs out of service: no new leases on them; those there run on. For administrators.

@@ -58,7 +58,9 @@ def top(
         ),
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end, as where there is no terminal.")] = False,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many intervals.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="NUMBER", min=1, help="End after so many intervals.")
+    ] = None,
 ) -> int:
     """Watch GPUs, leases and the queue, live. q quits, p pauses, arrow keys scroll.
 
