@@ -16,6 +16,7 @@ from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
 from gpu_worker_pool.cli.run.waiting_line import WaitingLine, waiting_text
+from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
 from gpu_worker_pool.client.command_label import command_label, label_text
 from gpu_worker_pool.client.events import ClientEvent
@@ -104,6 +105,14 @@ def test_a_holder_whose_time_is_not_known_is_named_without_one() -> None:
         f"5 leased by ada, bob, eve {show_clock(400.0, 1000.0)} and 2 more"
     )
     assert waiting_text("in words of its own", obstacles, 65, now_s=1000.0) == "waiting 1m 5s. in words of its own"
+
+
+def test_a_row_that_is_kept_whole_is_one_line_on_a_narrow_terminal_too() -> None:
+    printed = io.StringIO()
+    table = make_table("ID", "WORKER")
+    table.add_row("0123456789", "a-worker-with-a-long-name-0123456789")
+    print_table(Console(file=printed, force_terminal=True, width=20), table, is_whole=True)
+    assert "a-worker-with-a-long-name-0123456789\n" in printed.getvalue()
 
 
 class Heard(io.StringIO):

@@ -67,7 +67,7 @@ def leases(
     console = out()
     ids = [lease.id for lease in live]
     shown = short_ids(ids) if console.is_terminal else dict(zip(ids, ids, strict=True))
-    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1, is_wide=wide))
+    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1, is_wide=wide), is_whole=wide)
 
 
 def _table(

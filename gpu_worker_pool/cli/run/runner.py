@@ -86,7 +86,7 @@ class Runner:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise Failure("no GPU within --timeout: no server has answered in full", TIMED_OUT) from None
+            raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
 
     async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int:
         async with sources.servers() as servers:

@@ -19,7 +19,7 @@ from rich.live import Live
 
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import asked_width, out, print_json
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered, wait_for_answers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import parse_duration_s
@@ -101,7 +101,9 @@ async def _print(console: Console, watches: list[Watch], interval_s: float, coun
         if is_json:
             print_json("top", frame.as_json())
         else:
-            console.print(draw_all(frame, console.width, is_whole=not console.is_terminal))
+            width = None if console.is_terminal else asked_width()
+            is_whole = not console.is_terminal and width is None
+            console.print(draw_all(frame, width or console.width, is_whole=is_whole))
         if shown == count:
             break
         await asyncio.sleep(interval_s)

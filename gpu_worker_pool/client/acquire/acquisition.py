@@ -223,7 +223,9 @@ class Acquisition:
         self._granted_at.add(member.id)
         self._refused[member.id] = f"its grant is not used, because {reason}"
         fields = {"lease_id": self._id_at(member), "endpoint": member.id}
-        logger.warning("endpoint %s: %s", member.id, self._refused[member.id], extra=fields)
+        # Where no other endpoint is left, the error says it.
+        level = logging.INFO if self._refused.keys() >= self._members.keys() else logging.WARNING
+        logger.log(level, "endpoint %s: %s", member.id, self._refused[member.id], extra=fields)
 
     def _ask_under_new_id(self, member: Member, over: Over) -> None:
         """Ask under another id after the lease ended under this one, unless a person ended it."""

@@ -41,6 +41,7 @@ def test_without_a_usable_grant_the_command_does_not_start(env: dict[str, str]) 
         done = gpu_pool("run", "--", "echo", "ran", server=server.url)
         assert (done.code, done.out) == (125, "")
         assert "CUDA_VISIBLE_DEVICES" in done.err
+        assert done.err.count("its grant is not used") == 1
         assert "Traceback" not in done.err
         assert {seen.lease_id for seen in server.asked("PUT")} == set(scripted.deleted)
 
