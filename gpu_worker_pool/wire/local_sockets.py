@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gpu_worker_pool.host.addresses import is_this_machine
-from gpu_worker_pool.host.unix_socket import VARIABLE, find_socket, is_configured
+from gpu_worker_pool.host.unix_socket import VARIABLE, find_socket, is_configured, is_dead
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class LocalSockets:
         if parts.netloc in self._settled:
             return self._settled[parts.netloc]
         path = find_socket(os.environ, port=parts.port or 80)
-        if path is None or not (self._is_named and is_configured(os.environ)):
-            return path
+        if path is None or not (self._is_named and is_configured(os.environ)) or is_dead(path):
+            return path  # for a socket that is dead, the caller decides about the port
         async with self._deciding:
             if parts.netloc not in self._settled:
                 await self._decide(parts, path)

@@ -139,6 +139,7 @@ async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
     listener.close()
     monkeypatch.setenv("GPU_POOL_SOCKET", str(stale))
     assert await ask(false.url) == "false"
+    assert await ask(false.url, is_named=True) == "false"
 
     with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(stale)}) as mortal:
         async with Transport() as transport:
