@@ -25,11 +25,15 @@ COMPARE_S = 5.0
 
 
 class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
-    """A call without a usable answer. The message says why; `is_temporary` whether to try again at once."""
+    """A call without a usable answer. The message says why; `is_temporary` whether to try again at once.
 
-    def __init__(self, reason: str, *, is_temporary: bool = True) -> None:
+    `status` is that of an answer that leads elsewhere.
+    """
+
+    def __init__(self, reason: str, *, is_temporary: bool = True, status: int | None = None) -> None:
         super().__init__(reason)
         self.is_temporary = is_temporary
+        self.status = status
 
 
 class _NotConnected(CallFailed):
@@ -57,12 +61,20 @@ class Reply:
 class Transport:
     """Calls servers over HTTP. `open` loads aiohttp, so that importing the client is cheap.
 
-    `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted.
+    `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted. `is_named`:
+    the user named the endpoints, so a socket that the user named too is used only for the server it belongs to.
     """
 
-    def __init__(self, *, ca_file: str | None = None, max_bytes: int = MAX_BYTES, uses_sockets: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        ca_file: str | None = None,
+        max_bytes: int = MAX_BYTES,
+        uses_sockets: bool = True,
+        is_named: bool = True,
+    ) -> None:
         self._ca_file = ca_file
-        self._sockets = LocalSockets() if uses_sockets else None
+        self._sockets = LocalSockets(self._ask, is_named=is_named) if uses_sockets else None
         self._by_socket: dict[Path, aiohttp.ClientSession] = {}
         self._max_bytes = max_bytes
         self._session: aiohttp.ClientSession | None = None
@@ -113,7 +125,7 @@ class Transport:
     ) -> Reply:
         """Make one call; CallFailed if there is no readable answer. Without `is_parsed`, the answer has its body only."""
         sockets = self._sockets
-        path = None if sockets is None else sockets.choose(url)
+        path = None if sockets is None else await sockets.choose(url)
         try:
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         except _NotConnected:
@@ -123,7 +135,7 @@ class Transport:
             path = None
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         if sockets is not None:
-            sockets.answered(url, path, self._ask)
+            sockets.answered(url, path)
         return reply
 
     async def _ask(self, url: str, path: Path | None) -> Any:
@@ -165,7 +177,8 @@ class Transport:
             raise CallFailed(str(error) or type(error).__name__) from None
         status = response.status
         if 300 <= status < 400:
-            raise CallFailed(f"it redirects (status {status}), which is not followed; give the address it leads to")
+            why = f"it redirects (status {status}), which is not followed; give the address it leads to"
+            raise CallFailed(why, is_temporary=False, status=status)
         took_s = boot_time() - sent_at
         data = _parse(text, status) if is_parsed else None
         return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text)

@@ -238,7 +238,9 @@ class PoolReport:
 
 def check_any_is_up(reports: Sequence[PoolReport]) -> None:
     if not any(report.is_up for report in reports):
-        raise nobody_answered([ServerAnswer(item.endpoint, item.url, error=item.error) for item in reports])
+        raise nobody_answered(
+            [ServerAnswer(item.endpoint, item.url, item.status, error=item.error) for item in reports]
+        )
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:

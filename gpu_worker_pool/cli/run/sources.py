@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import complain
+from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
+from gpu_worker_pool.client.backends.server_leases import HOPELESS
 from gpu_worker_pool.client.events import Hook
 from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE, InheritedLease, inherited_lease
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
@@ -32,11 +35,16 @@ class Sources:
     among: tuple[str, ...] | None
     gpu_count: int
     ttl_s: float
+    # Whether the user named the servers; else there is one, the default.
+    is_named: bool = True
+
+    def servers(self) -> Servers:
+        return Servers(self.urls if self.is_named else None)
 
     def client(self, on_event: Hook | None = None) -> GPUWorkerPoolClient:
-        endpoints: dict[str, Any] = (
-            {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
-        )
+        endpoints: dict[str, Any] = {}
+        if self.is_named:
+            endpoints = {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
         try:
             return GPUWorkerPoolClient(**endpoints, on_event=on_event)
         except ValueError as error:
@@ -57,14 +65,15 @@ async def choose_sources(
         lease = inherited_lease(environ)
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
+    config = Servers(endpoints).config
     if lease is not None:
-        known = Servers(endpoints).config.endpoints.values()
-        if not endpoints and not lease.is_among(known):
+        if not endpoints and not lease.is_among(config.endpoints.values()):
             endpoints = [lease.url.url]
-        elif not lease.is_among(known):
+        elif not lease.is_among(config.endpoints.values()):
             lease = None  # these servers know nothing of it
     if lease is not None and not is_new:
-        async with Servers([lease.url.url]) as servers:
+        inside = [lease.url.url] if config.is_named or endpoints else None
+        async with Servers(inside) as servers:
             return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)
     if is_new and environ.get(LEASE_ID_VARIABLE):
         # The lease around this process set it, and this request is for other GPUs.
@@ -104,7 +113,14 @@ async def _find_inside(
     if among is not None and len(among) == len(gpus):
         among = None  # as the lease around this command set it
     count = len(view.gpus if among is None else among)
-    return Sources((answer.url,), is_multi=False, among=among, gpu_count=count, ttl_s=servers.config.ttl_s)
+    return Sources(
+        (answer.url,),
+        is_multi=False,
+        among=among,
+        gpu_count=count,
+        ttl_s=servers.config.ttl_s,
+        is_named=servers.config.is_named,
+    )
 
 
 async def find_sources(
@@ -121,13 +137,17 @@ async def find_sources(
     `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out.
     """
     answers = await servers.ask_all("/pool?queue=0&leases=0")
-    if all(answer.status is None for answer in answers):
-        raise nobody_answered(answers)
+    found = {answer.endpoint: await _why_wrong(servers, answer) for answer in answers}
+    wrong = {endpoint: why for endpoint, why in found.items() if why is not None}
+    if all(answer.status is None or answer.endpoint in wrong for answer in answers):
+        raise nobody_answered([replace(answer, error=wrong.get(answer.endpoint, answer.error)) for answer in answers])
     urls: list[str] = []
     gpus: list[InstalledGpu] = []
     for answer in answers:
         pool = read(PoolView, answer.data)
-        if is_remote or _is_here(answer.url, pool):
+        if answer.endpoint in wrong:
+            note(f"{answer.endpoint} is left out: {wrong[answer.endpoint]}")
+        elif is_remote or _is_here(answer.url, pool):
             urls.append(answer.url)
             gpus += _installed_gpus(pool)
         else:
@@ -139,7 +159,17 @@ async def find_sources(
         )
     among = None if is_remote else _visible_uuids(environ, gpus, warn)
     gpu_count = len(gpus if among is None else among)
-    return Sources(tuple(urls), servers.config.is_multi, among, gpu_count, servers.config.ttl_s)
+    config = servers.config
+    return Sources(tuple(urls), config.is_multi, among, gpu_count, config.ttl_s, config.is_named)
+
+
+async def _why_wrong(servers: Servers, answer: ServerAnswer) -> str | None:
+    """Why waiting will not help there: it is not a GPU server, or does not let this caller in. None where it may help."""
+    final = {HTTPStatus.OK, *HOPELESS}
+    if answer.status not in final or (answer.is_ok and read(PoolView, answer.data) is not None):
+        return None
+    report = await ask_pool(servers, answer.endpoint, "?queue=0&leases=0")
+    return report.error if report.status in final else None
 
 
 def _why_left_out(answer: ServerAnswer, pool: PoolView | None) -> str:

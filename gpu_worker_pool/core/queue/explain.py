@@ -10,12 +10,14 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, HeldForAnother, Leased, NoRoom, Verdict, judge
+from .eligibility import Eligible, HeldForAnother, Leased, NoRoom, NotAmong, TooSmall, Verdict, WrongModel, judge
 from .sub_leases import judge_inside, parent_of
 
 MAX_NAMES = 3
 # So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.
 MOST_VERDICTS = 100_000
+# What does not change while a request waits.
+_NEVER = (WrongModel, NotAmong, TooSmall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,12 @@ def _as_held(state: PoolState, item: GpuVerdict, lease: QueuedLease) -> GpuVerdi
 
 
 def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:
-    """One phrase for each kind of verdict, with its number of GPUs."""
+    """One phrase for each kind of verdict, with its number of GPUs; last the GPUs for which waiting is of no use."""
     by_code: dict[str, list[Verdict]] = {}
     for item in verdicts:
         by_code.setdefault(item.verdict.code, []).append(item.verdict)
-    return [f"{len(alike)} {_phrase(alike)}" for alike in by_code.values()]
+    kinds = sorted(by_code.values(), key=lambda alike: isinstance(alike[0], _NEVER))
+    return [f"{len(alike)} {_phrase(alike)}" for alike in kinds]
 
 
 def _phrase(alike: list[Verdict]) -> str:
