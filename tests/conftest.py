@@ -9,6 +9,8 @@ from hypothesis import settings
 
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
+# The servers of tests leave no socket where those of this machine are, and their clients use none of these.
+os.environ.setdefault("GPU_POOL_SOCKET", "")
 
 # Hypothesis would take an example that is slow on a busy machine for a failure. All else stays as the profile in force has
 # it, which on a machine of continuous integration is another one.

@@ -242,7 +242,7 @@ class Acquisition:
             self._fail(member, error)
             return None
         if lease_id in renewal.renewed:
-            return Won(member, book, lease_id, grant, renewal.sent_at)
+            return Won(member, book, lease_id, grant, renewal.renewed_at)
         self._ask_under_new_id(member, renewal.lost.get(lease_id, Over("unknown")))
         return None
 

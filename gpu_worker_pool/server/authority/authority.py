@@ -114,6 +114,7 @@ class Authority:
         except JournalError:
             journal.close()
             raise
+        self.pool.pool_id = journal.pool_id
         logger.info("leases: %r", self._driver.state)
         for lease in list(self._driver.state.leases.values()):
             if not isinstance(lease, DrainingLease):

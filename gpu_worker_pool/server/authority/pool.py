@@ -34,11 +34,13 @@ RENEWALS_PER_TTL = 3
 class Pool:
     """The pool of this box. A change returns once it is written; NotWritten if it cannot be.
 
-    `id` identifies this server, whatever names it has, until it restarts.
+    `id` identifies this server, whatever names it has, until it restarts; `pool_id` identifies its journal, and is None
+    until that is open.
     """
 
     def __init__(self, driver: Driver, sampler: Sampler, machine: Machine, presence: Presence, *, node: str) -> None:
         self.id = secrets.token_hex(8)
+        self.pool_id: str | None = None
         self.node = node
         self._driver = driver
         self._sampler = sampler
@@ -124,24 +126,29 @@ class Pool:
         self._presence.note_heartbeat(*lease_ids)
         return await self._driver.do(cmd.Renew(lease_ids))
 
-    async def renew_until_ended(self, lease_ids: Sequence[str], wait_s: float, receive: Receive) -> list[ev.Event]:
-        """Renew these leases until one of them has ended or the time is over; return the events of the last renewal.
+    async def renew_until_ended(
+        self, lease_ids: Sequence[str], wait_s: float, receive: Receive
+    ) -> tuple[list[ev.Event], float]:
+        """Renew these leases until one of them has ended or the time is over; return the events of the last renewal, and
+        after how many seconds it was made.
 
         ClientGone if the client disconnects first.
         """
         return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s), None, receive)
 
-    async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float) -> list[ev.Event]:
+    async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float) -> tuple[list[ev.Event], float]:
         driver, leases = self._driver, self._driver.state.leases
-        until = driver.now() + wait_s
+        began = driver.now()
+        until = began + wait_s
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
         while True:
             left_s = max(until - driver.now(), 0.0)
             await driver.wait_for_change(lease_ids, min(left_s, step_s))
+            held_s = driver.now() - began
             events = await self.renew(*lease_ids)
             is_over = driver.is_closed or until <= driver.now()
             if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
-                return events
+                return events, held_s
 
     async def release(
         self, lease_id: str, *, is_holder: bool = False, by: str | None = None, why: str | None = None

@@ -176,7 +176,7 @@ def test_renewing(server: ServerProcess) -> None:
     release(server, cancelled)
     answer = renew(server, active, waiting, cancelled, "never-heard-of", active)
 
-    assert answer.keys() == {"renewed", "lost"}
+    assert answer.keys() == {"renewed", "lost", "held_s", "pool_id"}
     assert [item["id"] for item in answer["renewed"]] == [active, waiting]
     for item, ttl_s in zip(answer["renewed"], (20, 15), strict=True):
         assert item.keys() == {"id", "expires_in_s"}
