@@ -112,7 +112,8 @@ async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_held_and_not_
         await soon(lambda: assignment.lost.ends_at != ends_at, "it was answered")  # type: ignore[union-attr]
         assert boot_time() - sent_at > BEAT_S * 0.5
         safe_s = assignment.lost.ends_at - sent_at  # type: ignore[union-attr]
-        assert safe_s == pytest.approx(TTL_S / HOLDS_PER_TTL + TTL_S - BEAT_S, abs=0.2)
+        held_s = TTL_S / HOLDS_PER_TTL  # or less, after a call that took long
+        assert TTL_S - BEAT_S - 0.2 < safe_s < held_s + TTL_S - BEAT_S + 0.2
 
 
 async def test_a_heartbeat_that_hangs_after_one_that_failed_does_not_delay_the_loss(
