@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import settings
+
+from gpu_worker_pool.host.holder_record import FOLDER, prefix
 
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
@@ -55,6 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; all else as it was."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def pytest_sessionfinish() -> None:
+    """Remove what applications in this process have noted of their holders."""
+    for record in FOLDER.glob(f"{prefix()}*"):
+        with suppress(OSError):
+            record.unlink()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
