@@ -112,11 +112,17 @@ class Pool:
         if not self._driver.is_open:
             raise self._driver.not_written()
 
-    async def request(self, lease_id: str, request: Request, *, is_known: bool, is_loopback: bool) -> list[ev.Event]:
-        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist."""
+    async def request(
+        self, lease_id: str, request: Request, *, is_known: bool, is_loopback: bool, uid: int | None = None
+    ) -> list[ev.Event]:
+        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist,
+        ForeignProcess if that runs as another user than `uid`.
+        """
         if not is_known:
             process = self._machine.local_process(request.holder, is_loopback=is_loopback)
             if process is not None:
+                if uid is not None:
+                    self._machine.check_owner(process, uid)
                 request = replace(request, holder=replace(request.holder, process=process))
         events = await self._driver.do(cmd.RequestLease(lease_id, request))
         self._presence.note_heartbeat(lease_id)

@@ -53,7 +53,13 @@ class LeaseCalls:
         for involved in (known, request.parent and await pool.find(request.parent)):
             if involved:
                 self._check_may_manage(caller, involved)
-        events = await pool.request(lease_id, request, is_known=known is not None, is_loopback=call.is_loopback)
+        events = await pool.request(
+            lease_id,
+            request,
+            is_known=known is not None,
+            is_loopback=call.is_loopback,
+            uid=None if caller.is_admin else call.uid,
+        )
         _refuse(lease_id, events)
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
         lease = await self._known(lease_id)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from gpu_worker_pool.host.identity import NoSuchProcess
+from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.ledger.driver import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
 from gpu_worker_pool.wire.service import Problem
@@ -45,6 +45,8 @@ def _refusal(error: Exception) -> Refused:
             return Refused(error.status, error.detail)
         case NoSuchProcess():
             return Refused(422, f"{error}.")
+        case ForeignProcess():
+            return Refused(403, f"{error}.")
         case TooManyWaiting():
             return Refused(503, str(error), RETRY_AFTER)
         case NotWritten():
