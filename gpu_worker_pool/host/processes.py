@@ -51,7 +51,7 @@ def read_process(proc: Path, pid: int) -> ProcessFacts | None:
 def read_uids(proc: Path, pid: int) -> tuple[int, ...]:
     """The real and the effective user of a process; none where `proc` does not show it.
 
-    The folder of a process may belong to root, whoever runs it.
+    The folder of a process may belong to root, also if another user runs it.
     """
     try:
         status = (proc / str(pid) / "status").read_bytes()

@@ -218,7 +218,7 @@ class Transport:
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     import aiohttp  # noqa: PLC0415 - loaded by now
 
-    class Response(aiohttp.ClientResponse):
+    class AnswerWithConnection(aiohttp.ClientResponse):
         """Keeps our end of the connection, which aiohttp forgets with the end of a short answer."""
 
         connected: socket.socket | None = None
@@ -235,7 +235,7 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
-        response_class=Response,
+        response_class=AnswerWithConnection,
     )
 
 
