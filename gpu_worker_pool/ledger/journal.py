@@ -57,6 +57,10 @@ class Journal(Protocol):
     A call that raises JournalError has changed nothing and may be repeated.
     """
 
+    @property
+    def pool_id(self) -> str:
+        """The identity of the pool: random, made with the journal, and as lasting as that."""
+
     def load(self, most_ended: int) -> History:
         """Return all events, and at most this many ended leases."""
 

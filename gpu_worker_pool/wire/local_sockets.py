@@ -15,7 +15,9 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gpu_worker_pool.host.addresses import is_this_machine
+from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.unix_socket import VARIABLE, find_socket, is_configured, is_dead
+from gpu_worker_pool.host.users import user_name
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ _PATIENCE_S = 0.3
 # Asks for a URL by the socket, or, with None, by the port; None where there is no answer.
 Ask = Callable[[str, Path | None], Awaitable[Any]]
 _compared: set[str] = set()
+_told_dead: set[str] = set()
+_ROOT = 0
 
 
 class LocalSockets:
@@ -112,8 +116,37 @@ class LocalSockets:
 
     async def _pools(self, parts: SplitResult, path: Path) -> tuple[Any, Any]:
         """The pools that the socket and the port show; None where there is no answer."""
-        pool = f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0&leases=0"
+        pool = url_of_pool(parts.geturl())
         return await asyncio.gather(self._ask(pool, path), self._ask(pool, None))
+
+
+def url_of_pool(url: str) -> str:
+    """The URL of the pool of the server that this call is for."""
+    parts = urlsplit(url)
+    return f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0&leases=0"
+
+
+def judge_port(netloc: str, path: Path, find_uid: Callable[[], int | None]) -> str | None:
+    """Why the server at the port must not be used instead of the socket, which does not answer; None if it may be.
+
+    It may be if its user is root, or the one to whom the directory of the socket belongs.
+    """
+    dead = f"the socket {path} does not answer"
+    try:
+        uid, owner = find_uid(), path.parent.stat().st_uid
+    except (UserNotKnown, OSError) as error:
+        whose = f"the user of the server at {netloc} is not known ({error})"
+    else:
+        if uid is None or uid in {_ROOT, owner}:
+            if netloc not in _told_dead:
+                _told_dead.add(netloc)
+                logger.warning("%s; the port %s is used instead", dead, netloc)
+            return None
+        whose = f"the server at {netloc} is of user {user_name(uid)}, not of {user_name(owner)}"
+    return (
+        f"{dead}, and {whose}, so it is not used; restart the server of that socket, or set {VARIABLE}= (empty) to use the "
+        "port all the same"
+    )
 
 
 def _server_id(pool: Any) -> str | None:

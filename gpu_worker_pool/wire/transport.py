@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.connections import uid_of_server
 
-from .local_sockets import LocalSockets
+from .local_sockets import LocalSockets, judge_port, url_of_pool
 from .reader import plain
 
 if TYPE_CHECKING:
@@ -50,6 +53,14 @@ class Reply:
     took_s: float
     date: str | None = None
     body: bytes = b""
+    # Our end of the connection; None where it is not known.
+    connected: socket.socket | None = None
+
+    def server_uid(self) -> int | None:
+        """The Unix user of the server, if it is on this machine and was called by its port; None where it is not, or
+        where the platform cannot tell users. UserNotKnown if the kernel does not say.
+        """
+        return None if self.connected is None else uid_of_server(self.connected)
 
     @property
     def detail(self) -> str:
@@ -131,12 +142,22 @@ class Transport:
         except _NotConnected:
             if path is None or sockets is None or sockets.is_settled(url):
                 raise
-            # The socket is that of a server that died: nothing was sent.
+            # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
+            await self._check_port(url, path)
             path = None
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         if sockets is not None:
             sockets.answered(url, path)
         return reply
+
+    async def _check_port(self, url: str, path: Path) -> None:
+        """Raise CallFailed unless the port's server is of the user whose socket does not answer."""
+        try:
+            reply = await self._call("GET", url_of_pool(url), None, None, None, timeout_s=COMPARE_S, is_parsed=False)
+        except CallFailed as failed:
+            raise CallFailed(f"the socket {path} does not answer, and by its port: {failed}") from None
+        if (refusal := judge_port(urlsplit(url).netloc, path, reply.server_uid)) is not None:
+            raise CallFailed(refusal, is_temporary=False)
 
     async def _ask(self, url: str, path: Path | None) -> Any:
         try:
@@ -181,7 +202,8 @@ class Transport:
             raise CallFailed(why, is_temporary=False, status=status)
         took_s = boot_time() - sent_at
         data = _parse(text, status) if is_parsed else None
-        return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text)
+        connected = getattr(response, "connected", None)
+        return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text, connected)
 
     def _session_for(self, path: Path | None) -> aiohttp.ClientSession:
         import aiohttp  # noqa: PLC0415 - loaded by now
@@ -209,6 +231,16 @@ class Transport:
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     import aiohttp  # noqa: PLC0415 - loaded by now
 
+    class AnswerWithConnection(aiohttp.ClientResponse):
+        """Keeps our end of the connection, which aiohttp forgets with the end of a short answer."""
+
+        connected: socket.socket | None = None
+
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            if connection.transport is not None:
+                self.connected = connection.transport.get_extra_info("socket")
+            return await super().start(connection)
+
     # No cookies, no proxy of the environment, no compression: two compressed megabytes may be gigabytes.
     return aiohttp.ClientSession(
         connector=connector,
@@ -216,6 +248,7 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
+        response_class=AnswerWithConnection,
     )
 
 

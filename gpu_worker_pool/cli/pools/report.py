@@ -170,6 +170,8 @@ class LeaseReport:
             "granted_at": iso_time(self.granted_at),
             "ended_at": iso_time(self.ended_at),
             "end_reason": view.end_reason,
+            "ended_by": view.ended_by,
+            "end_note": view.end_note,
             "expires_in_s": view.expires_in_s,
             "parent": view.parent,
         }

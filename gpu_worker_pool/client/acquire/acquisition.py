@@ -98,6 +98,7 @@ class Acquisition:
         self._refused: dict[str, str] = {}
         # How often each endpoint has failed in a row, and why at last.
         self._failures: dict[str, tuple[int, str]] = {}
+        self._was_ended = False
         self._ask_again_at: dict[str, float] = {}
 
     async def run(self, timeout_s: float) -> Won:
@@ -186,7 +187,8 @@ class Acquisition:
             found = await self._take_in(task, member, book)
             won = won or found
         if won is None and self._refused.keys() >= self._members.keys():
-            raise RequestRefusedError(self._refused, has_granted=self._granted_at & self._refused.keys() != set())
+            has_granted = self._granted_at & self._refused.keys() != set()
+            raise RequestRefusedError(self._refused, has_granted=has_granted, was_ended=self._was_ended)
         return won
 
     async def _take_in(self, task: asyncio.Task[LeaseAnswer], member: Member, book: LeaseBook) -> Won | None:
@@ -231,6 +233,7 @@ class Acquisition:
         """Ask under another id after the lease ended under this one, unless a person ended it."""
         if over.is_final:
             self._refused[member.id] = over.words
+            self._was_ended = True
             return
         ended_id = self._id_at(member)
         fields = {"lease_id": ended_id, "endpoint": member.id}
@@ -252,7 +255,7 @@ class Acquisition:
             self._fail(member, error)
             return None
         if lease_id in renewal.renewed:
-            return Won(member, book, lease_id, grant, renewal.sent_at)
+            return Won(member, book, lease_id, grant, renewal.renewed_at)
         self._ask_under_new_id(member, renewal.lost.get(lease_id, Over("unknown")))
         return None
 

@@ -35,11 +35,13 @@ RENEWALS_PER_TTL = 3
 class Pool:
     """The pool of this box. A change returns once it is written; NotWritten if it cannot be.
 
-    `id` identifies this server, whatever names it has, until it restarts.
+    `id` identifies this server, whatever names it has, until it restarts; `pool_id` identifies its journal, and is None
+    until that is open.
     """
 
     def __init__(self, driver: Driver, sampler: Sampler, machine: Machine, presence: Presence, *, node: str) -> None:
         self.id = secrets.token_hex(8)
+        self.pool_id: str | None = None
         self.node = node
         self._driver = driver
         self._sampler = sampler
@@ -114,12 +116,23 @@ class Pool:
             raise self._driver.not_written()
 
     async def request(
-        self, lease_id: str, request: Request, *, caller: str, is_known: bool, is_loopback: bool
+        self,
+        lease_id: str,
+        request: Request,
+        *,
+        caller: str,
+        is_known: bool,
+        is_loopback: bool,
+        uid: int | None = None,
     ) -> list[ev.Event]:
-        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist."""
+        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist,
+        ForeignProcess if that runs as another user than `uid`.
+        """
         if not is_known:
             process = self._machine.local_process(request.holder, is_loopback=is_loopback)
             if process is not None:
+                if uid is not None:
+                    self._machine.check_owner(process, uid)
                 request = replace(request, holder=replace(request.holder, process=process))
         try:
             events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
@@ -137,25 +150,30 @@ class Pool:
 
     async def renew_until_ended(
         self, lease_ids: Sequence[str], wait_s: float, receive: Receive, *, caller: str
-    ) -> list[ev.Event]:
-        """Renew these leases until one of them has ended or the time is over; return the events of the last renewal.
+    ) -> tuple[list[ev.Event], float]:
+        """Renew these leases until one of them has ended or the time is over; return the events of the last renewal, and
+        after how many seconds it was made.
 
         ClientGone if the client disconnects first.
         """
         with self._presence.watching(len(lease_ids), caller):
             return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s, caller), None, receive)
 
-    async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float, caller: str) -> list[ev.Event]:
+    async def _renew_until_ended(
+        self, lease_ids: tuple[str, ...], wait_s: float, caller: str
+    ) -> tuple[list[ev.Event], float]:
         driver, leases = self._driver, self._driver.state.leases
-        until = driver.now() + wait_s
+        began = driver.now()
+        until = began + wait_s
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
         while True:
             left_s = max(until - driver.now(), 0.0)
             await driver.wait_for_change(lease_ids, min(left_s, step_s))
+            held_s = driver.now() - began
             events = await self.renew(*lease_ids, caller=caller)
             is_over = driver.is_closed or until <= driver.now()
             if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
-                return events
+                return events, held_s
 
     async def release(
         self, lease_id: str, *, caller: str, is_holder: bool = False, by: str | None = None, why: str | None = None

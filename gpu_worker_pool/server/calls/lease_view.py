@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -33,8 +35,12 @@ def brief_view(state: PoolState, lease: Lease, now: float, explainer: Explainer)
     return _view(wire.LeaseView, lease, "queued", reason=reason, position=position, expires_in_s=expires_in_s)
 
 
-def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False) -> wire.LeaseView:
-    """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index."""
+def lease_view(
+    state: PoolState, lease: Lease, now: float, *, by_uuid: bool = False, pool_id: str | None = None
+) -> wire.LeaseView:
+    """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index. An active lease names the
+    pool that granted it, if `pool_id` is given.
+    """
     match lease:
         case QueuedLease():
             explanation = explain(state, lease.id, now)
@@ -50,7 +56,7 @@ def lease_view(state: PoolState, lease: Lease, now: float, *, by_uuid: bool = Fa
         case ActiveLease():
             gpus = _refs(state, lease.gpus)
             return _view(
-                wire.LeaseView,
+                wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id),
                 lease,
                 "active",
                 gpus=gpus,
@@ -85,7 +91,7 @@ def verdict_view(verdict: Verdict, **where: Any) -> wire.VerdictView:
     return cast("wire.VerdictView", {**where, "code": verdict.code, "text": str(verdict), **own})
 
 
-def _view(kind: type[ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
+def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
     request, holder = lease.request, lease.request.holder
     wishes = request.wishes
     asked = lease.ended if isinstance(lease, DrainingLease) else lease

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import floor
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
@@ -58,6 +59,7 @@ class LeaseCalls:
             caller=call.turn_name(caller),
             is_known=known is not None,
             is_loopback=call.is_loopback,
+            uid=None if caller.is_admin else call.uid,
         )
         _refuse(lease_id, events)
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
@@ -112,7 +114,7 @@ class LeaseCalls:
             )
         outcome = self._outcome(await self._pool.renew(*ids, caller=name, arrived_at=arrived_at))
         if form.wait_s > 0 and not outcome.lost and self._pool.has_room_to_wait_for(len(ids), name):
-            outcome = self._outcome(await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
+            outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
         return Response(200, encode(outcome))
 
     async def release(self, call: Call) -> Response:
@@ -144,7 +146,7 @@ class LeaseCalls:
         most = call.lenient_query(QUEUE), call.lenient_query(LEASES)
         return Response(200, await self._shared.get(most, partial(encode_pool, self._pool, *most)))
 
-    def _outcome(self, events: list[ev.Event]) -> RenewAnswer:
+    def _outcome(self, events: list[ev.Event], held_s: float = 0.0) -> RenewAnswer:
         state, now = self._pool.state, self._pool.now()
         renewed: list[Renewed] = []
         lost: list[NotRenewed] = []
@@ -160,7 +162,9 @@ class LeaseCalls:
                 lost.append(_not_renewed(event.lease_id, state.find(event.lease_id), str(event.reason)))
             elif isinstance(event, ev.LeaseUnknown):
                 lost.append(NotRenewed(id=event.lease_id))
-        return RenewAnswer(renewed=tuple(renewed), lost=tuple(lost))
+        return RenewAnswer(
+            renewed=tuple(renewed), lost=tuple(lost), held_s=_rounded_down(held_s), pool_id=self._pool.pool_id
+        )
 
     def _check_may_manage(self, caller: Caller, lease: Lease) -> None:
         owner = lease.request.holder.owner
@@ -178,7 +182,8 @@ class LeaseCalls:
         return lease
 
     def _encode(self, lease: Lease, query: dict[str, Any]) -> bytes:
-        return encode(lease_view(self._pool.state, lease, self._pool.now(), by_uuid=query["devices"] == "uuid"))
+        pool, by_uuid = self._pool, query["devices"] == "uuid"
+        return encode(lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, pool_id=pool.pool_id))
 
 
 def to_request(form: LeaseForm, owner: str | None) -> Request:
@@ -229,6 +234,11 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
                 raise Refused(429, detail, RETRY_AFTER)
             case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
                 raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
+
+
+def _rounded_down(seconds: float) -> float:
+    """Never too long: a holder counts its TTL from then."""
+    return floor(max(seconds, 0.0) * 1000) / 1000
 
 
 def _you_are(caller: Caller) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from gpu_worker_pool.host.identity import NoSuchProcess
+from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.ledger.fair_queue import TooManyCalls
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
@@ -48,6 +48,8 @@ def _refusal(error: Exception) -> Refused:
             return Refused(422, f"{error}.")
         case TooManyCalls():
             return Refused(429, str(error), RETRY_AFTER)
+        case ForeignProcess():
+            return Refused(403, f"{error}.")
         case TooManyWaiting():
             return Refused(503, str(error), RETRY_AFTER)
         case NotWritten():
