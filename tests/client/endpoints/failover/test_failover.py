@@ -221,7 +221,7 @@ async def test_a_lease_that_makes_no_sense_is_not_taken_for_a_gpu(servers: list[
 
 async def test_facts_beside_the_gpus_that_make_no_sense_are_left_out() -> None:
     scripted = ScriptedLeases(
-        put=lambda seen: _answer(201, lease(seen.lease_id, "active", fence="seven", labels=[1], position="x"))
+        put=lambda seen: _answer(201, lease(seen.lease_id, "active", fence=None, labels=[1], position="x"))
     )
     with ForeignServer(scripted.behaviour()) as foreign:
         async with client_of(foreign) as client:
