@@ -61,6 +61,8 @@ class CheckedPool(QueueChecks):
         self.seen: dict[tuple[Any, str], set[Any]] = {}
         # What looks at the queue found in this step, before each grant.
         self.outcomes: list[Outcome] = []
+        # The leases that the present step has granted.
+        self.just_granted: set[str] = set()
 
     def do(self, command: Any, now: float) -> list[Any]:
         assert self.core.decide.decide(self.state, command, now) == self.core.decide.decide(self.state, command, now)
@@ -68,6 +70,7 @@ class CheckedPool(QueueChecks):
         is_reboot = isinstance(command, self.core.commands.Open) and command.boot_id != self.model.boot_id
         # Time does not go back behind anything that has happened.
         self.model.now = now if is_reboot else max(now, self.state.clock)
+        self.just_granted.clear()
         events: list[Any] = self.core.step.step(self.state, command, now)
         self.log += events
         self.step_ends.append(len(self.log))
@@ -228,6 +231,7 @@ class CheckedPool(QueueChecks):
         assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
         model.fences[node] = event.fence
         self._activate(lease, event)
+        self.just_granted.add(lease.id)
 
     def _granted_inside(self, event: Any) -> None:
         model, lease = self.model, self.model.leases[event.lease_id]
@@ -322,11 +326,11 @@ class CheckedPool(QueueChecks):
             del self.model.leases[lease.id]
 
     def _is_taken_over(self, drained: Lease, gpu: Any) -> bool:
-        """Whether the process has the GPU again, as the same owner."""
+        """Whether the process has just been granted the GPU again, as the same owner."""
         theirs = drained.request.holder
         return theirs.process is not None and any(
             (holder.process, holder.owner) == (theirs.process, theirs.owner)
-            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.state == "active")
+            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.id in self.just_granted)
         )
 
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
