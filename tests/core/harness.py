@@ -200,7 +200,7 @@ class CheckedPool(QueueChecks):
         model.busy.clear()
         model.reservation, model.claims, model.undated = None, {}, {}
         for lease in model.leases.values():
-            is_draining = lease.state == "draining"
+            is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
@@ -248,7 +248,7 @@ class CheckedPool(QueueChecks):
     def _activate(self, lease: Lease, event: Any) -> None:
         model, request = self.model, lease.request
         lease.state, lease.gpus, lease.fence, lease.granted_at = "active", event.gpus, event.fence, event.granted_at
-        lease.due = event.at + model.lasts_s(lease)
+        lease.due, lease.began = event.at + model.lasts_s(lease), event.at
         limit_s = model.limit_s(request) if request.parent is None else request.time_limit_s
         lease.limit = None if limit_s is None else event.at + limit_s
         assert event.limit == lease.limit, "the wrong time limit"

@@ -221,7 +221,7 @@ def _tick(state: PoolState, command: cmd.Tick, now: float) -> list[ev.Event]:
             events += ended
     for lease_id in islice(state.timetable.due(now), MOST_DUE):
         if lease_id not in over:
-            on_time = _on_timetable(state, lease_id, now)
+            on_time = [event for event in _on_timetable(state, lease_id, now) if event.lease_id not in over]
             over.update(event.lease_id for event in on_time)
             events += on_time
     return events + [event for event in due_bookings(state, now) if getattr(event, "lease_id", None) not in over]
