@@ -350,7 +350,8 @@ class CheckedPool(QueueChecks):
             self.model.readings[key] = reading
             load = reading.utilization_percent
             if key not in self.model.busy or load is None or load >= self.settings.computing_percent:
-                self.model.busy[key] = max(reading.at, self.model.busy.get(key, reading.at))
+                # What it did before it was seen is unknown.
+                self.model.busy[key] = max(reading.at, self.model.busy.get(key, self.model.now))
             for lease in self.model.on(key):
                 mine = {tuple(p.id) for p in reading.processes or () if self.model.is_mine(key, lease, p)}
                 self.seen[key, lease.id] = mine

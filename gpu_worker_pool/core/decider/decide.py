@@ -37,9 +37,6 @@ UNNAMED = "an unnamed caller"
 # So many leases end by one tick. While a decision lasts, no caller is answered.
 MOST_DUE = 256
 
-# If a warning comes late, the holder still has this part of the usual time.
-LEAST_WARNING = 1 / 6
-
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
     """The events that a command leads to. The same state, command and time give the same events."""
@@ -233,8 +230,7 @@ def _on_timetable(state: PoolState, lease_id: str, now: float) -> list[ev.LeaseW
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
     if lease.ending is not None:
         return [*_all_ended(state, lease, lease.ending.reason, now)]
-    ends = max(lease.limit or now, now + lease.warning_s * LEAST_WARNING)
-    return [ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, ends)]
+    return [ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, lease.end_if_warned(now))]
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
