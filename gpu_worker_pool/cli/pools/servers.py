@@ -142,3 +142,16 @@ def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
         f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "
         "`gpu-pool doctor` looks closer."
     )
+
+
+def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
+    """The endpoint of a GPU that is named `2` or `server1:2`, and its name there."""
+    endpoint, colon, local = gpu.rpartition(":")
+    if colon and local and endpoint in endpoints:
+        return endpoint, local
+    if len(endpoints) == 1 and not colon and gpu:
+        return endpoints[0], gpu
+    example = f"{endpoints[0]}:2" if len(endpoints) > 1 else "2"
+    raise Failure(
+        f"{gpu!r} names no GPU of {', '.join(endpoints)}; write {example} as `gpu-pool status` shows it", USAGE
+    )

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
 from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_inside, show_outsiders, show_since
+from gpu_worker_pool.cli.pools.terms import short_start, show_terms
 from gpu_worker_pool.cli.table import Cell, Column, lay_out, line
 
 from .frame import Frame, GpuRow
@@ -42,12 +43,14 @@ _LEASE_COLUMNS = (
     Column("SINCE", 5, 8, rank=1, is_number=True),
     Column("ID", 8, 36, rank=5),
     Column("FROM", 6, 24, rank=6),
+    Column("TERMS", 5, 36, rank=3),
     Column("RUNS", 8, _NO_LIMIT, rank=2),
 )
 _QUEUE_COLUMNS = (
     Column("QUEUE", 6, 28),
     Column("SINCE", 5, 8, rank=2, is_number=True),
     Column("PRIO", 4, 6, rank=4),
+    Column("START", 6, 10, rank=1),
     Column("WANTS", 8, 40, rank=3),
     Column("COMMAND", 7, 30, rank=1),
     Column("WAITS BECAUSE", 16, _NO_LIMIT),
@@ -218,6 +221,7 @@ def _lease_cells(lease: LeaseReport, now: float) -> list[Cell]:
         Text(show_since(lease.since_at, now)),
         Text(lease.id, "dim"),
         Text(where),
+        Text(", ".join(show_terms(view, now)), "bold red" if view.warning else ""),
         Text(runs or ""),
     ]
 
@@ -228,6 +232,7 @@ def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
         Text(f"{position} " if is_one else f"{lease.endpoint} {position} ").append(lease.holder, "bold"),
         Text(show_since(lease.requested_at, now)),
         Text(str(lease.view.priority) if lease.view.priority else ""),
+        Text(short_start(lease.view, now)),
         Text(lease.wants + lease.inside),
         Text(lease.command or ""),
         Text(lease.why or "the server does not say why"),
