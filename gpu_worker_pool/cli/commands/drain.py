@@ -119,9 +119,7 @@ def _what_is_left(gpu: GpuReport, report: PoolReport) -> str:
     if there is None:
         return ""
     if not there.view.is_out_of_service:
-        planned = [
-            each for each in report.bookings if each.is_drain and gpu.view.uuid in {ref.uuid for ref in each.view.gpus}
-        ]
+        planned = [each for each in report.bookings if each.is_drain and each.has(gpu.view)]
         if not planned:
             raise Failure(f"GPU {gpu.id} is back in service; there is nothing to wait for", REFUSED)
         return f"GPU {gpu.id} is {planned[0].in_words(now)}"

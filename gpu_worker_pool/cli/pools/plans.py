@@ -7,6 +7,7 @@ from typing import Any
 
 from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.wire.plans import BookingView, ReservationView
+from gpu_worker_pool.wire.pool import PoolGpu
 from gpu_worker_pool.wire.reader import read_time
 
 from .naming import Naming, show_gpus
@@ -30,6 +31,9 @@ class BookingReport:
     @property
     def is_drain(self) -> bool:
         return self.view.owner is None and self.view.ends_at is None
+
+    def has(self, gpu: PoolGpu) -> bool:
+        return any(each.uuid == gpu.uuid for each in self.view.gpus)
 
     def span(self, now: float) -> str:
         """`from Tue 09:00 until Tue 13:00`."""

@@ -162,10 +162,10 @@ class LeaseReport:
             "parent": view.parent,
             "time_limit_s": view.time_limit_s,
             "preemptible": view.preemptible,
-            "ends_at": view.ends_at,
+            "ends_at": iso_time(read_time(view.ends_at)),
             "warning": None if view.warning is None else asdict(view.warning),
             "idle_s": view.idle_s,
-            "expected_start_at": view.expected_start_at,
+            "expected_start_at": iso_time(read_time(view.expected_start_at)),
             "expected_start_basis": view.expected_start_basis,
             "expected_after": view.expected_after,
         }
