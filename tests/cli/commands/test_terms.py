@@ -18,6 +18,7 @@ from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.cli.pools.terms import short_start, show_start, show_terms
 from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState
 from gpu_worker_pool.cli.top.view import draw_all
+from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.wire.leases import EndWarning, LeaseView
 
 NOON = datetime(2026, 11, 17, 12).astimezone()
@@ -40,7 +41,9 @@ WAITING = LeaseView(id="w", state="queued", expected_start_at=at(2.5), expected_
         (replace(ACTIVE, ends_at=at(48)), ["ends Thu 12:00"]),
         (replace(ACTIVE, preemptible=True, idle_s=2700.0), ["preemptible", "idle 45m"]),
         (
-            replace(ACTIVE, ends_at=at(1), warning=EndWarning(reason="time_limit", ends_at=at(1), ends_in_s=40.5)),
+            replace(
+                ACTIVE, ends_at=at(1), warning=EndWarning(reason=EndReason.TIME_LIMIT, ends_at=at(1), ends_in_s=40.5)
+            ),
             ["ends in 40s: time limit"],
         ),
         (replace(ACTIVE, ends_at="soon"), ["ends an unknown time"]),
@@ -85,7 +88,7 @@ def lease(id_: str, owner: str, command: str, **more: Any) -> dict[str, Any]:
     return {"id": id_, "owner": owner, "labels": {"command": command}, **active, **more}
 
 
-POOL = {
+POOL: dict[str, Any] = {
     "gpus": [gpu(0, "leased", "one"), gpu(1, "leased", "two"), gpu(2, "free"), {**gpu(3, "held"), "reason": "kept"}],
     "leases": [
         lease("one", "carol", "train_the_large_model.py", ends_at=at(2.5), time_limit_s=9000.0, preemptible=True),
@@ -182,10 +185,10 @@ def test_top_shows_terms_starts_and_bookings(width: int) -> None:
 def test_a_plan_of_another_kind_is_unknown_and_never_a_crash(wrong: Any) -> None:
     broken = []
     for part in ("leases", "queue", "bookings"):
-        first = {"time_limit_s": 1.0, "idle_s": 1.0, "warning": {"reason": "idle"}, **POOL[part][0]}  # type: ignore[dict-item]
+        first = {"time_limit_s": 1.0, "idle_s": 1.0, "warning": {"reason": "idle"}, **POOL[part][0]}
         broken += [{**POOL, part: [{**first, key: wrong}]} for key in first]
-    reservation: Any = POOL["reservation"]
-    broken += [{**POOL, "reservation": {**reservation, key: wrong}} for key in reservation]
+    kept = POOL["reservation"]
+    broken += [{**POOL, "reservation": {**kept, key: wrong}} for key in kept]
     for pool in broken:
         report = read(pool)
         assert json.dumps(report.as_json(), allow_nan=False).isprintable()
