@@ -36,8 +36,6 @@ class QuotaCalls:
         return {"quotas": self.show, "set_quota": self.set, "remove_quota": self.remove}
 
     async def show(self, _: Call) -> Response:
-        self._pool.check_is_open()
-        await self._pool.caught_up()
         return await self.listed()
 
     async def set(self, call: Call) -> Response:
@@ -62,6 +60,8 @@ class QuotaCalls:
 
     async def encoded(self) -> bytes:
         """All quotas, with the use of their owners and of others. It yields to other work in between."""
+        self._pool.check_is_open()
+        await self._pool.caught_up()
         state, uses, loop_share = self._pool.state, _Uses(self._pool), LoopShare()
         quotas, others = [], []
         for owner, quota in sorted(state.quotas.items()):
