@@ -48,9 +48,9 @@ class Accounts:
             account = begin()
             until = inf if account.until is None else account.until
             rows = connection.execute(self._sql["read_ended_within"], (account.since, until, until, until))
-            for lease_id, owner, gpu_count, is_shared, requested_at, granted_at, ended_at in _in_chunks(rows):
+            for lease_id, owner, gpu_count, is_shared, *times, reason in _in_chunks(rows):
                 if lease_id not in but_for:
-                    account.count(LeaseTimes(owner, gpu_count, bool(is_shared), requested_at, granted_at, ended_at))
+                    account.count(LeaseTimes(owner, gpu_count, bool(is_shared), *times, end_reason=reason))
         return account, complete_since
 
     def trace(self, begin: Callable[[], Timeline], *, but_for: Container[str] = ()) -> tuple[Timeline, float | None]:

@@ -34,6 +34,9 @@ NOTHING = {
     "wait_hours": 0.0,
     "unknown_leases": 0,
     "unknown_waits": 0,
+    "time_limit_ends": 0,
+    "preempted_ends": 0,
+    "idle_ends": 0,
 }
 PAST = (
     past("ada", 2, 0, 1, 4),
