@@ -1,4 +1,4 @@
-"""Views of what is planned: bookings, and the reservation of the first in line."""
+"""Views of what is planned: bookings, and the reservation of the first waiter."""
 
 from __future__ import annotations
 

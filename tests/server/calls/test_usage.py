@@ -91,6 +91,9 @@ def test_the_past_is_added_up_by_owner(server: ServerProcess) -> None:
         "wait_hours": 1.5,
         "unknown_leases": 1,
         "unknown_waits": 1,
+        "time_limit_ends": 0,
+        "preempted_ends": 0,
+        "idle_ends": 0,
     }
 
 
