@@ -19,8 +19,10 @@ from .batch.command import batch
 from .commands.drain import drain, undrain
 from .commands.explain import explain
 from .commands.leases import leases
+from .commands.quota import list_quotas, remove_quota, set_quota
 from .commands.release import release
 from .commands.report import report
+from .commands.reserve import reservations, reserve
 from .commands.status import status
 from .commands.wait import wait
 from .demo.command import demo
@@ -133,9 +135,17 @@ app.command(cls=_Command, rich_help_panel="Look")(leases)
 app.command(cls=_Command, rich_help_panel="Look")(explain)
 app.command(cls=_Command, rich_help_panel="Look")(report)
 app.command(cls=_Command, rich_help_panel="Operate")(release)
+app.command(cls=_Command, rich_help_panel="Look")(reservations)
+app.command(cls=_Command, rich_help_panel="Operate")(reserve)
 app.command(cls=_Command, rich_help_panel="Operate")(drain)
 app.command(cls=_Command, rich_help_panel="Operate")(undrain)
 app.command(cls=_Command, rich_help_panel="Try")(demo)
+
+quota = typer.Typer(cls=_Commands, no_args_is_help=True, help="Show and set who may use how much.")
+quota.command("set", cls=_Command)(set_quota)
+quota.command("list", cls=_Command)(list_quotas)
+quota.command("remove", cls=_Command)(remove_quota)
+app.add_typer(quota, name="quota", rich_help_panel="Operate")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -278,6 +278,7 @@ TABLE: tuple[Resource, ...] = (
     _for_page("/ui/data/pool", None, _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
     _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
     _for_page("/ui/data/usage", None, _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
+    _for_page("/ui/data/quotas", None, _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
     _for_page("/ui/data/peers", None, _get("page_peers", "Other servers, for the page", pool.PeersView, (422, 503))),
     _for_page(
         "/ui/data/timeline",

@@ -11,14 +11,14 @@ from math import floor, inf
 from typing import Final
 
 import typer
-from rich.text import Text
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
 from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, MemoryPerGpu, Model, Timeout
-from gpu_worker_pool.cli.output import complain, err, out, print_json
+from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.status_line import StatusLine
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.core.model.memory import MB_PER_GB, show_mb
@@ -158,7 +158,7 @@ async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple
     """Poll every server once a second, until the time is over. Returns the free GPUs, all of one endpoint."""
     clock = asyncio.get_running_loop().time
     began = clock()
-    watch, line = _ServerWatch(servers), _StatusLine(wanted)
+    watch, line = _ServerWatch(servers), StatusLine()
     tasks = [asyncio.create_task(watch.poll(id_)) for id_ in servers.ids]
     try:
         while True:
@@ -171,8 +171,9 @@ async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple
             if left_s <= 0:
                 silent = [endpoint for endpoint in servers.ids if endpoint not in watch.reports]
                 return TimeOver(list(watch.reports.values()), silent)
-            if watch.reports:
-                line.show(watch)
+            if watch.has_seen_all or (watch.reports and line.is_live):
+                standing = (f"{each.endpoint}: {wanted.standing_in(each)}" for each in watch.reports.values())
+                line.show(f"waiting for {wanted}: {'; '.join(standing)}")
             await watch.news(left_s)
     finally:
         line.close()
@@ -224,25 +225,3 @@ def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
         f"; the most that a GPU has below its threshold is {_at_most(max(most))}" if wanted.memory_mb and most else ""
     )
     raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
-
-
-class _StatusLine:
-    def __init__(self, wanted: WantedGpus) -> None:
-        self._wanted = wanted
-        console = err()
-        self._live = console.status("") if console.is_terminal else None
-        self._was_said = False
-
-    def show(self, watch: _ServerWatch) -> None:
-        standing = (f"{report.endpoint}: {self._wanted.standing_in(report)}" for report in watch.reports.values())
-        line = f"waiting for {self._wanted}: {'; '.join(standing)}"
-        if self._live is not None:
-            self._live.update(Text(line))
-            self._live.start()
-        elif watch.has_seen_all and not self._was_said:
-            complain(line)
-            self._was_said = True
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()

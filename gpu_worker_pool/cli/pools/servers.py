@@ -152,3 +152,21 @@ def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
     return Failure(
         f"no GPU server can be used: {reasons}. {start} another one with --endpoint; `gpu-pool doctor` looks closer."
     )
+
+
+def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
+    """The endpoint of a GPU that is named `2` or `server1:2`, and its name there."""
+    endpoint, colon, local = gpu.rpartition(":")
+    if colon and local and endpoint in endpoints:
+        return endpoint, local
+    if len(endpoints) == 1 and not colon and gpu:
+        return endpoints[0], gpu
+    known = ", ".join(endpoints)
+    if colon and local and len(endpoints) == 1:
+        why = f"the server asked is {known}, not {endpoint}; write {local} for its GPU, or give the other's --endpoint"
+    elif colon and local:
+        why = f"{endpoint} is none of the servers asked: {known}"
+    else:
+        example = f"{endpoints[0]}:2" if len(endpoints) > 1 else "2"
+        why = f"it names no GPU of {known}; write {example} as `gpu-pool status` shows it"
+    raise Failure(f"{gpu!r}: {why}", USAGE)

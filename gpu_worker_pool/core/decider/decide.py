@@ -24,7 +24,7 @@ from gpu_worker_pool.core.model.lease import (
 )
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
-from gpu_worker_pool.core.queue.booking import book, due_bookings
+from gpu_worker_pool.core.queue.booking import book, due_bookings, is_repeated
 from gpu_worker_pool.core.queue.idleness import idle_warnings
 from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, why_beyond_limits
@@ -322,8 +322,8 @@ def _set_quota(state: PoolState, command: cmd.SetQuota, now: float) -> list[ev.E
 
 def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.Event]:
     known = state.bookings.get(command.booking.id)
-    if known is not None and replace(command.booking, gpus=command.booking.gpus or known.gpus) == known:
-        return []  # asked again
+    if known is not None and is_repeated(state, known, command.booking, command.wishes):
+        return []
     booked = book(state, command.booking, command.wishes, now)
     if isinstance(booked, str):
         return [ev.BookingRefused(now, command.booking.id, booked)]

@@ -167,7 +167,9 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
     queue(server, waiter, owner="carol", gpus=2)
     why = called("explain", waiter, server=server)
     assert why.code == 0
-    head, _, *rows = why.out.splitlines()
+    head, start, reason, _, *rows = why.out.splitlines()
+    assert "start" in start
+    assert reason.startswith("Why: ")
     assert head.startswith(f"carol ({waiter}) waits at 127.0.0.1 for 2 GPUs on one node: position 1 of 1")
     assert sorted(row.split("Tesla T4")[1].split()[0] for row in rows) == ["available", "leased"]
     assert any("leased by [red]bob" in row and "  [red]bob, python train.py, since " in row for row in rows)

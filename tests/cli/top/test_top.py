@@ -19,7 +19,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, Naming, PoolReport
+from gpu_worker_pool.cli.pools.naming import Naming
+from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport
 from gpu_worker_pool.cli.table import Column, lay_out
 from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState, without_twins
 from gpu_worker_pool.cli.top.keys import DOWN, PAGE_UP, TAB, keys_in

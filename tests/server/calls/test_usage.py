@@ -34,6 +34,9 @@ NOTHING = {
     "wait_hours": 0.0,
     "unknown_leases": 0,
     "unknown_waits": 0,
+    "time_limit_ends": 0,
+    "preempted_ends": 0,
+    "idle_ends": 0,
 }
 PAST = (
     past("ada", 2, 0, 1, 4),
@@ -88,6 +91,9 @@ def test_the_past_is_added_up_by_owner(server: ServerProcess) -> None:
         "wait_hours": 1.5,
         "unknown_leases": 1,
         "unknown_waits": 1,
+        "time_limit_ends": 0,
+        "preempted_ends": 0,
+        "idle_ends": 0,
     }
 
 
