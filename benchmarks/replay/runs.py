@@ -203,6 +203,7 @@ def run_timed(
     since, until = arriving(run.arrives_at)
     return {
         "policy": policy.name,
+        "rule": policy.rule.name,
         "nodes": len(trace.nodes),
         "gpus": trace.gpus,
         "node_fraction": fraction,

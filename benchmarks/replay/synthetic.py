@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 from benchmarks.replay.openb import GPU_MILLI, Node, Task, Trace, owner_of
 from gpu_worker_pool.core.model.request import Wishes
@@ -38,21 +38,21 @@ def synthetic(load: Load, seed: int) -> Trace:
     """Return the load as a trace."""
     rng = random.Random(seed)
     nodes = tuple(Node(f"node-{number}", GPUS_PER_NODE, MODEL) for number in range(NODES))
-    mean_s = MEDIAN_S * exp(SIGMA**2 / 2)
-    mean_width = sum(width * share for width, share in zip(WIDTHS, SHARES, strict=True))
-    gpus_for_others = LOAD * NODES * GPUS_PER_NODE - WIDE * mean_s / WIDE_EVERY_S
-    per_s = gpus_for_others / (mean_width * mean_s)
-    arrivals: list[tuple[float, int]] = []
-    at = rng.expovariate(per_s)
-    while at < load.lasts_s:
-        arrivals.append((at, rng.choices(WIDTHS, SHARES)[0]))
-        at += rng.expovariate(per_s)
-    arrivals += [(WIDE_EVERY_S * (number + 1), WIDE) for number in range(int(load.lasts_s / WIDE_EVERY_S) - 1)]
-    tasks = []
-    for number, (created_at, gpus) in enumerate(sorted(arrivals)):
-        duration_s = min(max(rng.lognormvariate(log(MEDIAN_S), SIGMA), LEAST_S), MOST_S)
-        name = f"task-{number}"
-        tasks.append(
-            Task(name, gpus, GPU_MILLI, (), Wishes(gpus), created_at, duration_s, was_scheduled=True, owner=owner_of(name))
-        )
-    return Trace(nodes, tuple(tasks))
+    wide = [(WIDE_EVERY_S * number, WIDE, _duration_s(rng)) for number in range(int(load.lasts_s / WIDE_EVERY_S))]
+    asked = [*wide]
+    left_s = LOAD * NODES * GPUS_PER_NODE * load.lasts_s - sum(gpus * lasts_s for _, gpus, lasts_s in wide)
+    while left_s > 0:
+        asked.append((rng.uniform(0.0, load.lasts_s), rng.choices(WIDTHS, SHARES)[0], _duration_s(rng)))
+        left_s -= asked[-1][1] * asked[-1][2]
+    return Trace(nodes, tuple(_task(number, *one) for number, one in enumerate(sorted(asked))))
+
+
+def _duration_s(rng: random.Random) -> float:
+    return min(max(rng.lognormvariate(log(MEDIAN_S), SIGMA), LEAST_S), MOST_S)
+
+
+def _task(number: int, created_at: float, gpus: int, duration_s: float) -> Task:
+    name = f"task-{number}"
+    return Task(
+        name, gpus, GPU_MILLI, (), Wishes(gpus), created_at, duration_s, was_scheduled=True, owner=owner_of(name)
+    )

@@ -97,7 +97,10 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                 gone.update(claimed.gpus)
             else:
                 if keeps.reservation is None:
-                    keeps.reservation = reserving.reserve(state.queued(lease_id), line)
+                    lease = state.queued(lease_id)
+                    if found.grants and reserving.is_due(lease):
+                        return found  # when these GPUs are free again can be told only afterwards
+                    keeps.reservation = reserving.reserve(lease, line, gone)
                 continue  # later waiters of the line find even less
         if index + 1 < len(lines[line]):
             heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))

@@ -9,8 +9,10 @@ A date that rests on a prediction and is more than an hour away reserves nothing
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from math import inf
 
+from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
@@ -36,14 +38,18 @@ class Reserving:
         self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
         self.changes_at = just_before(min(self.undated.values(), default=inf))
 
-    def reserve(self, lease: QueuedLease, line: Line) -> Reservation | None:
-        """The reservation of a waiter that cannot be served; None if it has none yet."""
+    def is_due(self, lease: QueuedLease) -> bool:
+        """Whether GPUs are to be found for a waiter."""
+        return lease.request.wishes not in self.undated and reserves_at(self._state, lease) <= self._now
+
+    def reserve(self, lease: QueuedLease, line: Line, gone: AbstractSet[GpuKey]) -> Reservation | None:
+        """The reservation of a waiter that cannot be served, of GPUs that are not gone; None if it has none yet."""
         state, wishes = self._state, lease.request.wishes
         due_at = reserves_at(state, lease)
         if due_at > self._now:
             self._look_again(due_at)
             return None
-        avoiding = self._keeps.booked_from(line)
+        avoiding = gone | self._keeps.booked_from(line)
         current = state.reservation
         if current is not None and current.lease_id == lease.id and current.node in state.capacity.nodes:
             plan = self._forecast.plan_on(current.node, wishes, avoiding)

@@ -127,6 +127,23 @@ def test_it_stays_on_its_node_though_another_would_be_sooner_later() -> None:
     assert (box.gpus_of("short"), reserved(box).node) == ((key(0, "x"),), "y")
 
 
+def test_what_was_granted_a_moment_ago_is_not_taken_for_free() -> None:
+    """The next waiter in line would keep to a node that has only just been taken, and for long."""
+    gpus = [reading(index, node=node) for node in ("x", "y") for index in (0, 1)]
+    box = free_at_once(*gpus, stale_after_s=1e9, reserve_after_s=0.0)
+    box.ask("short", gpus=2, time_limit_s=HOUR_S)
+    box.ask("longer", gpus=2, time_limit_s=2 * HOUR_S)
+    box.ask("first", gpus=2, time_limit_s=10 * HOUR_S)
+    box.ask("second", gpus=2)
+
+    box.release("short")
+
+    assert box.stage("first") == "active"
+    assert reserved(box) == Reservation(
+        "second", (key(0, node="y"), key(1, node="y")), START + 2 * HOUR_S, Basis.DECLARED, "longer"
+    )
+
+
 def test_a_lease_that_ends_early_brings_the_date_forward() -> None:
     box = free_at_once(reading(0), reading(1), reading(2), stale_after_s=1e9, reserve_after_s=0.0)
     for lease_id, hours in (("a", 1), ("b", 2), ("c", 3)):
