@@ -21,10 +21,10 @@ from gpu_worker_pool.core.model.request import Wishes
 NODES, GPUS_PER_NODE, MODEL = 6, 8, "A100"
 LOAD = 1.05
 WIDE, WIDE_EVERY_S = 8, 1800.0
-WIDTHS, SHARES = (1, 2, 4), (0.75, 0.15, 0.10)
+WIDTHS, SHARES = (1, 2, 4), (0.70, 0.20, 0.10)
 MEDIAN_S, SIGMA = 1800.0, 1.0
 LEAST_S, MOST_S = 60.0, 24 * 3600.0
-LASTS_S = 24 * 3600.0
+LASTS_S = 12 * 3600.0
 
 
 @dataclass(frozen=True)
