@@ -16,33 +16,36 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Sets up the environment $(1) with the extra $(2) and these options of pip, $(3). uv is used if it is installed, because it is faster; venv and pip do
-# the same.
+# Sets up the environment $(1) with these requirements, $(2), and options of pip, $(3). uv is used if it is installed, because it is faster; venv and pip
+# do the same.
 define set_up
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %s; name another one with: make PYTHON=python3.12" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@if command -v uv >/dev/null 2>&1; then \
 		echo "Setting up $(1) with uv"; \
 		uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(1) && \
-		uv pip install --quiet --python $(1)/bin/python --constraint constraints.txt --editable '.[$(2)]'; \
+		uv pip install --quiet --python $(1)/bin/python --constraint constraints.txt $(2); \
 	else \
 		echo "Setting up $(1) with venv and pip"; \
 		$(PYTHON) -m venv $(1) && \
-		$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) --constraint constraints.txt --editable '.[$(2)]'; \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) --constraint constraints.txt $(2); \
 	fi
 	@touch $@
 endef
 
 $(READY): pyproject.toml constraints.txt
-	$(call set_up,$(VENV),dev)
+	$(call set_up,$(VENV),--editable '.[dev]')
 
-# The demo needs no development tools, and imports little of what it installs: Python compiles that itself. Where those are there, it uses that environment.
+# The demo needs no development tools. It runs in this folder, so that the package need not be built, and imports little of what it installs: Python
+# compiles that itself. Where the development tools are there, it uses their environment.
 DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.demo-venv)
 
 .demo-venv/.ready: pyproject.toml constraints.txt
-	$(call set_up,.demo-venv,all,--no-compile)
+	@mkdir -p .demo-venv
+	@$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; more = p["optional-dependencies"]; print(*p["dependencies"], *more["server"], *more["cli"], sep="\n")' > .demo-venv/requirements.txt
+	$(call set_up,.demo-venv,--requirement .demo-venv/requirements.txt,--no-compile)
 
 demo: $(DEMO_VENV)/.ready ## See the pool at work on this machine
-	@$(DEMO_VENV)/bin/gpu-pool demo
+	@$(DEMO_VENV)/bin/python -m gpu_worker_pool demo
 
 test: $(READY) ## Run all tests
 	$(BIN)/python $(PYTEST)

@@ -1,16 +1,7 @@
 """Reads the lines that workers wrote while they used a pool, and finds the promises that were broken.
 
-`gpu-pool demo` and the tests in tests/e2e share this checker. It is pure: lines in, violations out. Each line has `what`,
-`who` and `at`, a time on CLOCK_BOOTTIME of one machine, and `lease` where it is about one request. Workers write `asks`,
-`answered`, `took`, `renewed`, `wrote`, `witness_busy`, `left`, `lost`, `exits` and `could_not_go_on`; the process that
-breaks things writes `killed`, `death_unnoticed`, `outsider_came`, `outsider_left`, `second_server` (what it granted),
-`pool` (who waits, and what is free) and `final` (what is left).
-
-A *tenure* is the time in which a worker may use a GPU: from `took` until it left the GPU, was killed, or its safe time
-was over (`until`, one heartbeat before the server would expire the lease, by the worker's own clock; infinite where the
-server watches the worker's process, and then only the worker itself may end the lease). An honest worker
-looks at its clock before it touches anything. One that was stopped with SIGSTOP cannot: it may keep its lock on the
-witness, a file for each GPU, long after its lease expired. No lease with a TTL prevents that; fences are there for it.
+`gpu-pool demo` and the tests in tests/e2e share this checker. It is pure: lines in, violations out. What the lines are, and
+what a tenure is, stands in run_history.py.
 
 - `held_twice`: two tenures of one GPU overlap; `overfull`: sharers exceed the memory of a GPU;
 - `lock`: a witness was taken although no earlier holder overstayed its safe time;
@@ -22,22 +13,26 @@ witness, a file for each GPU, long after its lease expired. No lease with a TTL 
 - `short`: a renewal gave less than the TTL; `resurrected`: a lease lived after its end;
 - `dead_holder`: no waiter got the GPU of a dead holder; `death_unnoticed`: a healthy server did not notice a local death;
 - `outsider`: a GPU was granted exclusively long after a process outside the pool came to it, and before it left;
-- `second_server`: another server of the same machine granted one of the GPUs;
+- `second_server`: another server of the same machine granted a GPU of the server that was there first, or, where that
+  one was away, a GPU that a local process still held under its lease;
+- `starved`: many requests of another client cost a remote holder its lease, though the server was well;
+- `lost_by_outage`: a local holder lost its GPU, or gave it up, because the server was away;
 - `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import pairwise, product
 from math import inf
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Line = Mapping[str, Any]
+from .run_history import LeaseRecord, RunHistory
+
 BY_THE_HOLDER = frozenset({"released", "cancelled"})
+GIVEN_UP = frozenset({"lost", "gave up"})
 ROUNDED_S = 0.001
 # A reading may be this old when a GPU is granted on it, and a little more passes until the grant is known.
 OUTSIDER_SEEN_S = 6.0
@@ -49,126 +44,6 @@ class Violation(NamedTuple):
 
     kind: str
     text: str
-
-
-@dataclass(slots=True)
-class LeaseRecord:
-    """One request of one worker, from its lines. Times that never came are infinite."""
-
-    key: str
-    who: str
-    turn: int
-    wishes: tuple[int, float | None]
-    priority: int
-    ttl_s: float
-    asked_at: float
-    # The server's id; the worker may have learned it after the request.
-    id: str
-    # The key of the lease whose GPUs it uses; None if it has GPUs of its own.
-    parent: str | None = None
-    lines: list[Line] = field(default_factory=list)
-    fence: int | None = None
-    uuids: tuple[str, ...] = ()
-    gpu_ids: tuple[int, ...] = ()
-    queued_at: float = inf
-    # The lease was certainly in the queue at this time, or later.
-    waited_until: float = -inf
-    granted_at: float = inf
-    took_at: float = inf
-    safe_until: float = -inf
-    left_at: float = inf
-    unlocked_at: float = inf
-    was_killed: bool = False
-    is_over: bool = False
-
-    @property
-    def ended_at(self) -> float:
-        """The latest end of its tenure, as its holder knew."""
-        return min(self.left_at, self.safe_until)
-
-    @property
-    def certainly_waited_until(self) -> float:
-        """The lease was granted after this time."""
-        return max(self.asked_at, self.waited_until)
-
-    @property
-    def is_served(self) -> bool:
-        """Whether its worker took a GPU."""
-        return self.took_at < inf
-
-    def add_line(self, line: Line) -> None:
-        """Add a line that its worker wrote."""
-        self.lines.append(line)
-        what, state, at = line["what"], line.get("state"), line["at"]
-        self.id = line.get("id", self.id)
-        self.is_over = self.is_over or what == "lost" or line.get("end_reason") is not None
-        if state == "queued":
-            self.queued_at = min(self.queued_at, at)
-            self.waited_until = max(self.waited_until, line["sent"])
-        if what == "took" or state == "active":
-            self.granted_at = min(self.granted_at, at)
-        if self.fence is None and line.get("fence") is not None:
-            self.fence, self.uuids = line["fence"], tuple(line["uuids"])
-        if what in {"took", "renewed"}:
-            self.safe_until = max(self.safe_until, line.get("until", inf))
-        if what == "took":
-            self.took_at, self.gpu_ids = at, tuple(line["gpu_ids"])
-        if what == "left":
-            self.left_at, self.unlocked_at = line["left_at"], at
-
-    def __str__(self) -> str:
-        return f"{self.who}'s turn {self.turn} (fence {'-' if self.fence is None else self.fence})"
-
-
-@dataclass
-class RunHistory:
-    """All lines in order of time, and their leases; `resources` are the lines of each GPU's resource."""
-
-    lines: Sequence[Line]
-    resources: Mapping[str, Sequence[Line]] = field(default_factory=dict)
-    usable_mb: float = inf
-    leases: dict[str, LeaseRecord] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.lines = sorted(self.lines, key=lambda line: float(line["at"]))
-        for line in self.lines:
-            key = line.get("lease", "")
-            if line["what"] == "asks":
-                wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
-                facts = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
-                self.leases[key] = LeaseRecord(key, *facts, id=key, parent=line.get("parent"))
-            lease = self.leases.get(key)
-            # The lines of other processes about a lease are not answers to its holder.
-            if lease is not None and line["who"] == lease.who:
-                lease.add_line(line)
-        self.killed = {line["worker"]: line for line in self.lines if line["what"] == "killed"}
-        for lease in self.leases.values():
-            if lease.who in self.killed and lease.left_at == inf:
-                lease.left_at, lease.was_killed = self.killed[lease.who]["at"], True
-        self.tenures = sorted((one for one in self.leases.values() if one.is_served), key=attrgetter("took_at"))
-
-    def holders(self) -> dict[str, list[LeaseRecord]]:
-        """The exclusive tenures of each GPU in order, without those that were over before they began, and without
-        those inside another.
-        """
-        found: dict[str, list[LeaseRecord]] = defaultdict(list)
-        for lease in self.tenures:
-            if lease.parent is not None:
-                continue
-            for uuid in lease.uuids if lease.wishes[1] is None and lease.took_at < lease.ended_at else ():
-                found[uuid].append(lease)
-        return found
-
-    def around(self, lease: LeaseRecord) -> list[str | None]:
-        """The keys of the leases that a lease is inside of, outwards; the last is None."""
-        found = [lease.parent]
-        while (outer := self.leases.get(found[-1] or "")) is not None and outer.parent not in found:
-            found.append(outer.parent)
-        return found
-
-    def of_kind(self, what: str) -> Iterator[Line]:
-        """The lines of one kind."""
-        return (line for line in self.lines if line["what"] == what)
 
 
 def check(history: RunHistory) -> list[Violation]:
@@ -185,6 +60,8 @@ def check(history: RunHistory) -> list[Violation]:
         check_deaths,
         check_outsiders,
         check_second_server,
+        check_starved,
+        check_outages,
     )
     return [violation for one in checks for violation in one(history)]
 
@@ -247,9 +124,14 @@ def check_fences(history: RunHistory) -> Iterator[Violation]:
         other = by_fence.setdefault(_fence(lease), lease)
         if other is not lease:
             yield Violation("fence", f"{lease} and {other} have the same fence")
-    for earlier, later in product(granted, granted):
-        if earlier.granted_at <= later.asked_at and _fence(earlier) > _fence(later):
-            yield Violation("fence", f"{later} was asked for when {earlier} was held already")
+    waiting, highest = iter([*granted, None]), None
+    earlier = next(waiting)
+    for later in sorted(granted, key=attrgetter("asked_at")):
+        while earlier is not None and earlier.granted_at <= later.asked_at:
+            highest = earlier if highest is None or _fence(earlier) > _fence(highest) else highest
+            earlier = next(waiting)
+        if highest is not None and _fence(highest) > _fence(later):
+            yield Violation("fence", f"{later} was asked for when {highest} was held already")
     for uuid, tenures in history.holders().items():
         for earlier, later in pairwise(tenures):
             if _fence(earlier) > _fence(later):
@@ -384,16 +266,39 @@ def check_outsiders(history: RunHistory) -> Iterator[Violation]:
             uuid = line["uuid"]
             seen_at, left_at = came_at.pop(uuid) + OUTSIDER_SEEN_S, line["at"]
             for lease in history.leases.values():
-                is_on_it = uuid in lease.uuids and lease.wishes[1] is None
+                # What is inside a lease uses the GPU that this one has already.
+                is_on_it = uuid in lease.uuids and lease.wishes[1] is None and lease.parent is None
                 if is_on_it and lease.certainly_waited_until > seen_at and lease.granted_at < left_at:
                     yield Violation("outsider", f"{_gpu(lease, uuid)} was granted to {lease} beside a foreign process")
 
 
 def check_second_server(history: RunHistory) -> Iterator[Violation]:
-    """No other server of the machine grants these GPUs."""
+    """No other server of the machine grants these GPUs, or those that a dead server left to a living process."""
     for line in history.of_kind("second_server"):
-        if line["granted"]:
-            yield Violation("second_server", f"it granted {line['granted']}")
+        for uuid in line["granted"]:
+            if not line.get("has_taken_over"):
+                yield Violation("second_server", f"it granted {uuid}")
+            for lease in history.tenures if line.get("has_taken_over") else ():
+                # Later ones may have learned of their grant when the second server had looked for holders.
+                is_held = lease.took_at < line["since"] and line["at"] < lease.ended_at
+                if is_held and lease.is_local and uuid in lease.uuids:
+                    yield Violation("second_server", f"it granted {_gpu(lease, uuid)}, which {lease} still has")
+
+
+def check_starved(history: RunHistory) -> Iterator[Violation]:
+    """No number of requests keeps the heartbeats of others out."""
+    for line in history.of_kind("starved"):
+        yield Violation("starved", f"the holder of {line['lease']} lost it to a flood of requests")
+
+
+def check_outages(history: RunHistory) -> Iterator[Violation]:
+    """A local holder keeps its lease while its process lives, however long the server is away."""
+    for away in history.of_kind("server_away"):
+        for lease in history.tenures:
+            if lease.is_local and lease.took_at < away["at"]:
+                lines = [line for line in lease.lines if line["at"] > away["at"]]
+                if any(line["what"] == "lost" or line.get("why") in GIVEN_UP for line in lines):
+                    yield Violation("lost_by_outage", f"{lease} had it when the server went away, and lost it")
 
 
 def _fence(lease: LeaseRecord) -> int:

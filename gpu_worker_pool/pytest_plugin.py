@@ -188,8 +188,10 @@ class _Leases:
         from .client.inherited_lease import inherited_lease  # noqa: PLC0415 - see above
 
         among = _visible(self._caller_sees)
+        only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} allows no others"
         if inherited_lease(os.environ) is not None:
             among = None  # the lease around pytest has set it, and its GPUs are used
+            only = "; pytest runs inside `gpu-pool run`: request more GPUs there (--gpus), or run pytest without it"
         elif os.environ.get("GPU_POOL_LEASE_ID") and self._caller_sees is not None:
             # The only visible GPUs are those that `gpu-pool run` holds: the request would wait for its own caller.
             _fail(
@@ -198,7 +200,6 @@ class _Leases:
         if among == ():
             self._miss(f"{VISIBLE}={self._caller_sees!r} hides every GPU; unset it, or name GPUs that exist")
         self._wait_for_a_server()
-        only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} allows no others"
         try:
             return self._pool.request_gpu(timeout_s, labels={"test": _label(item.nodeid)}, among=among, **wishes)
         except ServiceUnavailableError as error:

@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 START_S: Final = 30.0
 # As `python -m gpu_worker_pool.gpu_server`, and it ends with the process that started it.
@@ -61,8 +61,11 @@ class ServerProcess:
     until `close`. State and log are in `folder`, or in a temporary folder that `close` removes. `command` starts the
     server in another way; `{port}` in it stands for the port. The context manager starts and closes the server. No
     method needs an event loop; asyncio code calls those that wait through `asyncio.to_thread`. The server ends when the
-    process that started it does, even by kill -9. A ValueError says what is wrong with SIMULATED_GPUS.
+    process that started it does, even by kill -9. A ValueError says what is wrong with SIMULATED_GPUS. `popen` starts
+    the process.
     """
+
+    popen: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class ServerProcess:
         with (self.folder / "log").open("ab") as log:
             streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
             # In a group of its own, because Ctrl-C is for the caller. The pipe ends when the caller does.
-            self.process = subprocess.Popen(self.command, env=env, cwd=self.folder, process_group=0, **streams)  # noqa: S603
+            self.process = self.popen(self.command, env=env, cwd=self.folder, process_group=0, **streams)
 
     def wait_until_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the server reports that it is ready; ServerDidNotStartError if it does not."""

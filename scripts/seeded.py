@@ -25,20 +25,23 @@ TOKENS = "admin:only-for-pictures"
 HOURS_OF_PAST = 7.0
 
 ASKERS: list[tuple[str, dict[str, Any]]] = [
-    ("ada-llm", {"owner": "ada", "gpus": 2, "model": "A100", "labels": {"command": "torchrun train.py base.yaml"}}),
-    ("bob-eval", {"owner": "bob", "model": "A100", "labels": {"command": "python eval.py --suite nightly"}}),
-    ("carol-serve", {"owner": "carol", "memory_mb": 9000, "model": "L4", "labels": {"command": "python serve.py"}}),
+    ("ada-llm", {"owner": "ada", "gpus": 2, "model": "A100", "labels": {"command": "train.py"}}),
+    ("ada-check", {"owner": "ada", "parent": "ada-llm", "labels": {"command": "validate.py"}}),
+    ("bob-eval", {"owner": "bob", "model": "A100", "labels": {"command": "eval.py"}}),
+    ("carol-serve", {"owner": "carol", "memory_mb": 9000, "model": "L4", "labels": {"command": "serve.py"}}),
     ("dan-notebook", {"owner": "dan", "memory_mb": 6000, "model": "L4", "labels": {"command": "jupyter lab"}}),
-    ("erin-sweep-1", {"owner": "erin", "model": "A100", "labels": {"command": "python sweep.py --trial 1"}}),
-    ("frank-embed", {"owner": "frank", "model": "A100", "labels": {"command": "python embed.py corpus/"}}),
-    ("erin-sweep-2", {"owner": "erin", "model": "A100", "labels": {"command": "python sweep.py --trial 2"}}),
+    ("erin-sweep-1", {"owner": "erin", "model": "A100", "labels": {"command": "sweep.py"}}),
+    ("frank-embed", {"owner": "frank", "model": "A100", "labels": {"command": "embed.py"}}),
+    ("erin-sweep-2", {"owner": "erin", "model": "A100", "labels": {"command": "sweep.py"}}),
     ("grace-dpo", {"owner": "grace", "gpus": 2, "model": "A100", "priority": 5}),
     ("heidi-render", {"owner": "heidi", "memory_mb": 24000, "model": "A100"}),
-    ("erin-sweep-3", {"owner": "erin", "model": "A100", "labels": {"command": "python sweep.py --trial 3"}}),
+    ("erin-sweep-3", {"owner": "erin", "model": "A100", "labels": {"command": "sweep.py"}}),
     ("ivan-probe", {"owner": "ivan", "model": "A100"}),
     ("judy-big", {"owner": "judy", "gpus": 4, "model": "A100"}),
 ]
 OUT_OF_SERVICE = (7, "bad fan")
+OUTSIDER = {"pid": 40712, "name": "python", "user": "mallory", "memory_mb": 9216, "utilization_percent": 34}
+OUTSIDERS = {"6": [OUTSIDER]}
 PAST_OWNERS = ("ada", "bob", "carol", "erin", "frank", "grace")
 
 
@@ -52,6 +55,9 @@ def seeded_server(*, looks_per_s: float = 1.0) -> Iterator[str]:
         "GPU_POOL_TOKENS": TOKENS,
     }
     server = ServerProcess(settings)
+    outsiders = server.folder / "outsiders.json"
+    outsiders.write_text(json.dumps(OUTSIDERS))
+    server.env["SIMULATED_OUTSIDERS"] = str(outsiders)
     _write_past(server.state_dir / f"simulated-{NODE}.sqlite3")
     with server:
         yield server.url

@@ -7,8 +7,14 @@ import os
 import pytest
 from hypothesis import settings
 
+from gpu_worker_pool.testing import ServerProcess
+from tests.preloaded import PreloadedPopen
+
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
+
+# Servers that programs of examples, documents and tests/test_pytest_plugin.py start, start as a user's.
+ServerProcess.popen = PreloadedPopen
 
 # Hypothesis would take an example that is slow on a busy machine for a failure. All else stays as the profile in force has
 # it, which on a machine of continuous integration is another one.

@@ -21,11 +21,19 @@ _SYSTEM_PYTHON = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.min
 
 def python_as(uid: int, *arguments: str) -> list[str]:
     """The command that runs Python with this package as another user; the test is skipped where that cannot be."""
+    command = command_as(uid, *arguments)
+    if isinstance(command, str):
+        pytest.skip(command)
+    return command
+
+
+def command_as(uid: int, *arguments: str) -> list[str] | str:
+    """The same, or why that cannot be."""
     if os.geteuid() != 0:
-        pytest.skip("only root may start programs as other users")
+        return "only root may start programs as other users"
     python = next((python for python in (sys.executable, _SYSTEM_PYTHON) if _works(python)), None)
     if python is None:
-        pytest.skip(f"other users can run neither {sys.executable} nor {_SYSTEM_PYTHON} with this package")
+        return f"other users can run neither {sys.executable} nor {_SYSTEM_PYTHON} with this package"
     return [*_as_user(uid, python), *arguments]
 
 

@@ -20,6 +20,25 @@ def child_process() -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
+@contextmanager
+def forked_child() -> Iterator[None]:
+    """A fork of this process, with all that is open here, until the block is left."""
+    (asks, tells), (hears, says) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tells)
+        os.write(says, b"forked")
+        os.read(asks, 1)
+        os._exit(0)
+    try:
+        os.read(hears, 6)
+        yield
+    finally:
+        for end in (asks, tells, hears, says):
+            os.close(end)
+        os.waitpid(child, 0)
+
+
 def has_ended(pid: int, within_s: float = 5.0) -> bool:
     """Whether the process is over, be it that nobody has waited for it; waits for its end, not for a time."""
     try:

@@ -106,4 +106,4 @@ def test_the_constraints_hold_names_and_versions_and_nothing_else() -> None:
 def test_make_demo_is_gpu_pool_demo() -> None:
     result = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
 
-    assert ".venv/bin/gpu-pool demo" in result.stdout.splitlines()
+    assert ".venv/bin/python -m gpu_worker_pool demo" in result.stdout.splitlines()

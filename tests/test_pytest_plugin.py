@@ -147,7 +147,8 @@ ONE_PROCESS = """
         assert seen == f"{gpu.gpu_id} PCI_BUS_ID\\n"
         (lease,) = active()
         assert lease["id"] == gpu.lease_id
-        assert lease["labels"] == {"test": "test_inner.py::test_a_program_sees_the_gpu_and_the_server_shows_the_test"}
+        this = "test_inner.py::test_a_program_sees_the_gpu_and_the_server_shows_the_test"
+        assert lease["labels"] == {"test": this, "command": "pytest"}
 
 
     def test_that_fails(gpu):
@@ -368,7 +369,7 @@ def test_only_gpus_that_the_caller_sees_are_leased(server: ServerProcess, start:
     ), out
     assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' allows no others" in said_of(out, "test_more_than_is_seen")
 
-    # As in `gpu-pool run -- pytest`: the GPU that it sees is held by what is around it, and never comes free.
+    # As in a `gpu-pool run` at a server without leases: what it sees is held by what is around it, and never comes free.
     code, out = start(USES_IT, endpoint=server.url, visible="1", lease_id="held-around-it").end()
     assert code == 1
     assert "pytest runs inside `gpu-pool run`" in out

@@ -52,6 +52,11 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _as_flags(super().get_params(ctx))
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The usage by the arguments' own words, which say what is optional and what repeats: typer would add braces."""
+        arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        return ["[OPTIONS]", *(str(argument.metavar) for argument in arguments)]
+
 
 class _Commands(TyperGroup):
     """The commands. typer alone would treat a closed pipe as a failure, and any other OSError as a bug."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from .own_program import ipython_shell
+
 logger = logging.getLogger("gpu_worker_pool.client")
 
 EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost"]
@@ -40,13 +42,25 @@ Hook = Callable[[ClientEvent], None]
 
 
 def log_event(event: ClientEvent) -> None:
-    """Log it as a record with the worker, the GPU, the endpoint and the lease as fields."""
+    """Log it as a record with the worker, the GPU, the endpoint and the lease as fields.
+
+    A loss is said to the user of a notebook too, who reads no log; once, if the notebook shows the log.
+    """
+    if event.kind == "lost" and ipython_shell() is not None and not _is_log_shown():
+        loss = f"GPU {event.gpu_id} is no longer yours: {event.detail}. Stop using it, and request one again."
+        print(loss, file=sys.stderr, flush=True)  # noqa: T201 - what it is for
+        if not logger.hasHandlers():
+            return  # logging would write it to the same place
     fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}
     logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={**fields, "event": event.kind})
 
 
-def say_in_notebook(sentence: str) -> None:
-    """Print to the notebook's standard error if IPython runs this process: nobody reads a log there."""
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and ipython.get_ipython() is not None:
-        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 - what it is for
+def _is_log_shown() -> bool:
+    """Whether errors of this log are written to this program's standard output or standard error."""
+    source: logging.Logger | None = logger if logger.isEnabledFor(logging.ERROR) else None
+    while source is not None:
+        for handler in source.handlers:
+            if handler.level <= logging.ERROR and getattr(handler, "stream", None) in {sys.stdout, sys.stderr}:
+                return True
+        source = source.parent if source.propagate else None
+    return False

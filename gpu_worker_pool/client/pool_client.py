@@ -29,8 +29,9 @@ from gpu_worker_pool.errors import (
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
 from .acquire.tally import Tally
-from .events import ClientEvent, Hook, log_event, say_in_notebook
+from .events import ClientEvent, Hook, log_event
 from .inherited_lease import config_inside
+from .own_program import with_own_label
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
@@ -176,10 +177,11 @@ class GPUWorkerPoolClient:
 
         Several `gpus` are all on one server. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
         name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
-        lease. `pid` is the process that is to use the GPU, where that is not this one: its death then frees the GPU.
-        Inside a `gpu-pool run` or `batch` the request uses the GPUs of that lease, and waits for others inside it; `new`
-        asks for other GPUs. Raises WorkerTimeoutError after `timeout` seconds (by default the client's worker_timeout),
-        RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing behind.
+        lease; `command` is this program's script unless they have a `command` or a `name`. `pid` is the process that is to
+        use the GPU, where that is not this one: its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request
+        uses the GPUs of that lease, and waits for others inside it; `new` asks for other GPUs. Raises WorkerTimeoutError
+        after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError where no endpoint could ever
+        serve it. A cancelled request leaves nothing behind.
         """
         fleet = self._started()
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
@@ -197,7 +199,7 @@ class GPUWorkerPoolClient:
             None if among is None else as_gpu_names(among),
         )
         parent = None if new or self._lease is None else self._lease.id
-        labelled = tuple(sorted((labels or {}).items()))
+        labelled = tuple(sorted(with_own_label(labels or {}).items()))
         request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
@@ -380,11 +382,10 @@ class GPUWorkerPoolClient:
         self._drop(kept)
         endpoint_id, assignment = kept.won.member.id, kept.assignment
         self._tell(ClientEvent("lost", assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, reason))
-        say_in_notebook(f"GPU {assignment.gpu_id} is no longer yours: {reason}. Stop using it, and request one again.")
         if self._on_lost is not None:
             try:
                 self._on_lost(assignment)
-            except Exception:
+            except Exception:  # the user's code may raise anything, and the lease must still be released
                 logger.exception("on_lost failed")
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
         self._leave(kept.won.book, lease_id, is_local=kept.lost.is_local)
@@ -393,5 +394,5 @@ class GPUWorkerPoolClient:
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception:
+            except Exception:  # the user's code may raise anything, and the lease must not suffer from it
                 logger.exception("on_event failed")

@@ -59,18 +59,20 @@ def uid_of_tcp_peer(peer: Address, own: Address, connected: socket.socket | None
     try:
         theirs, ours = _plain(peer), _plain(own)
         uid = _uid_by_netlink(theirs, ours)
-        if uid is None:
+        # A kernel that can be asked, and knows our end only, has answered: the other end is closed. All connections of
+        # the machine are many, and are not read for every caller that hung up.
+        if uid is None and _is_open(connected) and _uid_by_netlink(ours, theirs) is None:
             uid = _uid_by_proc(theirs, ours)
     except (OSError, ValueError, struct.error) as error:
         raise UserNotKnown(f"the kernel does not name the user of this connection ({error})") from None
-    if uid is None or (connected is not None and not _is_open(connected)):
+    if uid is None or not _is_open(connected):
         raise UserNotKnown("the connection was closed before its user was looked up, or its user is hidden")
     return _checked(uid)
 
 
-def _is_open(connected: socket.socket) -> bool:
+def _is_open(connected: socket.socket | None) -> bool:
     try:
-        return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _OPEN_STATES
+        return connected is None or connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _OPEN_STATES
     except OSError:
         return False
 

@@ -101,7 +101,7 @@ class PoolApp:
             simulated=simulated_probe,
         )
         self.pool: Pool = self._authority.pool
-        self.statistics = Statistics(self._sampler, settings, self.pool)
+        self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
         self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, lambda: Accounts(journal_path(settings)))

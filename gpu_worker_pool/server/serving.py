@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import socket
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 # A long poll or a stream that is open when the server stops is cut off after this time.
 GRACE_S: Final = 1
 BACKLOG: Final = 2048
+OBJECTS_UNTIL_COLLECTION: Final = 5_000
 
 
 def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
@@ -38,6 +40,14 @@ def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.sock
         taken.close()
         raise
     return taken
+
+
+def collect_in_short_turns() -> None:
+    """Keep garbage collections short, because they stop the event loop: what is loaded now stays and is left out, and
+    a collection is due before there are many new objects to go through.
+    """
+    gc.freeze()
+    gc.set_threshold(OBJECTS_UNTIL_COLLECTION)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -115,5 +125,6 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        collect_in_short_turns()
         if self.started and self._on_ready is not None:
             self._on_ready()

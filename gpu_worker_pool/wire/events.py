@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .leases import AnyLease
@@ -43,10 +44,11 @@ class IgnoredNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueChange:
-    """The queue: its length and the ids of the first waiters."""
+    """All waiters: their number, the ids of the first, and the leases of those among these that wait inside a lease."""
 
     length: int
     first: tuple[str, ...]
+    parents: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ RecentKind = Literal["queued", "granted", "ended", "drained", "out_of_service", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentEvent:
-    """A recent event. `label` is the lease's label `command`."""
+    """A recent event. `label` is the lease's label `command`; `parent` is the lease that it is inside of."""
 
     at: str | None
     kind: RecentKind
@@ -26,6 +26,7 @@ class RecentEvent:
     reason: str | None
     by: str | None = None
     note: str | None = None
+    parent: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPart:
-    """The settings of the process."""
+    """The settings of the process. `socket` is the path of its Unix socket; null if it has none."""
 
     host: str
     port: int
@@ -59,6 +59,7 @@ class ServerPart:
     log_level: str
     access_log: bool
     workers: int
+    socket: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

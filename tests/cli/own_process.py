@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
 from tests.server.running import ROOT
 
 GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
 # Nothing here takes so long; a command that hangs must not hang the tests.
 MOST_S = 60.0
-# Who speaks no TLS to anybody needs nobody's certificates; aiohttp reads all that the machine has, at every start.
-NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 _started: list[subprocess.Popen[str]] = []
 
 
@@ -58,18 +57,22 @@ def gpu_pool(
     cwd: Path | None = None,
 ) -> Done:
     """Run it to its end."""
-    done = subprocess.run(
+    process = PreloadedPopen(
         [*GPU_POOL, *arguments],
         env=environment(server, env),
-        input=text,
-        stdin=subprocess.DEVNULL if text is None else None,
-        capture_output=True,
+        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=MOST_S,
-        check=False,
         cwd=cwd,
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    with process:
+        try:
+            out, err = process.communicate(text, timeout=MOST_S)
+        except BaseException:
+            process.kill()
+            raise
+    return Done(process.returncode, out, err)
 
 
 def start_gpu_pool(
@@ -79,7 +82,7 @@ def start_gpu_pool(
     cwd: Path | None = None,
 ) -> subprocess.Popen[str]:
     """Start it, in a process group of its own; whoever does ends it, or has `end_all` do it."""
-    process = subprocess.Popen(
+    process = PreloadedPopen(
         [*GPU_POOL, *arguments],
         env=environment(server, env),
         stdin=subprocess.DEVNULL,

@@ -79,3 +79,20 @@ def test_help_shows_a_flag_as_a_flag(command: str) -> None:
     done = called(command, "--help", env={"COLUMNS": "120"})
     assert done.code == 0
     assert "bool" not in done.out.lower()
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("run", "run [OPTIONS] -- CMD [ARG]..."),
+        ("batch", "batch [OPTIONS] FILE|-"),
+        ("drain", "drain [OPTIONS] [GPU]..."),
+        ("explain", "explain [OPTIONS] ID"),
+        ("release", "release [OPTIONS] ID..."),
+        ("status", "status [OPTIONS]"),
+    ],
+)
+def test_help_shows_the_usage_as_manuals_do(command: str, usage: str) -> None:
+    done = called(command, "--help", env={"COLUMNS": "120"})
+    (line,) = [line for line in done.out.splitlines() if "Usage:" in line]
+    assert line.strip() == f"Usage: gpu-pool {usage}"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.cli.pools.report import show_clock
-from gpu_worker_pool.cli.run.command_label import command_label, label_text
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
 from gpu_worker_pool.cli.run.waiting_line import waiting_text
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
+from gpu_worker_pool.client.command_label import command_label, label_text
 from gpu_worker_pool.wire.leases import ObstacleView
 
 
@@ -67,17 +67,38 @@ def test_a_command_whose_lease_is_lost_is_gone_before_the_server_gives_it_away()
     assert grace_after_loss(2, ttl_s=30) == 2
 
 
-def test_the_waiting_line_says_who_has_it_and_since_when() -> None:
-    reason = "Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob"
+def leased(number: int, since_at: float | None, *holders: str) -> ObstacleView:
+    return ObstacleView(uuid=f"GPU-{number}", code="leased", holders=holders, since_at=since_at)
+
+
+def test_the_waiting_line_names_each_holder_once_and_says_since_when() -> None:
+    reason = "Position 1 of 2, waiting for 1 GPU: 2 leased by bob, ada (train.py); 1 has 90 % of its memory in use"
     obstacles = (
-        ObstacleView(uuid="GPU-0", code="leased", holders=("bob",), since_at=940.0),
-        ObstacleView(uuid="GPU-1", code="leased", holders=("ada",), since_at=400.0),
+        leased(0, 940.0, "bob"),
+        leased(1, 400.0, "ada (train.py)"),
         ObstacleView(uuid="GPU-2", code="over_memory", memory_percent=90),
     )
+    bob, ada = show_clock(940.0, 1000.0), show_clock(400.0, 1000.0)
     assert waiting_text(reason, obstacles, 65, now_s=1000.0) == (
-        "waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: 2 leased by ada, bob. "
-        f"Held by ada {show_clock(400.0, 1000.0)}, bob {show_clock(940.0, 1000.0)}"
+        f"waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: 2 leased by bob {bob}, ada (train.py) {ada}; "
+        "1 has 90 % of its memory in use"
     )
+
+
+def test_a_holder_whose_time_is_not_known_is_named_without_one() -> None:
+    reason = "Position 1 of 2, waiting for 1 GPU: 5 leased by ada, bob, eve and 2 more"
+    obstacles = (
+        leased(0, 940.0, "ada", "bob"),  # of several holders only the first one's time is known
+        leased(1, 800.0, "eve"),
+        leased(2, 400.0, "eve"),
+        leased(3, 300.0, "dan"),
+        leased(4, None, "fay"),
+    )
+    assert waiting_text(reason, obstacles, 65, now_s=1000.0) == (
+        "waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: "
+        f"5 leased by ada, bob, eve {show_clock(400.0, 1000.0)} and 2 more"
+    )
+    assert waiting_text("in words of its own", obstacles, 65, now_s=1000.0) == "waiting 1m 5s. in words of its own"
 
 
 def test_since_when_is_said_as_people_say_it() -> None:

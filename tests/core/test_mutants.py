@@ -9,7 +9,6 @@ import importlib.util
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,28 +17,16 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import gpu_worker_pool.core
 from tests.core.harness import REAL, Core
+from tests.core.mutant import Mutant
 from tests.core.pool_machine import PoolMachine
+from tests.core.queue_mutants import QUEUE_MUTANTS
+from tests.core.queue_scenes import QUEUE_SCENES
 from tests.core.scenes import SCENES
 
 CORE = Path(gpu_worker_pool.core.__file__).parent
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A rule, and the core without it."""
-
-    rule: str
-    module: str
-    text: str
-    instead: str
-    also: tuple[str, str, str] | None = None
-
-    @property
-    def changes(self) -> list[tuple[str, str, str]]:
-        return [(self.module, self.text, self.instead), *([self.also] if self.also else [])]
-
-
-MUTANTS = (
+PLAIN_MUTANTS = (
     Mutant(
         "an exclusive GPU has one lease",
         "slot",
@@ -77,9 +64,9 @@ MUTANTS = (
         "if percent > thresholds.memory_percent:",
         # The index keeps to it as well.
         also=(
-            "capacity",
-            "found.percent < limits.memory_percent",
-            "found.percent <= limits.memory_percent",
+            "node_index",
+            "percent < limits.memory_percent",
+            "percent <= limits.memory_percent",
         ),
     ),
     Mutant(
@@ -88,9 +75,9 @@ MUTANTS = (
         "if utilization >= thresholds.utilization_percent and not (",
         "if utilization > thresholds.utilization_percent and not (",
         also=(
-            "capacity",
-            "and found.load_percent < limits.utilization_percent",
-            "and found.load_percent <= limits.utilization_percent",
+            "node_index",
+            "and load_percent < limits.utilization_percent",
+            "and load_percent <= limits.utilization_percent",
         ),
     ),
     Mutant(
@@ -105,7 +92,11 @@ MUTANTS = (
         "        if outside := _outside(state, slot, wishes):\n",
         "        if outside := None:\n",
         # The index keeps to it as well.
-        also=("capacity", "is_clear = is_clear and not found.is_in_use_outside", "pass"),
+        also=(
+            "node_index",
+            "is_open_to_exclusive and is_below and outside is None,",
+            "is_open_to_exclusive and is_below,",
+        ),
     ),
     Mutant(
         "thresholds of a request decide about strangers",
@@ -121,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU of another server is not granted",
-        "capacity",
+        "node_index",
         "if reading.other_server is not None:",
         "if False:",
         also=("eligibility", "if reading.other_server is not None:", "if False:"),
@@ -129,7 +120,7 @@ MUTANTS = (
     Mutant("a stale reading is not granted", "eligibility", "if now > stale_at(state, reading):", "if False:"),
     Mutant(
         "a GPU with a fault is not granted",
-        "capacity",
+        "node_index",
         "is_measured = reading.fault is None and load_percent is not None",
         "is_measured = load_percent is not None",
         # The index and the judge both keep to it.
@@ -137,54 +128,36 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU out of service is not granted",
-        "capacity",
+        "node_index",
         "if not is_measured or load_percent is None or slot.key in excluded:",
         "if not is_measured or load_percent is None:",
         # The index and the judge both keep to it.
         also=("eligibility", "if excluded_because is not None:", "if False:"),
     ),
-    Mutant("higher priority goes first", "lease", "(-self.request.priority, self.seq)", "(0, self.seq)"),
+    Mutant("higher priority goes first", "lease", "-self.request.priority, self.seq)", "0, self.seq)"),
     Mutant(
         "first come, first served",
         "lease",
-        "(-self.request.priority, self.seq)",
-        "(-self.request.priority, -self.seq)",
-    ),
-    Mutant(
-        "a wide request holds what it could use",
-        "assignment",
-        "            kept = _free(survey, wishes, gone)\n",
-        "            kept: list[GpuKey] = []\n",
-    ),
-    Mutant(
-        "nobody takes what somebody ahead holds",
-        "assignment",
-        "gpus = survey.place(wishes, gone.keys())",
-        "gpus = survey.place(wishes)",
-    ),
-    Mutant(
-        "who is kept waiting by those who share is not kept out forever",
-        "assignment",
-        "if may_reserve:",
-        "if False:",
+        "-self.request.priority, self.seq)",
+        "-self.request.priority, -self.seq)",
     ),
     Mutant(
         "that several GPUs cannot be had says nothing about one",
         "assignment",
-        "        if wishes.gpus == 1:\n            kind = ",
+        "        if line.wishes.gpus == 1:\n            kind = ",
         "        if True:\n            kind = ",
     ),
     Mutant(
         "who wants less memory is not kept waiting by who wants more in vain",
         "assignment",
-        "return (wishes.memory_mb or 0.0) >= least_mb",
-        "return least_mb < inf",
+        "memory_mb >= least_mb and limit_s >= least_s",
+        "limit_s >= least_s",
     ),
     Mutant(
         "that some GPUs cannot be had says nothing about others",
         "assignment",
-        "            kind = (*_terms(wishes), wishes.model, wishes.among)\n",
-        "            kind = (*_terms(wishes), None, None)\n",
+        "            kind = (*_terms(line), line.wishes.model, line.wishes.among)\n",
+        "            kind = (*_terms(line), None, None)\n",
     ),
     Mutant(
         "several GPUs are on one node, all or nothing",
@@ -255,8 +228,8 @@ MUTANTS = (
     Mutant(
         "what a process has left is no way past somebody ahead",
         "reclaim",
-        "line[0] < queue_key and is_suitable",
-        "line[0] == queue_key and is_suitable",
+        "keys[0] < queue_key and is_suitable",
+        "keys[0] == queue_key and is_suitable",
     ),
     Mutant(
         "only what the own process has left does not count",
@@ -285,8 +258,8 @@ MUTANTS = (
     Mutant(
         "what can never be served is refused",
         "decide",
-        "why_unservable(state, request.wishes):",
-        "None:",
+        "why_unservable(state, request.wishes) or",
+        "None or",
     ),
     Mutant(
         "only the GPUs that were asked for are granted",
@@ -313,12 +286,6 @@ MUTANTS = (
         "if not others:",
     ),
     Mutant(
-        "nothing is held where there are not enough of the GPUs asked for",
-        "capacity",
-        "_has_enough(self._named_on(node, wishes.among, in_service=True), wishes, thresholds)",
-        "True",
-    ),
-    Mutant(
         "what can never be among the GPUs asked for is refused",
         "capacity",
         "_has_enough(self._named_on(node, wishes.among, in_service=False), wishes, thresholds)",
@@ -330,11 +297,17 @@ MUTANTS = (
         "or is_renamed or",
         "or",
     ),
+    Mutant(
+        "a node is indexed again when a change concerns its other GPUs",
+        "node_index",
+        "found.shape == self.facts[key].shape",
+        "True",
+    ),
     Mutant("time does not go back", "decide", "max(now, state.clock))", "now)"),
     Mutant(
         "the queue is looked at again when somebody who held GPUs leaves",
         "evolve",
-        "if lease.id in state.holds.values() or state.newcomers:",
+        "if _lose_claims(state, lease.id) or state.newcomers:",
         "if False:",
     ),
     Mutant(
@@ -381,6 +354,9 @@ MUTANTS = (
     ),
 )
 
+MUTANTS = (*PLAIN_MUTANTS, *QUEUE_MUTANTS)
+ALL_SCENES = {**SCENES, **QUEUE_SCENES}
+
 
 @pytest.fixture
 def mutant_core(mutant: Mutant, tmp_path: Path) -> Iterator[Core]:
@@ -408,14 +384,14 @@ def mutant_core(mutant: Mutant, tmp_path: Path) -> Iterator[Core]:
         del sys.modules[loaded]
 
 
-@pytest.mark.parametrize("rule", SCENES)
+@pytest.mark.parametrize("rule", ALL_SCENES)
 def test_the_real_pool_passes_every_scene(rule: str) -> None:
-    SCENES[rule](REAL)
+    ALL_SCENES[rule](REAL)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
 def test_a_pool_without_the_rule_is_caught(mutant: Mutant, mutant_core: Core) -> None:
-    play = SCENES.get(mutant.rule, search)
+    play = ALL_SCENES.get(mutant.rule, search)
 
     with pytest.raises((AssertionError, AttributeError, KeyError, TypeError)):
         play(mutant_core)

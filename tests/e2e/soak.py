@@ -1,7 +1,7 @@
 """The nemesis for as long as you like: `make soak SOAK_MINUTES=60`, or `python -m tests.e2e.soak`.
 
 SOAK_MINUTES (10), SOAK_SEED (the first one; drawn where it is not set), SOAK_RUN_S (how long the faults of one run last, 120).
-Each run has the next seed. It stops at the first violation, keeps that run's histories, and says where they are.
+In each run the server is away for a minute once (for half of a shorter run). Each run has the next seed. It stops at the first violation, keeps that run's histories, and says where they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 
 from gpu_worker_pool.history_check import check
 from tests.e2e import faked_time, nemesis
+from tests.e2e.faults.scene import Plan
 from tests.e2e.worker import now
+from tests.other_user import ALICE, command_as
 
 
 def main() -> int:
@@ -24,11 +26,15 @@ def main() -> int:
     run_s = float(os.environ.get("SOAK_RUN_S", "120"))
     ends_at = now() + minutes * 60
     total: Counter[str] = Counter()
+    command = command_as(ALICE)
+    if isinstance(command, str):
+        tell(f"{command}: the second server is one of this user")
     if faked_time.library() is None:
         tell("libfaketime is not installed: the wall clock does not jump")
     while now() < ends_at:
         folder = Path(tempfile.mkdtemp(prefix="gpu-soak-"))
-        plan = nemesis.Plan(seed, chaos_s=max(min(run_s, ends_at - now()), 20.0), calm_s=15.0)
+        chaos_s = max(min(run_s, ends_at - now()), 20.0)
+        plan = Plan(seed, chaos_s=chaos_s, calm_s=15.0, outage_s=min(60.0, chaos_s / 2))
         began = now()
         history, counts = nemesis.run(plan, folder)
         found = check(history)

@@ -3,63 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from gpu_worker_pool.history_check import Line, RunHistory, check
-
-TTL_S = 3.0
-BEAT_S = 1.0
-
-
-class Scribe:
-    """Writes histories. Times are seconds; a worker's name is its lease's."""
-
-    def __init__(self) -> None:
-        self.lines: list[Line] = []
-        self.resources: dict[str, list[Line]] = {}
-
-    def say(self, what: str, at: float, who: str, **facts: Any) -> None:
-        self.lines.append({"what": what, "at": at, "who": who, "lease": who, **facts})
-
-    def asks(self, who: str, at: float, **wishes: Any) -> None:
-        told = {"turn": 1, "gpus": 1, "memory_mb": None, "priority": 0, "ttl_s": TTL_S, **wishes}
-        self.say("asks", at, who, **told)
-
-    def answer(
-        self, who: str, at: float, state: str, *, call: str = "GET", sent: float | None = None, **facts: Any
-    ) -> None:
-        told = {"call": call, "sent": at - 0.1 if sent is None else sent, "status": 200, "uuids": [], **facts}
-        self.say("answered", at, who, state=state, **told)
-
-    def granted(self, who: str, at: float, fence: int, gpu: str = "gpu0") -> None:
-        self.answer(who, at, "active", fence=fence, uuids=[gpu], until=at - 0.1 + TTL_S - BEAT_S)
-
-    def took(self, who: str, at: float, fence: int, gpu: str = "gpu0") -> None:
-        self.granted(who, at, fence, gpu)
-        self.say("took", at, who, uuids=[gpu], gpu_ids=[int(gpu[-1])], fence=fence, until=at - 0.1 + TTL_S - BEAT_S)
-
-    def renewed(self, who: str, at: float, left_s: float = TTL_S) -> None:
-        self.say("renewed", at, who, sent=at - 0.1, left_s=left_s, until=at - 0.1 + left_s - BEAT_S)
-
-    def left(self, who: str, at: float) -> None:
-        self.say("left", at, who, left_at=at, why="done")
-
-    def gave_back(self, who: str, at: float) -> None:
-        self.left(who, at)
-        self.answer(who, at + 0.2, "ended", call="DELETE", sent=at + 0.1, end_reason="released")
-
-    def killed(self, who: str, at: float) -> None:
-        self.lines.append({"what": "killed", "at": at, "who": "nemesis", "worker": who, "reaped_at": at + 0.01})
-
-    def wrote(self, who: str, at: float, fence: int, *, until: float, gpu: str = "gpu0") -> None:
-        number = sum(len(lines) for lines in self.resources.values())
-        self.resources.setdefault(gpu, []).append({"fence": fence, "lease": who, "write": number})
-        self.say("wrote", at, who, uuid=gpu, write=number, before=at - 0.001, until=until)
-
-    def found(self) -> list[str]:
-        return [violation.kind for violation in check(RunHistory(self.lines, self.resources, usable_mb=100.0))]
+from tests.e2e.scribe import TTL_S, Scribe
 
 
 def one_inside_another(scribe: Scribe) -> None:
@@ -154,35 +101,9 @@ def it_left_the_queue(scribe: Scribe) -> None:
     scribe.took("b", 5.0, 1)
 
 
-def outsider(scribe: Scribe, *, came: float, left: float) -> None:
-    for what, at in (("outsider_came", came), ("outsider_left", left)):
-        scribe.lines.append({"what": what, "at": at, "who": "nemesis", "uuid": "gpu0"})
-
-
-def an_outsider_came_to_a_holder(scribe: Scribe) -> None:
-    """The first grant may rest on a reading from before, the last comes when the outsider has left."""
-    outsider(scribe, came=0.1, left=20.0)
-    scribe.asks("a", 0.0)
-    scribe.took("a", 0.2, 1)
-    scribe.gave_back("a", 1.0)
-    scribe.asks("b", 1.0)
-    scribe.answer("b", 9.0, "queued")
-    scribe.took("b", 20.1, 2)
-
-
-def an_outsider_is_elsewhere(scribe: Scribe) -> None:
-    outsider(scribe, came=0.0, left=20.0)
-    scribe.asks("a", 9.0)
-    scribe.took("a", 9.2, 1, "gpu1")
-    scribe.asks("b", 9.0, memory_mb=10.0)
-    scribe.took("b", 9.3, 2)
-
-
 @pytest.mark.parametrize(
     "write",
     [
-        an_outsider_came_to_a_holder,
-        an_outsider_is_elsewhere,
         one_after_another,
         one_inside_another,
         stopped_holder_overstays,
@@ -398,29 +319,9 @@ def server_error(scribe: Scribe) -> None:
     scribe.say("answered", 0.2, "a", call="PUT", sent=0.1, status=500, uuids=[])
 
 
-def granted_beside_an_outsider(scribe: Scribe) -> None:
-    outsider(scribe, came=0.0, left=20.0)
-    scribe.asks("a", 9.0)
-    scribe.took("a", 9.2, 1)
-
-
-def granted_beside_an_outsider_after_waiting(scribe: Scribe) -> None:
-    outsider(scribe, came=1.0, left=20.0)
-    scribe.asks("a", 0.0)
-    scribe.answer("a", 9.0, "queued")
-    scribe.took("a", 9.2, 1)
-
-
-def granted_by_another_server(scribe: Scribe) -> None:
-    scribe.lines.append({"what": "second_server", "at": 1.0, "who": "nemesis", "granted": ["gpu0"]})
-
-
 @pytest.mark.parametrize(
     ("kind", "write"),
     [
-        ("outsider", granted_beside_an_outsider),
-        ("outsider", granted_beside_an_outsider_after_waiting),
-        ("second_server", granted_by_another_server),
         ("held_twice", overlap),
         ("held_twice", two_inside_one),
         ("held_twice", a_stranger_beside_one_inside),

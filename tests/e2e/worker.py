@@ -13,6 +13,9 @@ witness, and it is independent of the pool. Nobody waits for that lock; one that
 It writes to a "resource" as well: a file per GPU to which everybody appends (fence, lease). The order of its lines is the
 order of the writes, so whoever reads it can tell which of them a resource that compares fences would have refused.
 
+A local one marks its GPUs for other servers, as the package's client does (gpu_worker_pool/host/holder_mark.py). One that
+nests takes a lease inside its own now and then.
+
 Everything it sees goes to its history, a line in one write. See gpu_worker_pool/history_check.py for what must not be
 found there.
 """
@@ -55,6 +58,9 @@ class Orders:
     longest_wait_s: float = 2.0
     rounds: int | None = None
     crowd: int = 0
+    # Of the marks; without it there are none.
+    scope: str = ""
+    nests: bool = False
 
     def encoded(self) -> str:
         return json.dumps(asdict(self))
@@ -65,7 +71,7 @@ class NoAnswer(Exception):  # noqa: N818 - a state of affairs, not a mistake
 
 
 class Farewell(Exception):  # noqa: N818
-    """It was told to end, and nobody answers."""
+    """It was told to end, or its parent is gone, and nobody answers."""
 
 
 def now() -> float:
@@ -120,6 +126,14 @@ def identity() -> dict[str, object]:
     }
 
 
+def mark(scope: str, lease: str, uuid: str) -> socket.socket:
+    """Tell other servers on this machine that this process has the GPU, as long as it lives."""
+    found = socket.socket(socket.AF_UNIX)
+    found.bind(f"\0gpu-worker-pool/holder/{scope}/{uuid}/{lease}")
+    found.listen()
+    return found
+
+
 class Worker:
     """Asks, holds, gives back, again and again."""
 
@@ -139,6 +153,7 @@ class Worker:
         self.turn = 0
         self.writes = 0
         self.ends_at: float | None = None
+        self.parent = os.getppid()
 
     def on_term(self, *_: object) -> None:
         self.ends_at = now() + FAREWELL_S
@@ -194,7 +209,8 @@ class Worker:
             status, answer, sent = self.try_call(method, lease, path, body, wait_s + 1.5)
             if status and status < 500 and status != 429:
                 return status, answer, sent
-            if self.ends_at is not None and now() > self.ends_at:
+            is_orphan = os.getppid() != self.parent
+            if is_orphan or (self.ends_at is not None and now() > self.ends_at):
                 raise Farewell
             if method == "GET" and self.random.random() < 0.3:
                 method = "PUT"
@@ -204,10 +220,7 @@ class Worker:
 
     def one_round(self) -> int:
         """1 where a GPU was held, 0 where it came to nothing."""
-        lease = f"{self.orders.name}-{self.random.getrandbits(64):016x}"
-        wishes = {key: self.form[key] for key in ("gpus", "memory_mb", "priority", "ttl_s")}
-        self.turn += 1
-        self.say("asks", lease=lease, turn=self.turn, **wishes)
+        lease = self.new_lease()
         found = self.get(lease)
         if found is None:
             return 0
@@ -221,6 +234,13 @@ class Worker:
             self.hold(lease, answer["gpus"], answer["fence"], until)
         self.give_back(lease)
         return int(has_held)
+
+    def new_lease(self) -> str:
+        lease = f"{self.orders.name}-{self.random.getrandbits(64):016x}"
+        wishes = {key: self.form.get(key) for key in ("gpus", "memory_mb", "priority", "ttl_s", "parent")}
+        self.turn += 1
+        self.say("asks", lease=lease, turn=self.turn, **wishes)
+        return lease
 
     def get(self, lease: str) -> tuple[dict[str, Any], float] | None:
         """The lease once it is active and when that was asked; None where it ended before."""
@@ -257,12 +277,15 @@ class Worker:
 
     def hold(self, lease: str, gpus: list[dict[str, Any]], fence: int, until: float) -> None:
         uuids, gpu_ids = [gpu["uuid"] for gpu in gpus], [gpu["gpu_id"] for gpu in gpus]
+        marks = [mark(self.orders.scope, lease, uuid) for uuid in uuids if until == inf and self.orders.scope]
         self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=fence, until=until)
         witnesses = [self.take_witness(lease, uuid) for uuid in uuids]
         done_at = now() + self.random.uniform(self.orders.shortest_hold_s, self.orders.longest_hold_s)
         renew_at = min(until, now() + 2 * self.beat_s) - self.beat_s
         why = "done"
         self.write(lease, uuids, fence, until)
+        if self.orders.nests and until == inf:
+            self.nest(lease)
         while (at := now()) < done_at and self.ends_at is None:
             if at >= until:
                 why = "gave up"
@@ -284,6 +307,27 @@ class Worker:
         for witness in witnesses:
             os.close(witness)
         self.say("left", lease=lease, why=why, left_at=left_at)
+        for each in marks:
+            each.close()
+
+    def nest(self, parent: str) -> None:
+        """Hold a lease inside this one for a moment, as `gpu-pool run` inside `gpu-pool run` does."""
+        form, self.form = self.form, {**self.form, "parent": parent}
+        try:
+            lease = self.new_lease()
+            found = self.get(lease)
+            if found is not None:
+                answer, sent = found
+                uuids, gpu_ids = ([gpu[key] for gpu in answer["gpus"]] for key in ("uuid", "gpu_id"))
+                until = self.safe_until(answer, sent)
+                self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=answer["fence"], until=until)
+                time.sleep(self.random.uniform(0.0, 0.1))
+                self.say("left", lease=lease, why="done", left_at=now())
+                self.give_back(lease)
+        except Farewell:
+            pass  # what it is inside of is still to be given back
+        finally:
+            self.form = form
 
     def give_back(self, lease: str) -> None:
         self.insist("DELETE", lease)

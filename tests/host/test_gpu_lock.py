@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from gpu_worker_pool.host.gpu_lock import GpuLocks, LockHolder, lock_holder
+from tests.processes import forked_child
 
 OTHER = """
 import sys
@@ -98,19 +99,7 @@ def test_a_lock_that_the_system_refuses_is_not_taken_for_had(scope: str) -> None
 def test_a_fork_does_not_keep_the_lock(scope: str) -> None:
     locks = GpuLocks(None, scope)
     assert locks.take("GPU-1") is None
-    (asks, tells), (hears, says) = os.pipe(), os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(tells)
-        os.write(says, b"forked")
-        os.read(asks, 1)
-        os._exit(0)
-    try:
-        os.read(hears, 6)
+    with forked_child():
         locks.close()
         assert GpuLocks(None, scope).take("GPU-1") is None
         assert lock_holder("GPU-2", scope) is None
-    finally:
-        for end in (asks, tells, hears, says):
-            os.close(end)
-        os.waitpid(child, 0)

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_worker_pool.host.gpu_lock import SCOPE_VARIABLE
 from gpu_worker_pool.host.holder_mark import HolderMark, HolderMarks, MarkReader
+from tests.processes import forked_child
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +49,6 @@ def test_a_lease_whose_id_is_too_long_for_a_name_is_not_marked() -> None:
 def test_a_fork_does_not_keep_a_mark() -> None:
     marks = HolderMarks()
     marks.add("lease1", ["GPU-1"])
-    (asks, tells), (hears, says) = os.pipe(), os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(tells)
-        os.write(says, b"forked")
-        os.read(asks, 1)
-        os._exit(0)
-    try:
-        os.read(hears, 6)
+    with forked_child():
         marks.drop("lease1")
         assert MarkReader().read() == ()
-    finally:
-        for end in (asks, tells, hears, says):
-            os.close(end)
-        os.waitpid(child, 0)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.preloaded import PreloadedPopen
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 
@@ -20,7 +22,7 @@ def _popen(role: str, path: Path, failpoint: str | None) -> subprocess.Popen[str
     environ["PYTHONPATH"] = str(ROOT)
     if failpoint is not None:
         environ["GPU_POOL_FAILPOINT"] = failpoint
-    return subprocess.Popen(
+    return PreloadedPopen(
         [sys.executable, "-m", "tests.ledger.child", role, str(path)],
         cwd=ROOT,
         env=environ,

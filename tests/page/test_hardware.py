@@ -1,13 +1,18 @@
-"""What the page shows of GPUs that somebody uses without the pool, that cannot be read, and of a driver that hangs."""
+"""What the page shows of GPUs in use outside the pool or by another server, of GPUs that cannot be read, and of a driver that hangs."""
 
 from __future__ import annotations
 
 import os
+import pwd
+import re
+import secrets
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from playwright.sync_api import Browser, expect
 
+from gpu_worker_pool.host.gpu_lock import SCOPE_VARIABLE, GpuLocks
 from gpu_worker_pool.testing import ServerProcess
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
 from tests.page.conftest import OpenPage
@@ -16,9 +21,12 @@ from tests.page.parts import card, connection
 GPUS = (
     "0, GPU-used, NVIDIA A100, 81920, 70000, 97, 71, 361.50, 400.00\n"
     "1, GPU-odd, Odd GPU, [N/A], [Not Supported], , [N/A], [N/A], nonsense\n"
+    "2, GPU-outside, NVIDIA A100, 81920, 30000, 5, 41, 61.50, 400.00\n"
+    "3, GPU-elsewhere, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
 )
-# A process that is really there, this one; nobody has a lease for it.
-PROCESSES = f"GPU-used, {os.getpid()}, 69000, /usr/bin/somebody\n"
+# A process that is really there, this one; no lease is for it.
+PROCESSES = f"GPU-used, {os.getpid()}, 69000, /usr/bin/train\nGPU-outside, {os.getpid()}, 29696, /usr/bin/train\n"
+OTHER_SERVER = "http://localhost:8123"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +39,11 @@ def smi(tmp_path_factory: pytest.TempPathFactory) -> FakeNvidiaSmi:
 
 @pytest.fixture(scope="module")
 def server(browser: Browser, smi: FakeNvidiaSmi) -> Iterator[ServerProcess]:
-    with ServerProcess({**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": ""}) as server:
+    scope = f"test-{secrets.token_hex(4)}"
+    locks = GpuLocks(OTHER_SERVER, scope)
+    assert locks.take("GPU-elsewhere") is None, "this process is the other server, as far as the lock tells"
+    env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", SCOPE_VARIABLE: scope}
+    with closing(locks), ServerProcess(env) as server:
         yield server
 
 
@@ -45,6 +57,14 @@ def test_outside_use_and_what_is_unknown_are_shown_and_a_driver_that_hangs_is_to
         expect(card(page, 0)).to_contain_text(shown)
     expect(card(page, 1)).to_contain_text("unknown")
     expect(card(page, 1)).not_to_contain_text("0 %")  # unknown is not zero
+    me, pid = pwd.getpwuid(os.getuid()).pw_name, os.getpid()
+    why = rf"in use outside the pool: \S+ of {me} \(pid {pid}\), 29\.0\sGiB"
+    line = rf"outside the pool: {me}, \S+ \(pid {pid}\), 29\.0\sGiB"
+    expect(card(page, 2)).to_contain_text(re.compile(why))
+    expect(card(page, 2)).to_contain_text(re.compile(line))
+    elsewhere = f"another server on this machine has this GPU (user {me}, pid {pid}); use it at {OTHER_SERVER}"
+    expect(card(page, 3)).to_contain_text("outside")
+    expect(card(page, 3)).to_contain_text(elsewhere)
 
     smi.say({"hang": True})
     expect(page.get_by_role("alert").first).to_contain_text("The GPUs have not been measured since")

@@ -17,6 +17,7 @@ import pytest
 from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environment
 from tests.gpus.fake_nvidia_smi import install
 from tests.other_user import ALICE, folder_of, python_as
+from tests.preloaded import PreloadedPopen
 
 GPUS = "0, GPU-aaaa, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
 
@@ -60,6 +61,16 @@ def test_the_second_server_shows_the_gpus_and_grants_none_of_them(place: Path) -
         assert second.ask("/leases/second", "PUT", body={}).status == 422, "its leases may go on"
 
 
+@pytest.mark.parametrize(("scope", "code"), [("test-", "other_server"), ("", "eligible")])
+def test_servers_that_simulate_the_same_gpus_meet_only_in_a_scope(scope: str, code: str) -> None:
+    own = f"{scope}{secrets.token_hex(4)}" if scope else ""
+    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box", "GPU_POOL_LOCK_SCOPE": own}
+    with ServerProcess(env) as first, ServerProcess(env) as second:
+        (gpu,) = second.json("/pool")["gpus"]
+        assert first.json("/pool")["gpus"][0]["uuid"] == gpu["uuid"]
+        assert gpu["verdict"]["code"] == code
+
+
 HOLDER = """
 import sys
 from gpu_worker_pool import gpu
@@ -78,7 +89,7 @@ def test_holders_that_a_dead_server_left_keep_their_gpus_from_the_next_one(tmp_p
     with ExitStack() as stack:
         first = stack.enter_context(ServerProcess(env))
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": own, "text": True}
-        client = stack.enter_context(subprocess.Popen([sys.executable, "-c", HOLDER, first.url], **pipes))
+        client = stack.enter_context(PreloadedPopen([sys.executable, "-c", HOLDER, first.url], **pipes))
         command = [
             sys.executable,
             "-m",
@@ -91,7 +102,7 @@ def test_holders_that_a_dead_server_left_keep_their_gpus_from_the_next_one(tmp_p
             "-c",
             "echo on; cat",
         ]
-        run = stack.enter_context(subprocess.Popen(command, **pipes))
+        run = stack.enter_context(PreloadedPopen(command, **pipes))
         stack.callback(run.kill)
         stack.callback(client.kill)
         assert client.stdout is not None

@@ -141,6 +141,7 @@ def test_the_socket_is_for_all_users_and_its_directory_is_not(running: ServerPro
     assert stat.S_ISSOCK(socket_path.stat().st_mode)
     assert socket_path.stat().st_mode & 0o777 == 0o666
     assert f"listening on the Unix socket {socket_path}" in running.log()
+    assert running.json("/config")["server"]["socket"] == str(socket_path)
 
 
 def test_local_callers_by_the_socket_only(socket_path: Path) -> None:
@@ -181,3 +182,4 @@ def test_a_directory_that_others_may_write_to_gets_no_socket(tmp_path: Path) -> 
         assert "other users may write to it" in server.log()
         assert put(server, new_id()).status == 201
         assert list(folder.iterdir()) == []
+        assert server.json("/config")["server"]["socket"] is None

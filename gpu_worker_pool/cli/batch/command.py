@@ -77,8 +77,8 @@ def batch(
     Exit codes: 0 all jobs are done; 1 a job failed; 2 the arguments are invalid or FILE cannot be read; 125 gpu-pool
     failed; 128+N signal N interrupted it.
     """
-    from gpu_worker_pool.cli.run.command_label import label_text  # noqa: PLC0415
     from gpu_worker_pool.cli.run.gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.client.command_label import label_text  # noqa: PLC0415
 
     from .jobs import Batch, read_jobs  # noqa: PLC0415 - the same
     from .runner import BatchPlan  # noqa: PLC0415

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
-from gpu_worker_pool.cli.run.command_label import label_text
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
 from gpu_worker_pool.cli.run.lease_facts import command_env
@@ -18,6 +17,7 @@ from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wai
 from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.tasks import cancel_and_wait
+from gpu_worker_pool.client.command_label import label_text
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.host.holder_mark import mark_names
 

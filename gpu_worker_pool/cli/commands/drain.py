@@ -18,7 +18,7 @@ from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 GpuArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="GPU...",
+        metavar="[GPU]...",
         help="Each by its index or UUID, where there are several servers as server1:2; or a server's name, for all its GPUs.",
     ),
 ]

@@ -20,6 +20,7 @@ from gpu_worker_pool.cli.pools.report import (
     check_any_is_up,
     show_clock,
     show_holding,
+    show_inside,
     show_outsiders,
 )
 from gpu_worker_pool.cli.pools.servers import Servers
@@ -89,7 +90,9 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
         console.print("It shows no GPUs.")
     if not report.has_leases:
         return
-    console.print(f"{count(len(report.leases), 'lease')}, {report.queue_length or 'nobody'} waiting")
+    inside = show_inside(report.leases)
+    leases = count(len(report.leases), "lease") + (f" ({inside})" if inside else "")
+    console.print(f"{leases}, {report.queue_length or 'nobody'} waiting")
     if report.queue:
         print_table(console, _queue_table(console, report.queue, now))
     if (more := report.queue_length - len(report.queue)) > 0:

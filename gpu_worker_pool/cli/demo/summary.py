@@ -13,7 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.history_check import LeaseRecord, Line, RunHistory, Violation, check, check_lease_kept
+from gpu_worker_pool.history_check import Violation, check, check_lease_kept
+from gpu_worker_pool.run_history import LeaseRecord, Line, RunHistory
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -43,9 +44,11 @@ def complete_lease_id(ctx: typer.Context, incomplete: str) -> list[tuple[str, st
     ]
 
 
-_ID = typer.Argument(metavar="ID", help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id)
-LeaseId = Annotated[str, _ID]
-LeaseIds = Annotated[list[str], _ID]
+_id_argument = partial(
+    typer.Argument, help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id
+)
+LeaseId = Annotated[str, _id_argument(metavar="ID")]
+LeaseIds = Annotated[list[str], _id_argument(metavar="ID...")]
 
 
 async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:

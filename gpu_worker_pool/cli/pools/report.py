@@ -261,6 +261,12 @@ def show_holding(lease: LeaseReport, now: float, command: str | None) -> str:
     return ", ".join(part for part in (lease.holder, command, show_clock(lease.since_at, now)) if part)
 
 
+def show_inside(leases: Iterable[LeaseReport]) -> str:
+    """How many of the leases are inside another, and so hold no GPU of their own; empty if none is."""
+    number = sum(lease.view.parent is not None for lease in leases)
+    return f"{number} inside another" if number else ""
+
+
 def show_outsiders(gpu: PoolGpu) -> list[str]:
     """The processes outside the pool that keep others from a GPU: `dave, python, pid 123, 58.0 GiB`. Those that its
     reason names are left out.
@@ -271,7 +277,7 @@ def show_outsiders(gpu: PoolGpu) -> list[str]:
         is_named = re.search(rf"\bpid {process.pid}\b", gpu.reason or "") is not None
         if process.is_outside and not process.is_ignored and is_heavy and not is_named:
             held = None if process.used_mb is None else show_memory(process.used_mb)
-            facts = (getattr(process, "user", None), process.name, f"pid {process.pid}", held)
+            facts = (process.user, process.name, f"pid {process.pid}", held)
             found.append(", ".join(fact for fact in facts if fact))
     return found
 

@@ -12,7 +12,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The command with its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The command with its arguments.")],
     gpus: options.Gpus = 1,
     memory: options.MemoryPerGpu = None,
     model: options.Model = None,
@@ -41,7 +41,8 @@ def run(
     there was a GPU; 125 if gpu-pool failed or the lease was lost; 126 if the command cannot be run; 127 if there is
     no such command.
     """
-    from .command_label import command_label, label_text  # noqa: PLC0415
+    from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
+
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The line about a wait: the reason with the queue position, and who holds the GPUs for how long."""
+"""The line about a wait: the reason with the queue position, and who holds the GPUs since when."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.client.events import ClientEvent
+from gpu_worker_pool.core.queue.explain import MAX_NAMES
 from gpu_worker_pool.wire.leases import ObstacleView, WaitingLeaseView
 from gpu_worker_pool.wire.reader import read
 
@@ -25,27 +26,21 @@ from gpu_worker_pool.wire.reader import read
 _POLL_S: Final = 1.0
 # Without a terminal, a line is written when the reason changes, but not more often than this.
 _MIN_BETWEEN_LINES_S: Final = 10.0
-_MAX_NAMED: Final = 3
 
 
 def waiting_text(reason: str | None, obstacles: Sequence[ObstacleView], waited_s: float, now_s: float) -> str:
-    """The wait in one line: how long it has been, the reason, and the holders of the GPUs."""
-    held = _holders(obstacles, now_s)
-    return f"waiting {show_duration(waited_s)}. {reason}" + (f". Held by {held}" if held else "")
-
-
-def _holders(obstacles: Sequence[ObstacleView], now_s: float) -> str:
-    """Who holds the GPUs, and since when: `ada (train.py) since 14:02`, the longest first. Of a GPU with several holders it
-    is known only since when the first of them has it.
-    """
+    """The wait in one line: how long it has been, and the reason, in which each holder has a time if one is known."""
+    leased = [obstacle for obstacle in obstacles if obstacle.code == "leased"]
+    names = list(dict.fromkeys(name for obstacle in leased for name in obstacle.holders))[:MAX_NAMES]
     since: dict[str, float] = {}
-    for obstacle in obstacles:
-        if obstacle.code == "leased" and obstacle.since_at is not None:
-            names = ", ".join(dict.fromkeys(obstacle.holders))
-            since[names] = min(since.get(names, now_s), obstacle.since_at)
-    longest = sorted(since.items(), key=lambda item: item[1])
-    named = [f"{name} {show_clock(at, now_s)}" for name, at in longest[:_MAX_NAMED]]
-    return ", ".join(named + ([f"{len(longest) - _MAX_NAMED} more"] if len(longest) > _MAX_NAMED else []))
+    for obstacle in leased:
+        # Of a GPU with several holders it is known only since when the first of them has it.
+        if obstacle.since_at is not None and len(set(obstacle.holders)) == 1:
+            name = obstacle.holders[0]
+            since[name] = min(since.get(name, obstacle.since_at), obstacle.since_at)
+    timed = [f"{name} {show_clock(since[name], now_s)}" if name in since else name for name in names]
+    said = (reason or "").replace(f"leased by {', '.join(names)}", f"leased by {', '.join(timed)}", 1)
+    return f"waiting {show_duration(waited_s)}. {said}"
 
 
 class WaitingLine:

@@ -90,7 +90,9 @@ class Announcement:
         lines.append(("state", self.state))
         if self.trouble:
             lines.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
-        lines += [("may ask", str(self.writing)), ("use it", f"gpu-pool run {endpoint}-- CMD")]
+        lines.append(("may ask", str(self.writing)))
+        if not self.trouble:
+            lines.append(("use it", f"gpu-pool run {endpoint}-- CMD"))
         return lines
 
     def as_json(self) -> dict[str, Any]:

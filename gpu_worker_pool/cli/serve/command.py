@@ -242,17 +242,24 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
     addresses = urls(host, port, settings.api_prefix, names=names)
     unread = None if sampler.has_sampled else "the driver has not answered yet; they are shown as soon as it does"
-    others = dict.fromkeys(r.other_server for r in snapshot.readings if r.other_server)
-    error = unread or snapshot.error or "; ".join(filter(None, others)) or None
+    taken = [reading.other_server for reading in snapshot.readings if reading.other_server]
+    others = "; ".join(dict.fromkeys(taken)) or None
+    # Without a GPU of its own it can grant nothing; with some, it is a remark.
+    trouble, remark = (others, None) if len(taken) == len(snapshot.readings) else (None, others)
     return Announcement(
         version=gpu_worker_pool.__version__,
         pid=os.getpid(),
         urls=tuple(addresses),
         docs=f"{addresses[0]}{settings.docs_url}" if settings.docs_url else None,
         page=f"{addresses[0]}/ui",
-        gpus=GpusShown.of([r.gpu.name for r in snapshot.readings], snapshot.installed, snapshot.source, error),
+        gpus=GpusShown.of(
+            [r.gpu.name for r in snapshot.readings],
+            snapshot.installed,
+            snapshot.source,
+            unread or snapshot.error or remark,
+        ),
         state=str(journal),
-        trouble=app.pool.trouble,
+        trouble=app.pool.trouble or trouble,
         writing=Writing(
             "broken" if tokens.is_broken else "none" if tokens.is_unset else "set",
             tuple(sorted(tokens.names)),

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
-from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_outsiders, show_since
+from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_inside, show_outsiders, show_since
 from gpu_worker_pool.cli.table import Cell, Column, lay_out, line
 
 from .frame import Frame, GpuRow
@@ -37,7 +37,7 @@ _GPU_COLUMNS = (
 )
 _STATE, _MEMORY, _POWER = 2, 4, 9
 _LEASE_COLUMNS = (
-    Column("LEASES", 6, 24),
+    Column("LEASES", 6, 28),
     Column("GPUS", 4, 30),
     Column("SINCE", 5, 8, rank=1, is_number=True),
     Column("ID", 8, 36, rank=5),
@@ -95,7 +95,8 @@ def gpu_section(frame: Frame, width: int) -> Section:
 
 def lease_section(frame: Frame, width: int) -> Section:
     found = [(server, lease) for server in frame.distinct if server.report for lease in server.report.leases]
-    columns = _counted(_LEASE_COLUMNS, len(found), frame)
+    inside = show_inside([lease for _, lease in found])
+    columns = _counted(_LEASE_COLUMNS, len(found), frame, f", {inside}" if inside else "")
     rows = [_lease_cells(lease, frame.at.timestamp()) for _, lease in found]
     return _section("leases", columns, rows, [server.is_stale for server, _ in found], width)
 
@@ -131,10 +132,10 @@ def _wrapped(text: Text, last: Text, width: int) -> list[Text]:
     return [before.append(first), *(Text(" " * indent + part) for part in rest)]
 
 
-def _counted(columns: Sequence[Column], number: int, frame: Frame) -> list[Column]:
+def _counted(columns: Sequence[Column], number: int, frame: Frame, more: str = "") -> list[Column]:
     """The same, with the number of rows in the first title."""
     is_known = any(server.report is not None for server in frame.servers)
-    return [replace(columns[0], title=f"{columns[0].title} ({number if is_known else UNKNOWN})"), *columns[1:]]
+    return [replace(columns[0], title=f"{columns[0].title} ({number if is_known else UNKNOWN}{more})"), *columns[1:]]
 
 
 def _percent(percent: float | None) -> str:
@@ -213,7 +214,7 @@ def _lease_cells(lease: LeaseReport, now: float) -> list[Cell]:
     runs = lease.command if view.state == "active" else f"{view.state}: {view.reason or UNKNOWN}"
     return [
         Text(lease.holder, "bold"),
-        Text(",".join([*ids[:1], *(gpu.rpartition(":")[2] for gpu in ids[1:])]) or UNKNOWN),
+        Text((",".join([*ids[:1], *(gpu.rpartition(":")[2] for gpu in ids[1:])]) or UNKNOWN) + lease.inside),
         Text(show_since(lease.since_at, now)),
         Text(lease.id, "dim"),
         Text(where),
@@ -227,7 +228,7 @@ def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
         Text(f"{position} " if is_one else f"{lease.endpoint} {position} ").append(lease.holder, "bold"),
         Text(show_since(lease.requested_at, now)),
         Text(str(lease.view.priority) if lease.view.priority else ""),
-        Text(lease.wants),
+        Text(lease.wants + lease.inside),
         Text(lease.command or ""),
         Text(lease.why or "the server does not say why"),
     ]

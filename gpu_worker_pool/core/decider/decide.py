@@ -244,7 +244,8 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     for grant in (*inside.grants, *found.grants):
         node = grant.gpus[0].node
         fences[node] = fences.get(node, state.fences.get(node, 0)) + 1
-        events.append(_granted(state, grant, fences[node], now))
+        granted = _granted(state, grant, fences[node], now)
+        events += [granted] if state.queued(grant.lease_id).request.parent else _taken_over(state, granted, now)
     events += [_preempted(state, lease_id, now) for lease_id in found.victims]
     if found.settled_until is not None:
         claims, undated = tuple(found.claims.items()), tuple(found.undated.items())
@@ -276,6 +277,22 @@ def _preempted(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned:
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
     ends = now + state.settings.preempt_grace_s
     return ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, min(ends, lease.limit or ends))
+
+
+def _taken_over(state: PoolState, granted: ev.LeaseGranted, now: float) -> list[ev.Event]:
+    """The grant, and the end of the leases that drain there. They are of the process that gets the GPU again: what they
+    left is the new lease's. So they do not pile up, however often the process asks and releases.
+    """
+    events: list[ev.Event] = [granted]
+    for key in granted.gpus:
+        slot = state.slots[key]
+        if slot.occupants.draining:
+            left = [lease_id for lease_id, occupant in slot.occupants.items() if occupant.is_draining]
+            members = dict.fromkeys(process for lease_id in left for process in slot.members.get(lease_id, ()))
+            if members:
+                events.append(ev.ProcessesAttributed(now, granted.lease_id, key, tuple(members)))
+            events += [ev.GpuDrained(now, lease_id, key) for lease_id in left]
+    return events
 
 
 def _exclude_gpu(state: PoolState, command: cmd.ExcludeGpu, now: float) -> list[ev.Event]:

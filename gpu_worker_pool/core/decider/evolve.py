@@ -108,7 +108,7 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     state.unsettle()
     for key in event.gpus:
         slot = state.slot(key)
-        slot.occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process)
+        slot.occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process, since=event.at)
         slot.busy = event.at
     state.touch(event.gpus)
     use = state.owners.setdefault(request.holder.owner, OwnerUse(as_of=event.at))

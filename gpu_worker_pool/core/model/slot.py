@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import Any
 
 from .gpu import GpuKey, GpuProcess, ProcessId, Reading
@@ -13,11 +14,14 @@ from .gpu import GpuKey, GpuProcess, ProcessId, Reading
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A lease on a GPU. `asked_mb` is None if it is exclusive. Memory of the holder's `process` is the lease's."""
+    """A lease on a GPU. `asked_mb` is None if it is exclusive. Memory of the holder's `process` is the lease's. `since` is
+    when it was granted: memory that was read before is not its own.
+    """
 
     asked_mb: float | None
     process: ProcessId | None = None
     is_draining: bool = False
+    since: float = field(default=-inf, compare=False)
 
 
 class Occupants(dict[str, Occupant]):
@@ -210,7 +214,8 @@ class _MemorySums:
         for lease_id, occupant in reversed(new):
             observed_mb = self._observed_mb.get(lease_id, 0.0)
             own_mb = max(occupant.asked_mb or 0.0, observed_mb)
-            if self.reading.processes is None or lease_id in self._unweighed or _is_unknown(slot, lease_id):
+            is_known = self.reading.processes is not None and lease_id not in self._unweighed
+            if self.reading.at > occupant.since and (not is_known or _is_unknown(slot, lease_id)):
                 free_mb = max(self._unexplained_mb, 0.0)
                 if occupant.asked_mb is None:
                     # An exclusive lease owns all memory that has no other owner.

@@ -17,6 +17,8 @@ from .quotas import obstacle
 from .sub_leases import judge_inside, parent_of
 
 MAX_NAMES = 3
+# So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.
+MOST_VERDICTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +73,27 @@ class Explainer:
     A verdict is as of the first request that needed it. Queue positions are as of now.
     """
 
-    def __init__(self, state: PoolState, now: float) -> None:
+    def __init__(self, state: PoolState, now: float, most_verdicts: int = MOST_VERDICTS) -> None:
         self._state = state
+        self._left = most_verdicts
         self._now = max(now, state.clock)
         self._verdicts: dict[Wishes, tuple[GpuVerdict, ...]] = {}
         self._texts: dict[Wishes, str] = {}
         self._order = Order(state, self._now)
         self._is_anything_kept = bool(state.reservation or state.claims or state.bookings)
 
+    def can_afford(self, lease: QueuedLease) -> bool:
+        """Whether to explain this request too. With many GPUs, a verdict on each for every waiter takes seconds."""
+        is_known = lease.request.wishes in self._verdicts and not self._is_anything_kept
+        return is_known or lease.request.parent is not None or self._left > 0
+
     def explain(self, lease: QueuedLease) -> Explanation:
         if lease.request.parent is not None:
             return self._explain_inside(lease, lease.request.parent)
         state, wishes = self._state, lease.request.wishes
         verdicts = self._verdicts.get(wishes)
+        if verdicts is None or self._is_anything_kept:
+            self._left -= len(state.slots)
         if verdicts is None:
             slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
             verdicts = self._verdicts[wishes] = tuple(

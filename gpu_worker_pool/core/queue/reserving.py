@@ -9,10 +9,8 @@ A date that rests on a prediction and is more than an hour away reserves nothing
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from math import inf
 
-from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
@@ -39,17 +37,16 @@ class Reserving:
         self.changes_at = just_before(min(self.undated.values(), default=inf))
 
     def is_due(self, lease: QueuedLease) -> bool:
-        """Whether GPUs are to be found for a waiter."""
-        return lease.request.wishes not in self.undated and reserves_at(self._state, lease) <= self._now
-
-    def reserve(self, lease: QueuedLease, line: Line, gone: AbstractSet[GpuKey]) -> Reservation | None:
-        """The reservation of a waiter that cannot be served, of GPUs that are not gone; None if it has none yet."""
-        state, wishes = self._state, lease.request.wishes
-        due_at = reserves_at(state, lease)
+        """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""
+        due_at = reserves_at(self._state, lease)
         if due_at > self._now:
             self._look_again(due_at)
-            return None
-        avoiding = gone | self._keeps.booked_from(line)
+        return due_at <= self._now
+
+    def reserve(self, lease: QueuedLease, line: Line) -> Reservation | None:
+        """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
+        state, wishes = self._state, lease.request.wishes
+        avoiding = self._keeps.booked_from(line)
         current = state.reservation
         if current is not None and current.lease_id == lease.id and current.node in state.capacity.nodes:
             plan = self._forecast.plan_on(current.node, wishes, avoiding)

@@ -97,7 +97,7 @@ class Sampler:
             visible = self._visible_of(found.readings)
             source = probe.source if probe else "none"
             marks: tuple[HolderMark, ...] = ()
-            if source != "simulated":
+            if source != "simulated" or (self._locks is not None and self._locks.is_for_simulated):
                 visible = tuple(map(self._locked, visible))
                 marks = self._marks.read()
             self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
@@ -125,7 +125,7 @@ class Sampler:
             try:
                 self.sample(for_history=is_due)
             except Exception:
-                # A probe must not raise. If one does, the server continues and reports the age of its readings.
+                # A probe of another author may raise anything. The thread must go on, and readings show their age.
                 logger.exception("reading the GPUs failed")
             self._first_sample.set()
             if is_due:

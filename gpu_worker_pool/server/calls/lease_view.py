@@ -31,7 +31,7 @@ def brief_view(
     if not isinstance(lease, QueuedLease):
         return lease_view(state, lease, now)
     position = explainer.position(lease)
-    if position <= MOST_EXPLAINED or lease.request.parent is not None:
+    if explainer.can_afford(lease) and (position <= MOST_EXPLAINED or lease.request.parent is not None):
         reason = explainer.reason(lease)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"

@@ -109,6 +109,7 @@ class LeaseCalls:
         lease_id = check_lease_id(call.parameters["lease_id"])
         caller = call.caller()
         query = call.query(HOLDER, REASON)
+        await call.no_body()
         self._check_may_manage(caller, await self._known(lease_id))
         is_holder = query["as"] == "holder"
         await self._pool.release(lease_id, is_holder=is_holder, by=name_of(caller), why=query["reason"])

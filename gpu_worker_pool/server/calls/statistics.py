@@ -13,6 +13,7 @@ from gpu_worker_pool.server.authority.readings_history import encode_readings
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.http.accept import wants_page
+from gpu_worker_pool.server.http.access import AccessRules
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Response, encode
@@ -27,10 +28,11 @@ from gpu_worker_pool.wire.routes import TABLE
 class Statistics:
     """Answers from the latest snapshot; no call reads a GPU."""
 
-    def __init__(self, sampler: Sampler, settings: ServerSettings, pool: Pool) -> None:
+    def __init__(self, sampler: Sampler, settings: ServerSettings, pool: Pool, rules: AccessRules) -> None:
         self.sampler = sampler
         self.settings = settings
         self._pool = pool
+        self._rules = rules
         # A registry for this server alone, so that two servers in one process do not mix.
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(SamplerCollector(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics))
@@ -120,7 +122,7 @@ class Statistics:
 
     async def config(self, _: Call) -> Response:
         settings, visibility, snapshot = self.settings, self.sampler.visibility, self.sampler.snapshot
-        shown = settings.model_dump()
+        shown = {**settings.model_dump(), "socket": self._rules.socket}
         body = service.Configuration(
             server=service.ServerPart(**{item.name: shown[item.name] for item in fields(service.ServerPart)}),
             api=service.ApiPart(**{item.name: shown[item.name] for item in fields(service.ApiPart)}),

@@ -67,6 +67,12 @@ class Call:
     async def body(self) -> bytes:
         return await read_body(self.receive, self.headers, limits=self._limits)
 
+    async def no_body(self) -> None:
+        """Refuse a call with a body. What a caller says must not be dropped in silence."""
+        if await self.body():
+            method = self.scope["method"]
+            raise Refused(422, f"{method} takes no body; put what you have to say into the query, or leave it out.")
+
     async def form(self, kind: type[FormT]) -> FormT:
         return parse_form(kind, await self.body())
 

@@ -1,20 +1,27 @@
-"""uvicorn's HTTP, with bounds on the time and the size of a request's head, and on the time to take the answer."""
+"""uvicorn's HTTP, with bounds on the time and the size of a request's head, and on the time to take the answer. A head that
+is not valid is answered as every other error is.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import re
+from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .connection import KEY, Connection
+from .head import CLOSE
+from .problems import Refused, problem_of
 
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
 # A caller that takes nothing of its answer, or of its stream, for so long is cut off.
 STALLED_S = 20.0
-TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
+TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter headers."
+INVALID = "The request is not valid HTTP: its method is not known, or its first line or a header is malformed."
+_AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -28,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._is_in_head = True
+        self._why_invalid = INVALID
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,7 +52,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._why_invalid = TOO_LARGE
                 self.send_400_response(TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says less than ours
+        """Answer with a problem, and close the connection."""
+        status, body, headers = problem_of(Refused(400, self._why_invalid, CLOSE))
+        assert isinstance(body, bytes)  # noqa: S101 - a problem is not a stream
+        own = [*self.server_state.default_headers, *headers, (b"content-length", b"%d" % len(body))]
+        lines = [b"HTTP/1.1 %d Bad Request" % status, *(name + b": " + value for name, value in own)]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -57,12 +75,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """Count a header. An error raised here is answered with 400."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError(TOO_LARGE)
+            self._refuse(TOO_LARGE)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._is_in_head, self._head_bytes = False, 0
+        self._check_authority()
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
@@ -73,6 +92,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_stall_timer()
+
+    def _check_authority(self) -> None:
+        """Refuse an address that names another host than the Host header, by which the access rules decide."""
+        if found := _AUTHORITY.match(self.url):
+            hosts = [value.lower() for name, value in self.headers if name == b"host"]
+            if hosts != [found[1].lower()]:
+                shown = found[1][:100].decode("ascii", "backslashreplace")
+                self._refuse(f"The address names the host {shown!r}, and the Host header does not; make them the same.")
+
+    def _refuse(self, why: str) -> NoReturn:
+        """End the reading of a head. uvicorn answers an error with `send_400_response`."""
+        self._why_invalid = why
+        raise ValueError(why)
 
     def _stop_stall_timer(self) -> None:
         if self._stall_timer is not None:

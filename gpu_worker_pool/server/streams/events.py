@@ -6,11 +6,12 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.queue.order import Order
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.calls.lease_view import lease_view
@@ -66,8 +67,7 @@ class EventStream:
                     names = tuple(sorted(self._pool.state.ignored_processes))
                     self._record("ignored_processes", IgnoredNames(names=names))
         if was_queue_changed:
-            queue = self._pool.state.queue
-            self._record("queue", QueueChange(length=len(queue), first=tuple(islice(queue, MOST_QUEUED))))
+            self._record_queue()
         self._wake()
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
@@ -112,6 +112,13 @@ class EventStream:
             # More may have happened since; the event shows the lease as it was.
             name, as_it_was = _AS_IT_WAS[type(event)]
             self._record(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was))
+
+    def _record_queue(self) -> None:
+        state = self._pool.state
+        first = tuple(islice(chain(Order(state, self._pool.now()).lease_ids(), state.inside), MOST_QUEUED))
+        parents = {id_: parent for id_ in first if (parent := state.queued(id_).request.parent) is not None}
+        length = len(state.queue) + len(state.inside)
+        self._record("queue", QueueChange(length=length, first=first, parents=parents))
 
     def _record(self, name: str, data: object) -> None:
         self._count += 1

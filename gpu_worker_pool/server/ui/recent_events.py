@@ -64,6 +64,7 @@ class RecentEvents:
             reason=str(event.reason) if isinstance(event, ev.LeaseEnded | ev.GpuExcluded) else None,
             by=event.by if isinstance(event, ev.LeaseEnded) else None,
             note=event.why if isinstance(event, ev.LeaseEnded) else None,
+            parent=request.parent if request else None,
         )
 
 

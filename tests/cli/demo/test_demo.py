@@ -27,7 +27,8 @@ from gpu_worker_pool.cli.demo.summary import Record, handovers, ordered_pairs, r
 from gpu_worker_pool.cli.demo.view import picture
 from gpu_worker_pool.cli.run.guard import descendants
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu
-from gpu_worker_pool.history_check import Line, RunHistory, check
+from gpu_worker_pool.history_check import check
+from gpu_worker_pool.run_history import Line, RunHistory
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import inherited_environment
 from tests.cli.own_process import GPU_POOL, MOST_S, environment, start_gpu_pool

@@ -5,35 +5,20 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.own_process import GPU_POOL, end_all, gpu_pool, start_gpu_pool
+from tests.cli.in_process import called
+from tests.cli.own_process import GPU_POOL, gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end
-from tests.server.leasing import OFTEN, eventually, take, wait_until_free
+from tests.server.leasing import eventually, take, wait_until_free
 
 RUN = shlex.join([*GPU_POOL, "run", "-q"])
 SHOW = "sh -c 'echo $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_ID'"
 PYTHON = "from gpu_worker_pool import gpu\nwith gpu(20{}) as a: print(a.env['CUDA_VISIBLE_DEVICES'], a.lease_id)"
-
-
-@pytest.fixture(scope="module")
-def two_gpus() -> Iterator[ServerProcess]:
-    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as server:
-        yield server
-
-
-@pytest.fixture
-def server(two_gpus: ServerProcess) -> Iterator[ServerProcess]:
-    yield two_gpus
-    end_all()
-    for lease in two_gpus.json("/leases")["leases"]:
-        two_gpus.ask(f"/leases/{lease['id']}", "DELETE")
-    wait_until_free(two_gpus)
 
 
 def python(options: str = "") -> str:
@@ -96,6 +81,7 @@ def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, tmp_
     shown = gpu_pool("explain", waiting["id"], server=server).out
     assert f"position 1 inside {waiting['parent'][:8]}" in shown
     assert [x["parent"] for x in gpu_pool("leases", "--json", server=server).json["leases"]].count(None) == 1
+    assert "2 leases (1 inside another), 1 waiting" in called("status", server=server).out
     pool = server.json("/pool")
     assert [len(gpu["leases"]) for gpu in pool["gpus"]].count(1) == 1
     go.touch()
@@ -143,3 +129,42 @@ def test_the_jobs_of_a_batch_inside_a_run_take_turns_on_its_gpu(server: ServerPr
     outer_one, *_ = outer(server, f"{batch} >/dev/null")
     logs = [path.read_text(encoding="utf-8") for path in (tmp_path / "jobs.logs").iterdir()]
     assert [f"on {outer_one[0]}\n" in log for log in logs] == [True] * 3
+
+
+TESTS = """
+import json, os, urllib.request
+import pytest
+
+AROUND = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "GPU_POOL_LEASE_ID", "GPU_POOL_LEASE_URL")}
+
+def test_it(gpu):
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == AROUND["CUDA_VISIBLE_DEVICES"] == str(gpu.gpu_id)
+    with urllib.request.urlopen(f"{AROUND['GPU_POOL_LEASE_URL']}/leases/{gpu.lease_id}") as answer:
+        assert json.load(answer)["parent"] == AROUND["GPU_POOL_LEASE_ID"]
+
+def test_it_again(gpu):
+    test_it(gpu)
+
+@pytest.mark.gpu(gpus=2)
+def test_more_than_the_lease_has(gpu): ...
+"""
+
+
+@pytest.mark.parametrize("has_option", [False, True])
+def test_the_fixture_of_the_pytest_plugin_uses_the_lease_around_it(
+    server: ServerProcess, tmp_path: Path, has_option: bool
+) -> None:
+    (tmp_path / "test_inner.py").write_text(TESTS, encoding="ascii")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="ascii")
+    pytest_ = (sys.executable, "-m", "pytest", "-rA", "-p", "gpu_worker_pool.pytest_plugin", "-p", "no:cacheprovider")
+    options = ("--gpu-endpoint", server.url) if has_option else ()
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"}
+    done = gpu_pool("run", "-e", server.url, "--", *pytest_, *options, cwd=tmp_path, env=env)
+    found = [line for line in done.out.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR"))]
+    assert [line.split()[:2] for line in found] == [
+        ["PASSED", "test_inner.py::test_it"],
+        ["PASSED", "test_inner.py::test_it_again"],
+        ["ERROR", "test_inner.py::test_more_than_the_lease_has"],
+    ], done.out
+    assert "not 2 GPUs" in found[-1]
+    assert "request more GPUs there (--gpus)" in done.out

@@ -18,7 +18,10 @@ from gpu_worker_pool.cli.serve.announcement import Announcement, GpusShown, Writ
 from gpu_worker_pool.cli.serve.command import FLAGS, usable_journal
 from gpu_worker_pool.cli.serve.flags import settings_of
 from gpu_worker_pool.host.addresses import urls
+from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool
+from tests.gpus.fake_nvidia_smi import install
 from tests.server.running import ROOT, ask_over
 
 SECRET = "a-long-secret"  # noqa: S105 - of nothing
@@ -129,6 +132,30 @@ def test_control_c_ends_it_and_people_are_told_in_words(tmp_path: Path) -> None:
     assert str(tmp_path / "leases.sqlite3") in said
     assert "no caller from elsewhere" in said
     assert (process.returncode, log) == (130, "")
+
+
+def test_a_server_whose_gpus_another_server_has_says_whose_and_how_to_use_that_one(tmp_path: Path) -> None:
+    smi = install(tmp_path)
+    smi.say("0, GPU-aaaa, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n")
+    env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", "GPU_POOL_LOCK_SCOPE": f"test-{tmp_path}"}
+    flags = ("--host", "127.0.0.1", "--port", "0", "--state-dir", str(tmp_path / "state"), "--log-level", "critical")
+    with ServerProcess(env) as first:
+        other = f"another server on this machine has this GPU (user {user_name()}, pid {first.pid}); use it at"
+        second = Serving(tmp_path, *flags, env=env)
+        try:
+            assert second.said["can_grant"] is False
+            assert second.said["trouble"].startswith(f"{other} http://localhost:{first.port}, or end it")
+            assert second.said["gpus"] == {
+                "count": 1,
+                "installed": 1,
+                "models": {"NVIDIA A100": 1},
+                "source": "nvidia-smi",
+                "error": None,
+            }
+            assert second.json("/gpu/count")["gpu_count"] == 1
+        finally:
+            second.process.kill()
+            second.process.communicate()
 
 
 # --- what was typed wrong ------------------------------------------------------------------------------------------
@@ -271,7 +298,10 @@ def test_the_documentation_the_trouble_and_the_way_to_use_it_are_said_where_ther
     assert dict(plain.lines())["use it"] == "gpu-pool run -- CMD"
     assert dict(plain.lines())["live page"] == "http://localhost:8000/ui"
     assert not {"try it out", "TROUBLE"} & dict(plain.lines()).keys()
-    assert dict(elsewhere.lines())["use it"] == "gpu-pool run --endpoint http://localhost:9000 -- CMD"
+    assert dict(replace(elsewhere, trouble=None).lines())["use it"].startswith(
+        "gpu-pool run --endpoint http://localhost:9000 "
+    )
+    assert "use it" not in dict(elsewhere.lines())  # it would be refused
     assert dict(elsewhere.lines())["try it out"] == "http://localhost:9000/docs"
     assert "the disk is full" in dict(elsewhere.lines())["TROUBLE"]
     # A client whose environment names another server would not find this one by itself.

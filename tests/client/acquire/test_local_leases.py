@@ -16,6 +16,7 @@ from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
+from tests.preloaded import PreloadedPopen
 from tests.server.leasing import eventually, get, take
 
 TTL_S = 0.6
@@ -84,7 +85,7 @@ with GPUWorkerPool(sys.argv[1]) as pool, pool.gpu(timeout=30) as held:
 
 def test_a_holder_that_stood_still_for_longer_than_the_ttl_has_its_gpu(server: ServerProcess) -> None:
     command = [sys.executable, "-c", HOLDER, server.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with PreloadedPopen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             lease_id = child.stdout.readline().strip()
@@ -111,7 +112,7 @@ def test_a_release_that_could_not_be_delivered_is_repeated_after_the_client_has_
 
 def test_a_holder_that_died_while_the_server_was_away_has_no_lease_after_it(server: ServerProcess) -> None:
     command = [sys.executable, "-c", HOLDER, server.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with PreloadedPopen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         lease_id = child.stdout.readline().strip()
         server.kill()

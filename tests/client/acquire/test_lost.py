@@ -19,6 +19,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
 from tests.client.wire import Wire
+from tests.preloaded import PreloadedPopen
 from tests.server.leasing import eventually, get
 from tests.server.running import ROOT
 
@@ -298,7 +299,7 @@ def test_a_process_that_was_stopped_for_longer_than_the_ttl_sees_at_once_that_it
 ) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GPU_POOL_TTL": "0.6"}
     command = [sys.executable, "-c", HOLDER, server.url, what]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with PreloadedPopen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdin is not None
             assert child.stdout is not None

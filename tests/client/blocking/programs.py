@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.preloaded import PreloadedPopen
 from tests.server.leasing import take
 from tests.server.running import ROOT
 
@@ -30,6 +31,7 @@ PRELUDE = """
 import multiprocessing, os, random, signal, sys, threading, time
 import gpu_worker_pool
 from gpu_worker_pool import GPUWorkerPool, gpu
+from tests.preloaded import PreloadedPopen
 
 url = sys.argv[1]
 sys.stdout.reconfigure(line_buffering=True)
@@ -41,7 +43,7 @@ class Child:
 
     def __init__(self, server: ServerProcess, program: str, env: dict[str, str] | None = None) -> None:
         text = PRELUDE + textwrap.dedent(program)
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[str] = PreloadedPopen(
             [sys.executable, "-c", text, server.url],
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
             stdin=subprocess.PIPE,

@@ -19,6 +19,7 @@ def sharing(asked_mb: float = 10_000, *, pid: int | None = 7) -> Box:
     """One A100 with one share on it."""
     box = Box(reading())
     box.ask("a", memory_mb=asked_mb, pid=pid)
+    box.pass_time(1.0)  # what is read from now on may be its own
     return box
 
 
@@ -170,6 +171,7 @@ def test_without_a_process_list_what_is_more_than_was_asked_for_is_outside() -> 
 def test_without_a_process_list_several_leases_explain_what_all_asked_for() -> None:
     box = sharing(10_000)
     box.ask("b", memory_mb=10_000)
+    box.pass_time(1.0)
     box.observe_now(reading(used_mb=25_000, processes=None))
 
     assert use_of(box) == MemoryUse({"a": 10_000, "b": 10_000}, outside_mb=5_000)
@@ -207,6 +209,7 @@ def test_a_lease_from_another_machine_may_own_what_nobody_accounts_for() -> None
 def test_an_undeclared_lease_is_put_down_what_nobody_else_accounts_for() -> None:
     box = Box(reading(), workers_per_gpu=2)
     box.ask("a")
+    box.pass_time(1.0)
     box.observe_now(reading(used_mb=9_000, processes=None))
 
     assert use_of(box) == MemoryUse({"a": 9_000}, outside_mb=0)
@@ -319,3 +322,18 @@ def test_ignoring_a_process_does_not_make_a_reported_percentage_unknown() -> Non
     box.do(cmd.IgnoreProcess("Xorg"))
 
     assert box.verdict() == Eligible(12.5)
+
+
+def test_memory_that_was_read_before_the_grant_is_not_the_leases() -> None:
+    box = Box(reading(used_mb=24_000, processes=(process(77, 24_000),)))
+
+    box.ask("from elsewhere", memory_mb=40_000)
+
+    assert isinstance(box.verdict(memory_mb=1), NoRoom), "24,000 outside and 40,000 leased are the limit of 64,000"
+    box.pass_time(1.0)
+    box.observe_now(reading(used_mb=64_000, processes=(process(77, 24_000), process(88, 40_000))))
+    assert isinstance(box.verdict(memory_mb=1), NoRoom)
+    box.observe_now(reading(used_mb=40_000, processes=(process(88, 40_000),)))
+    assert isinstance(box.verdict(memory_mb=1), Eligible), (
+        "of what is read later, as much as it asked for may be its own"
+    )

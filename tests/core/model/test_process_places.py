@@ -50,6 +50,7 @@ def test_where_the_processes_of_a_lease_are_not_known_it_cannot_be_told_whose_th
     box = Box(reading())
     box.ask("local", memory_mb=10_000, pid=7)
     box.ask("remote", memory_mb=10_000)
+    box.pass_time(1.0)
     box.observe_now(reading(used_mb=200, processes=(process(7, 100), process(9, 100))))
 
     assert places(box)[7].is_outside is False

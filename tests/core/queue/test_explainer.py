@@ -25,13 +25,27 @@ def test_those_who_wish_for_the_same_and_those_who_do_not() -> None:
 
 
 def test_those_who_are_kept_out_by_somebody_ahead_of_them() -> None:
-    """A GPU that is held is free for the one it is held for, and for nobody behind him."""
-    box = Box(reading(0), reading(1))
-    box.ask("a")
+    """A GPU that is reserved is free for the waiter that has it, and for none behind."""
+    box = Box(reading(0), reading(1), reserve_after_s=0.0)
+    box.ask("a", time_limit_s=3600.0)
     for lease_id in ("wide", "wide too"):
         box.ask(lease_id, gpus=2)
     for lease_id in ("b", "c"):
         box.ask(lease_id)
 
-    assert box.state.holds
+    assert box.state.reservation
     assert_told_as_alone(box)
+
+
+def test_only_so_many_verdicts_are_made_for_one_list() -> None:
+    box = Box(reading(0, utilization=100), reading(1, utilization=100))
+    for number, memory_mb in enumerate((1_000, 2_000, 3_000, 1_000)):
+        box.ask(f"w{number}", memory_mb=memory_mb)
+    explainer = Explainer(box.state, box.now, most_verdicts=4)
+    afforded = []
+    for number in range(4):
+        lease = box.state.queued(f"w{number}")
+        afforded.append(explainer.can_afford(lease))
+        if afforded[-1]:
+            explainer.reason(lease)
+    assert afforded == [True, True, False, True], "equal wishes share their verdicts"

@@ -298,6 +298,9 @@ def test_a_body_at_the_limit_is_taken_and_one_over_it_is_not(unchanged: ServerPr
     assert_problem(unchanged.ask("/leases/bad", "PUT", body=form.ljust(BODY_LIMIT)), 422, "3 GPUs")
     answer = unchanged.ask("/leases/bad", "PUT", body=form.ljust(BODY_LIMIT + 1))
     assert_problem(answer, 413, str(BODY_LIMIT))
+    lease_id = unchanged.json("/pool")["queue"][0]["id"]
+    assert_problem(unchanged.ask(f"/leases/{lease_id}", "DELETE", body=b" " * (BODY_LIMIT + 1)), 413, str(BODY_LIMIT))
+    assert_problem(unchanged.ask(f"/leases/{lease_id}", "DELETE", body={"reason": "x"}), 422, "DELETE takes no body")
     assert answer.headers["connection"] == "close"
 
 

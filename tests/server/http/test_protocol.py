@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 
@@ -63,6 +64,40 @@ def test_many_requests_over_one_connection_are_not_taken_for_one_large_head(serv
             while b'"alive"' not in answer:
                 answer += sender.recv(4000)
             assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (b"FETCH /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "method"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "not valid HTTP"),
+        (b"GET /livez HTTP/1.1\r\nHost : localhost\r\n\r\n", "not valid HTTP"),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n", "larger than 65536"),
+        (b"GET http://evil.example/livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "evil.example"),
+        (b"GET http://localhost:80/livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "localhost:80"),
+        (b"GET http://a@localhost/livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "a@localhost"),
+        (b"GET http://localhost/livez HTTP/1.1\r\n\r\n", "localhost"),
+        (b"GET http://evil.example HTTP/1.1\r\nHost: localhost\r\n\r\n", "evil.example"),
+    ],
+)
+def test_a_head_that_is_not_valid_is_a_problem_that_says_what_is_wrong(
+    server: ServerProcess, head: bytes, says: str
+) -> None:
+    with connect(server) as sender:
+        sender.sendall(head)
+        answer = b"".join(iter(lambda: sender.recv(4000), b""))
+    first, _, body = answer.partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 400 ")
+    assert b"\r\ncontent-type: application/problem+json\r\n" in first
+    problem = json.loads(body)
+    assert (problem["status"], problem["title"]) == (400, "Bad Request")
+    assert says in problem["detail"]
+
+
+def test_an_address_that_names_the_host_as_the_host_header_does_is_taken(server: ServerProcess) -> None:
+    with connect(server) as sender:
+        sender.sendall(b"GET http://LOCALHOST/livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert sender.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_caller_that_takes_nothing_of_its_answer_is_cut_off() -> None:

@@ -50,6 +50,7 @@ class Server:
             "REFRESH_INTERVAL": "3600",
             "GPU_POOL_NODE": "box1",
             "GPU_POOL_STATE_DIR": str(self.state),
+            "GPU_POOL_SOCKET": "",
             "NOTIFY_SOCKET": str(self.home / "notify"),
             **(settings or {}),
         }
@@ -218,7 +219,7 @@ _ENDED = re.compile(
     re.MULTILINE,
 )
 _QUEUE_AFTER_END = re.compile(
-    r'(event: lease_ended\n.*\n\nid: <event>\nevent: queue\ndata: )\{"length":\d+,"first":\[[^]]*\]\}'
+    r'(event: lease_ended\n.*\n\nid: <event>\nevent: queue\ndata: )\{"length":\d+,"first":\[[^]]*\],"parents":\{[^}]*\}\}'
 )
 _LENGTH = re.compile(r"^content-length: \d+", re.MULTILINE)
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{.*\})?) \S+$", re.MULTILINE)
@@ -281,7 +282,7 @@ class Scene:
         # Whether its GPU has been looked at again by the time that the end of a lease is told depends on the disk, and with
         # that who waits then.
         body = _ENDED.sub(r'\1<ended or draining>","reason":"<why>"\2', body)
-        body = _QUEUE_AFTER_END.sub(r'\1{"length":<whole number>,"first":[<ids>]}', body)
+        body = _QUEUE_AFTER_END.sub(r'\1{"length":<whole number>,"first":[<ids>],"parents":{<ids>}}', body)
         self._put(stream.request, self._head(stream.head), re.sub(',(?=")', ",\n ", body))
 
     def shown(self, text: str) -> str:

@@ -10,7 +10,8 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.ui.recent_events import KEPT, RecentEvents
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
-NOBODY_SAID = {"by": None, "note": None}
+NOBODY_SAID = {"by": None, "note": None, "parent": None}
+BOB_SAID = {"by": "bob", "note": "the demo", "parent": None}
 WHEN = "1970-01-12T13:48:20.000Z"
 assert START + WALL_OFFSET_S == 1_000_100.0  # which is that
 
@@ -43,7 +44,7 @@ def test_each_kind_is_told_with_who_what_and_why() -> None:
         {"at": WHEN, "kind": "out_of_service", **nobody, "gpus": (gpu(0),), "reason": "dust", **NOBODY_SAID},
         {"at": WHEN, "kind": "granted", **b, "gpus": (gpu(0),), "reason": None, **NOBODY_SAID},
         {"at": WHEN, "kind": "drained", **a, "gpus": (gpu(0),), "reason": None, **NOBODY_SAID},
-        {"at": WHEN, "kind": "ended", **a, "gpus": (gpu(0),), "reason": "released", "by": "bob", "note": "the demo"},
+        {"at": WHEN, "kind": "ended", **a, "gpus": (gpu(0),), "reason": "released", **BOB_SAID},
         {"at": WHEN, "kind": "queued", **b, "gpus": (), "reason": None, **NOBODY_SAID},
         {"at": WHEN, "kind": "granted", **a, "gpus": (gpu(0),), "reason": None, **NOBODY_SAID},
     ]

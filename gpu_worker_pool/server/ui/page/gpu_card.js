@@ -3,6 +3,7 @@
 import { Curve } from "./curve.js";
 import { attribute, el, KeyedChildren, show, text } from "./dom.js";
 import { Meter } from "./meter.js";
+import { leasesOn } from "./pool.js";
 import { clock, details, duration, END_REASONS, gpuName, holderName, memory, otherLabels, percent, power, stateWord, temperature } from "./words.js";
 
 // Less memory than this without a process belongs to the driver.
@@ -19,7 +20,7 @@ export class GpuCard {
   #curve = new Curve();
   #temperature = el("dd");
   #power = el("dd");
-  #holders = el("ul", { class: "holders" });
+  #holders = el("ul", { class: "holders", "aria-label": "Holders" });
   #outside = el("ul", { class: "outside" });
   #drain = el("button", { type: "button" });
   #buttons = el("p", { class: "buttons", hidden: "" }, this.#drain);
@@ -71,9 +72,9 @@ export class GpuCard {
     text(this.#temperature, temperature(gpu.temperature_c));
     text(this.#power, power(gpu.power_draw_w));
 
-    const leases = gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease !== undefined);
-    show(this.#holders, leases.length > 0);
-    this.#holderParts.arrange(leases.map((lease) => lease.id)).forEach((part, i) => part.update(leases[i], pool, clocks, access));
+    const holders = leasesOn(gpu, pool);
+    show(this.#holders, holders.length > 0);
+    this.#holderParts.arrange(holders.map(({ lease }) => lease.id)).forEach((part, i) => part.update(holders[i], pool, clocks, access));
 
     const lines = outsideLines(gpu);
     show(this.#outside, lines.length > 0);
@@ -93,8 +94,9 @@ class Line {
   }
 }
 
-/** A holder: who, what it runs, since when. */
+/** A holder: who, what it runs, since when, and the leases inside its lease. */
 class Holder {
+  #mark = el("span", { class: "quiet", hidden: "" }, "inside it: ");
   #who = el("bdi");
   #details = el("bdi", { class: "details" });
   #times = el("span", { class: "times" });
@@ -102,16 +104,20 @@ class Holder {
   #release = el("button", { type: "button" }, "Release");
   #revoke = el("button", { type: "button" }, "Revoke");
   #buttons = el("span", { class: "buttons", hidden: "" }, this.#release, this.#revoke);
+  #inside = el("ul", { class: "inside", hidden: "" });
+  #insideParts;
   #shown = null;
-  node = el("li", {}, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#labels, this.#buttons);
+  node = el("li", {}, this.#mark, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#labels, this.#buttons, this.#inside);
 
   constructor(actions) {
+    this.#insideParts = new KeyedChildren(this.#inside, () => new Holder(actions));
     this.#release.addEventListener("click", () => actions.release(this.#shown.lease, this.#shown.pool));
     this.#revoke.addEventListener("click", () => actions.revoke(this.#shown.lease, this.#shown.pool));
   }
 
-  update(lease, pool, clocks, access) {
+  update({ lease, inside }, pool, clocks, access) {
     this.#shown = { lease, pool };
+    show(this.#mark, lease.parent !== null);
     text(this.#who, holderName(lease));
     text(this.#details, details(lease));
     text(this.#times, timesOf(lease, clocks));
@@ -122,6 +128,8 @@ class Holder {
     const whose = `the lease of ${holderName(lease)}, ${lease.id}`;
     attribute(this.#release, "aria-label", `Release ${whose}`);
     attribute(this.#revoke, "aria-label", `Revoke ${whose}`);
+    show(this.#inside, inside.length > 0);
+    this.#insideParts.arrange(inside.map((inner) => inner.lease.id)).forEach((part, i) => part.update(inside[i], pool, clocks, access));
   }
 }
 

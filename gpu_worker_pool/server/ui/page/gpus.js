@@ -3,7 +3,7 @@
 import { Readings } from "./curve.js";
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
 import { GpuCard } from "./gpu_card.js";
-import { STATES } from "./pool.js";
+import { leasesOn, STATES } from "./pool.js";
 import { duration, plural, stateWord } from "./words.js";
 
 const ALL = "all";
@@ -86,8 +86,8 @@ export class Gpus {
 }
 
 function searchText(gpu, node) {
-  const leases = gpu.leases.map((id) => node.pool.leases.get(id)).filter((lease) => lease !== undefined);
-  const of = leases.flatMap((lease) => [lease.id, lease.owner, lease.worker_id, lease.host, ...Object.values(lease.labels)]);
+  const words = ({ lease, inside }) => [lease.id, lease.owner, lease.worker_id, lease.host, ...Object.values(lease.labels), ...inside.flatMap(words)];
+  const of = leasesOn(gpu, node.pool).flatMap(words);
   return [node.title, `gpu ${gpu.gpu_id}`, gpu.name, gpu.uuid, stateWord(gpu.state), gpu.reason, ...of].join("\n").toLowerCase();
 }
 

@@ -34,15 +34,18 @@ class Line {
 
 function sentence(event) {
   const gpus = gpuNames(event.gpus);
+  const isInside = event.parent !== null;
+  const has = isInside ? "uses" : "has";
+  const inside = isInside ? " inside its lease" : "";
   switch (event.kind) {
     case "queued":
-      return `${holderName(event)} waits`;
+      return `${holderName(event)} waits${inside}`;
     case "granted":
-      return `${holderName(event)} has ${gpus}`;
+      return `${holderName(event)} ${has} ${gpus}${inside}`;
     case "ended":
       return event.gpus.length === 0
-        ? `${holderName(event)} no longer waits: ${endOf(event)}`
-        : `${holderName(event)} no longer has ${gpus}: ${endOf(event)}`;
+        ? `${holderName(event)} no longer waits${inside}: ${endOf(event)}`
+        : `${holderName(event)} no longer ${has} ${gpus}${inside}: ${endOf(event)}`;
     case "drained":
       return `${gpus} is free of the processes of ${holderName(event)}`;
     case "out_of_service":

@@ -24,6 +24,8 @@ export function readPool(answer) {
   const pool = isObject(answer) ? answer : {};
   const leases = new Map(objects(pool.leases).map(readLease).map((lease) => [lease.id, lease]));
   const queue = withKeys(objects(pool.queue).map(readLease), "id");
+  const inside = new Map();
+  for (const lease of leases.values()) if (lease.parent !== null) inside.set(lease.parent, [...(inside.get(lease.parent) ?? []), lease]);
   return {
     node: word(pool.node),
     source: word(pool.source),
@@ -36,9 +38,26 @@ export function readPool(answer) {
     },
     gpus: withKeys(objects(pool.gpus).map(readGpu), "uuid"),
     leases,
+    inside,
     queue,
     queueLength: Math.max(number(pool.queue_length) ?? 0, queue.length),
   };
+}
+
+// As many as the server allows inside each other; a peer may even say that a lease is inside itself.
+const MAX_DEPTH = 16;
+
+/** The leases on a GPU as a tree: `{lease, inside}`, where `inside` are the leases that use this GPU inside the lease. */
+export function leasesOn(gpu, pool) {
+  const tree = (lease, depth) => {
+    const inner = depth === MAX_DEPTH ? [] : (pool.inside.get(lease.id) ?? []);
+    const here = inner.filter((each) => each.gpus.some((used) => used.uuid === gpu.uuid));
+    return { lease, inside: here.map((each) => tree(each, depth + 1)) };
+  };
+  return gpu.leases
+    .map((id) => pool.leases.get(id))
+    .filter((lease) => lease !== undefined)
+    .map((lease) => tree(lease, 1));
 }
 
 function readGpu(gpu) {
@@ -78,6 +97,7 @@ function readLease(lease) {
   const labels = isObject(lease.labels) ? lease.labels : {};
   return {
     id: word(lease.id) ?? "unknown",
+    parent: word(lease.parent),
     state: word(lease.state) ?? "unknown",
     reason: word(lease.reason),
     end_reason: word(lease.end_reason),

@@ -1,7 +1,7 @@
 // The waiters in order, each with its reason.
 
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
-import { clock, details, duration, holderName, otherLabels } from "./words.js";
+import { clock, details, duration, holderName, otherLabels, parentName } from "./words.js";
 
 export class Queue {
   #nodes;
@@ -71,10 +71,12 @@ class Waiter {
 
   update(lease, pool, clocks, access) {
     this.#shown = { lease, pool };
-    text(this.#position, String(lease.position ?? ""));
+    // Inside a lease there is a line of its own, which has nothing to do with the pool's.
+    text(this.#position, lease.parent === null ? String(lease.position ?? "") : "\u21b3");
     text(this.#who, holderName(lease));
     text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
-    const since = `waits ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
+    const where = lease.parent === null ? "waits" : `waits inside the lease of ${parentName(lease, pool)},`;
+    const since = `${where} ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
     text(this.#times, lease.priority ? `${since}, priority ${lease.priority}` : since);
     text(this.#reason, lease.reason ?? "reason unknown");
     show(this.#release, access.mayRelease(lease));

@@ -423,6 +423,8 @@ async def test_nothing_is_held_twice_while_servers_are_killed_stopped_and_restar
                 os.kill(victim.pid, signal.SIGSTOP)
                 await asyncio.wait([asyncio.ensure_future(is_over.wait())], timeout=chance.uniform(0.2, 1.0))
                 os.kill(victim.pid, signal.SIGCONT)
+            enough = witness.tenures + chance.randrange(20)
+            await soon(lambda: witness.tenures >= enough, "the workers go on")  # noqa: B023
 
     async with client_of(*servers) as one, client_of(*servers) as two:
         workers = [asyncio.create_task(work(client)) for client in (one, two) for _ in range(5)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.run.command_label import _WRAPPERS, command_label
+from gpu_worker_pool.client.command_label import _WRAPPERS, command_label
 
 LABELS = {
     "python train.py --lr 1e-4": "train.py",

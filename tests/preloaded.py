@@ -1,0 +1,166 @@
+"""`PreloadedPopen`: a process of this package as `subprocess.Popen` makes it, without half a second of imports.
+
+A process of the tests' own has everything loaded. Each process that is asked for is a fork of it, with the arguments,
+the environment, the folder and the streams that were asked for, and a child of the process that asked. What a fork
+cannot do as a process of its own would is started by `subprocess.Popen`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import gpu_worker_pool
+from gpu_worker_pool.ledger import failpoints
+
+ROOT: Final = Path(__file__).parent.parent
+# A process that speaks TLS to none needs no certificates; aiohttp reads all of the machine's at every start.
+NO_CERTIFICATES: Final = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
+# What the package loads only where it is needed.
+_LOADED: Final = ("typer.rich_utils", "encodings.idna", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop")
+# Those that do something when they are loaded.
+_NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin")
+# Read by the loader, by Python or by aiohttp when it starts.
+_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_KEPT: Final = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
+_LONGEST_MESSAGE: Final = 1 << 20
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class _Parent:
+    """The process that all others are forks of."""
+
+    def __init__(self) -> None:
+        self.env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        self.env |= {**NO_CERTIFICATES, "PYTHONPATH": str(ROOT)}
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "tests.preloaded", str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command, env=self.env, cwd=ROOT, pass_fds=[theirs.fileno()], process_group=0
+            )
+        self._turn = threading.Lock()
+        self._libc = ctypes.CDLL(None)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        self._ours.close()
+        self._process.wait()
+
+    def can_start(self, args: Sequence[str], env: Mapping[str, str]) -> bool:
+        own = {name: value for name, value in env.items() if value and name.startswith(_READ_AT_START)}
+        path = own.pop("PYTHONPATH", str(ROOT)).split(os.pathsep)[0]
+        ours = {name: value for name, value in self.env.items() if name in own}
+        return args[0] == sys.executable and args[1] in {"-m", "-c"} and path == str(ROOT) and own == ours
+
+    def start(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
+        with self._turn:
+            # Orphans come to this process for as long as the new one has no other parent.
+            self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._ours, [json.dumps(request).encode()], streams)
+                return int(self._ours.recv(32))
+            finally:
+                self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+_parents: dict[int, _Parent] = {}
+
+
+class PreloadedPopen(subprocess.Popen[Any]):
+    """As `subprocess.Popen`. The pid, the streams and the exit code are those of the fork."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        executable, preexec, _, passed, cwd, env, _, _, shell, *pipes, _, gid, gids, uid, umask, session, group = rest
+        parent = _parents.get(os.getpid()) or _parents.setdefault(os.getpid(), _Parent())
+        given = os.environ if env is None else env
+        is_odd = executable or preexec or passed or shell or session or umask != -1 or (gid, gids, uid) != (None,) * 3
+        if is_odd or isinstance(args, str) or not parent.can_start(args, given):
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        stdin, _, _, stdout, _, stderr = pipes
+        streams = [own if own != -1 else inherited for inherited, own in enumerate((stdin, stdout, stderr))]
+        group = os.getpgid(0) if group == -1 else group
+        request = {"args": args, "env": dict(given), "cwd": str(cwd or Path.cwd()), "group": group}
+        self.pid = parent.start(request, streams)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _serve(requests: socket.socket) -> dict[str, Any]:
+    """Fork for each request, and return it in the fork."""
+    while True:
+        message, streams, _, _ = socket.recv_fds(requests, _LONGEST_MESSAGE, 3)
+        if not message:
+            sys.exit()
+        # Its end is read when the caller is the parent of the fork.
+        has_parent, has_none = os.pipe()
+        if not (middle := os.fork()):
+            if os.fork():
+                os._exit(0)
+            os.close(has_none)
+            os.read(has_parent, 1)
+            os.close(has_parent)
+            request: dict[str, Any] = json.loads(message)
+            os.setpgid(0, request["group"])
+            for descriptor, given in enumerate(streams):
+                os.dup2(given, descriptor)
+                os.close(given)
+            requests.send(str(os.getpid()).encode())
+            requests.close()
+            return request
+        os.waitpid(middle, 0)
+        for descriptor in (has_parent, has_none, *streams):
+            os.close(descriptor)
+
+
+def _become(request: Mapping[str, Any]) -> None:
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    importlib.reload(failpoints)  # reads the environment
+    # A stream keeps whether it is a terminal, and whether it can seek.
+    for descriptor, (stream, mode, buffering) in enumerate(
+        (("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))
+    ):
+        old = getattr(sys, stream)
+        new = open(descriptor, mode, buffering, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, stream, new)
+    sys.path[0] = ""
+    sys.path += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
+    _, kind, program, *arguments = request["args"]
+    sys.argv = [kind, *arguments]
+    gc.enable()
+    if kind == "-m":
+        sys.modules.pop(program, None)
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    exec(compile(program, "<string>", "exec"), main.__dict__)  # noqa: S102 - as python -c
+
+
+def _modules() -> list[str]:
+    found = pkgutil.walk_packages(gpu_worker_pool.__path__, "gpu_worker_pool.")
+    return [module.name for module in found if not module.name.endswith(_NOT_LOADED)]
+
+
+if __name__ == "__main__":
+    gc.disable()
+    for name in (*_LOADED, *_modules()):
+        importlib.import_module(name)
+    gc.freeze()
+    _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
