@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model.request import MAX_GPUS, Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
+from gpu_worker_pool.core.queue.reserving import MOST_GPUS, TRY_AGAIN_S, TRY_NEXT_S
 from tests.core.build import START, T4, Box, key, reading
 from tests.core.queue.boxes import free_at_once
 
@@ -75,6 +77,22 @@ def test_a_waiter_for_which_nothing_tells_a_date_is_passed_over() -> None:
     box.ask("wide", model="T4", gpus=2)
 
     assert reserved(box).lease_id == "wide"
+
+
+def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
+    """Each takes a look at all GPUs, and no caller is answered meanwhile. The waiters behind are tried a moment later."""
+    box = free_at_once(*map(reading, range(MOST_GPUS // 2 + 1)), stale_after_s=1e9)
+    box.ask("for ever", gpus=MAX_GPUS)
+    box.ask("for ever too", gpus=MOST_GPUS // 2 + 1 - MAX_GPUS)
+    box.ask("one")
+    box.ask("two", gpus=2)
+
+    box.pass_time(600.0)
+
+    now = START + 600.0
+    assert box.state.undated == {Wishes(): now + TRY_AGAIN_S, Wishes(2): now + TRY_NEXT_S}
+    box.run_to(now + TRY_NEXT_S)
+    assert box.state.undated[Wishes(2)] == now + TRY_NEXT_S + TRY_AGAIN_S
 
 
 def test_a_higher_priority_takes_the_reservation_over() -> None:
