@@ -63,7 +63,7 @@ class HoldingPool(SimulatedPool):
 
     def _next(self, now: float) -> tuple[str, tuple[GpuKey, ...]] | None:
         """The first waiter that can be served, and its GPUs; None if there is none."""
-        survey = Survey(self.state, now)
+        survey = Survey(self.state, max(now, self.state.clock))
         held: set[GpuKey] = set()
         failed: set[Wishes] = set()
         has_reserver = False

@@ -20,7 +20,7 @@ from benchmarks.replay.tables import Run
 DEMAND = 1.3
 NEEDS_FORESIGHT = "FGD"
 QUICK_NODES, QUICK_TASKS = 40, 300
-QUICK_LOAD = Load(lasts_s=2 * 3600.0)
+QUICK_LOAD = Load(lasts_s=3 * 3600.0)
 # The earlier rule is made here without indexes, so it is too slow for many GPUs.
 MOST_OF_THE_NODES_HELD = 0.05
 MOST_GPUS_TOLD = 100

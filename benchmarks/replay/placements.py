@@ -28,7 +28,7 @@ class NodeCapacity(Capacity, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.slots: Mapping[GpuKey, GpuSlot] = {}
-        self.gpus_of: dict[str, list[GpuKey]] = defaultdict(list)
+        self.gpus_on: dict[str, list[GpuKey]] = defaultdict(list)
         self.free_milli: dict[GpuKey, int] = {}
 
     def refresh(
@@ -42,7 +42,7 @@ class NodeCapacity(Capacity, ABC):
         self.slots = slots
         for key in sorted(touched):
             if key not in self.free_milli:
-                self.gpus_of[key.node].append(key)
+                self.gpus_on[key.node].append(key)
             self.free_milli[key] = _free_milli(slots[key])
         for node in sorted({key.node for key in touched}):
             self.changed(node)
@@ -61,7 +61,7 @@ class NodeCapacity(Capacity, ABC):
         milli = milli_of(wishes)
         return [
             key
-            for key in self.gpus_of[node]
+            for key in self.gpus_on[node]
             if self.free_milli[key] >= milli and matches_model(wishes.model, _name(self.slots[key]))
         ]
 
@@ -89,7 +89,7 @@ class BestFit(NodeCapacity):
     def changed(self, node: str) -> None:
         if node in self._free_on:
             del self._by_free[bisect_left(self._by_free, (self._free_on[node], node))]
-        self._free_on[node] = sum(self.free_milli[key] for key in self.gpus_of[node])
+        self._free_on[node] = sum(self.free_milli[key] for key in self.gpus_on[node])
         insort(self._by_free, (self._free_on[node], node))
 
     def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
@@ -107,7 +107,7 @@ class Random(NodeCapacity):
         self._free_on: dict[str, int] = {}
 
     def changed(self, node: str) -> None:
-        self._free_on[node] = sum(self.free_milli[key] for key in self.gpus_of[node])
+        self._free_on[node] = sum(self.free_milli[key] for key in self.gpus_on[node])
 
     def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
         asked_milli = wishes.gpus * milli_of(wishes)
@@ -137,7 +137,7 @@ class LeastFragmentation(NodeCapacity):
             alike.remove(node)
             if not alike:
                 del self._alike[self._looks[node]]
-        keys = self.gpus_of[node]
+        keys = self.gpus_on[node]
         self._looks[node] = (tuple(sorted(self.free_milli[key] for key in keys)), _name(self.slots[keys[0]]))
         insort(self._alike.setdefault(self._looks[node], []), node)
 

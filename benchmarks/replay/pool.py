@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf, nextafter
 
 from benchmarks.replay.fragmentation import Kind, fragmented_milli
 from benchmarks.replay.openb import GPU_MB, GPU_MILLI, MB_PER_MILLI, Node, Task
@@ -96,7 +97,7 @@ class SimulatedPool:
 
     def renew(self, now: float) -> None:
         """Renew all leases."""
-        step(self.state, cmd.Renew(tuple(self.state.leases)), now)
+        step(self.state, cmd.Renew(tuple(self.state.leases)), max(now, self.state.clock))
 
     def fragmented(self) -> float:
         """Return the share of the capacity that is free and of no use to a task of this work, on average."""
@@ -111,6 +112,7 @@ class SimulatedPool:
         next_command: cmd.Command | None = command
         while next_command is not None:
             reservation = self.state.reservation
+            now = max(now, self.state.clock)
             began = time.process_time()
             events = step(self.state, next_command, now)
             self.decisions_s.append(time.process_time() - began)
@@ -124,6 +126,8 @@ class SimulatedPool:
                 elif isinstance(event, ev.LeaseEnded):
                     assert event.reason in ENDS, event
                     changed.update(dict.fromkeys(self._give_back(event.lease_id)))
+            # What is read at the moment of a grant is not the new lease's.
+            now = nextafter(now, inf)
             next_command = self._look(changed, now) if changed else None
         return granted
 

@@ -26,7 +26,7 @@ TRY_AGAIN_S = 60.0
 # The GPUs that one pass looks at for it; the first attempt is always made. No caller is answered meanwhile, so the waiters
 # behind are tried in later passes.
 MOST_GPUS = 4_000
-TRY_NEXT_S = 1.0
+TRY_NEXT_S = 5.0
 
 
 class Reserving:
