@@ -31,7 +31,7 @@ from benchmarks.shared.results import Results, parser
 
 # The fraction of the nodes, how many times as fast tasks arrive, and the number of choices of the nodes.
 SCENARIOS = ((1.0, 1.0, 1), (0.01, 1.0, 2), (0.25, 1000.0, 1))
-SYNTHETIC_SEEDS = 5
+SYNTHETIC_SEEDS = 10
 
 
 def positive(kind: Callable[[str], float]) -> Callable[[str], float]:

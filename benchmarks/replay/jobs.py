@@ -89,7 +89,7 @@ def jobs_of(seeds: int, queued_seeds: int, scenarios: Iterable[tuple[float, floa
                     yield Job("timed", number, seed, fraction=fraction, speedup=speedup)
             if _is_small(fraction) and seed == 1:
                 yield from (
-                    Job("timed", POLICIES.index(OURS), seed, False, fraction, speedup, variant.name)
+                    Job("timed", POLICIES.index(OURS), seed, fraction=fraction, speedup=speedup, declared=variant.name)
                     for variant in VARIANTS
                     if variant is not NOBODY
                 )

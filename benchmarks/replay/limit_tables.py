@@ -24,7 +24,9 @@ COLUMNS = (
     "backfilled",
     "decisions/s",
 )
-ONLY_OURS = "Only our rule depends on time limits. Backfilled: leases on reserved GPUs, whose limit ends before the date."
+ONLY_OURS = (
+    "Only our rule depends on time limits. Backfilled: leases on reserved GPUs, whose limit ends before the date."
+)
 # DESIGN.md of the project, section 6: mean waits on the trace with few nodes, and of 8 GPUs with the synthetic load.
 TARGETS_S = (1_100.0, 137_000.0, 3_500.0)
 ALL_EXACT = VARIANTS[3]

@@ -133,7 +133,9 @@ def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if missing := [name for name in needed if name not in (reader.fieldnames or ())]:
-            raise NoTraceError(f"{path.name} has no column {' and no column '.join(missing)}; it has {reader.fieldnames}")
+            raise NoTraceError(
+                f"{path.name} has no column {' and no column '.join(missing)}; it has {reader.fieldnames}"
+            )
         rows = list(reader)
     if not rows:
         raise NoTraceError(f"{path.name} has no rows")

@@ -2,11 +2,14 @@
 
 - 6 nodes of 8 GPUs each, one model; all requests are exclusive.
 - Every 30 minutes, at the half hour, a request for 8 GPUs.
-- The others come at random times (a Poisson process): 75 % ask for 1 GPU, 15 % for 2, 10 % for 4. They are so many that all
-  requests together ask for 105 % of the GPU time.
+- Of the others, 70 % ask for 1 GPU, 20 % for 2, 10 % for 4. They are drawn until all requests together ask for 105 % of
+  the GPU time, and come at any time with equal chance.
 - Every request, wide or not, runs for a log-normal time: median 30 minutes, sigma 1 (so 49 minutes in the mean), at least
   1 minute and at most 24 hours.
-- Requests come for 24 hours. The rest is then worked off. So the queue grows by an hour's work or more until the end.
+- Requests come for 12 hours. The rest is then worked off.
+
+The earlier rule lets all requests wait about as long on this load as on the one that the figures of the design are from,
+and the wide ones longer.
 """
 
 from __future__ import annotations

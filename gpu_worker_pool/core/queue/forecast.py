@@ -86,9 +86,7 @@ class Forecast:
     def usable_from(self, slot: GpuSlot, wishes: Wishes) -> FreeTime:
         """When the leases on a GPU will have left enough of it for these wishes."""
         # To judge a GPU takes far longer than to see that its leases admit no other.
-        if has_opening(self._state, slot, wishes) and isinstance(
-            judge(self._state, slot, wishes, self._now), Eligible
-        ):
+        if has_opening(self._state, slot, wishes) and isinstance(judge(self._state, slot, wishes, self._now), Eligible):
             return FreeTime(self._now, Basis.DECLARED)
         if not slot.occupants:
             return NEVER  # its obstacle is no lease, and ends at no known time
