@@ -122,7 +122,9 @@ class SimulatedPool:
                     granted.append(event.lease_id)
                     changed.update(dict.fromkeys(event.gpus))
                     self._take(event.lease_id, event.gpus)
-                    self.backfilled += any(_is_backfill(event, kept) for kept in (reservation, self.state.reservation))
+                    self.backfilled += _is_backfill(event, reservation)
+                elif isinstance(event, ev.QueueSettled):
+                    reservation = event.reservation
                 elif isinstance(event, ev.LeaseEnded):
                     assert event.reason in ENDS, event
                     changed.update(dict.fromkeys(self._give_back(event.lease_id)))
