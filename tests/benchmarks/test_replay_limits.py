@@ -109,7 +109,7 @@ def test_a_list_without_models_asks_for_any(tmp_path: Path) -> None:
 
     trace = trace_of(tmp_path, columns, [("pod", 1, 500, 3, 9, 4)])
 
-    assert (trace.lacks, trace.has_times) == ({"gpu_spec"}, True)
+    assert (trace.lacks, trace.has_times) == (frozenset({"gpu_spec"}), True)
     (task,) = trace.tasks
     assert (task.wishes.model, task.created_at, task.duration_s) == (None, 3, 5)
 
@@ -133,7 +133,7 @@ def test_a_list_without_times_is_drawn_from_and_not_replayed_in_its_own_time(tmp
     nodes = write(tmp_path / "nodes.csv", ("sn", "gpu", "model"), [(f"node-{n}", 4, "M") for n in range(3)])
     pods = write(tmp_path / "pods.csv", COLUMNS[:3], [(f"pod-{n}", 1 + n % 2, 1000) for n in range(9)])
     results = tmp_path / "results.json"
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "benchmarks.replay",
@@ -158,7 +158,16 @@ def test_a_list_without_times_is_drawn_from_and_not_replayed_in_its_own_time(tmp
 
 def test_a_file_that_is_no_list_of_tasks_is_an_error(tmp_path: Path) -> None:
     nodes = write(tmp_path / "nodes.csv", ("sn", "gpu", "model"), [("a", 2, "M")])
-    command = [sys.executable, "-m", "benchmarks.replay", "--quick", "--nodes", nodes, "--pods", nodes]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "benchmarks.replay",
+        "--quick",
+        "--nodes",
+        nodes,
+        "--pods",
+        nodes,
+    ]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
