@@ -72,7 +72,7 @@ def carry_out(source: Source, job: Job) -> Run:
     else:
         trace = sample_nodes(trace, job.fraction, job.seed)
     declaring = declare(trace, DECLARED[job.declared], job.seed)
-    # To tell when each waiter starts looks at all GPUs.
+    # To tell when each waiter starts takes all GPUs into account.
     asks_when = policy is OURS and trace.gpus <= MOST_GPUS_TOLD
     run = run_timed(declaring, policy, job.fraction, job.speedup, job.seed, asks_when=asks_when)
     return run | {"declared": job.declared}

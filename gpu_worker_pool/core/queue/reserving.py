@@ -21,10 +21,10 @@ from .keeps import Keeps, just_before
 from .waiting import Line
 
 PREDICTED_AHEAD_S = 3600.0
-# The time between two attempts to find a date for the same wishes: each looks at all GPUs.
+# The time between two attempts to find a date for the same wishes: each takes all GPUs into account.
 TRY_AGAIN_S = 60.0
-# The GPUs that one pass looks at for it; the first attempt is always made. No caller is answered meanwhile, so the waiters
-# behind are tried in later passes.
+# The GPUs that one pass takes into account for it, at most; the first attempt is always made. No caller is answered
+# meanwhile, so the waiters behind are tried in later passes.
 MOST_GPUS = 4_000
 TRY_NEXT_S = 5.0
 
