@@ -44,7 +44,6 @@ class Found:
 
     blocks: list[Times] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
-    holders: list[int] = field(default_factory=list)
 
     def of_blocks(self, decision: str | None) -> list[list[float]]:
         """Return the times of each block; None stands for all kinds of decisions."""
@@ -99,7 +98,6 @@ def measure(sizes: Sequence[int], rounds: int, seed: int) -> By:
                 into = found[workload][gpus]
                 into.blocks.append(taken)
                 into.kinds.append(pool.kinds)
-                into.holders.append(pool.holders)
     return found
 
 
@@ -139,7 +137,6 @@ def report(results: Results, found: By) -> None:
             [
                 f"{gpus:,}, {workload}",
                 int(statistics.median(of.kinds)),
-                int(statistics.median(of.holders)),
                 round(1 / of.mean()),
                 duration(of.mean()),
                 spread_s(of.block_means()),
@@ -152,7 +149,6 @@ def report(results: Results, found: By) -> None:
         [
             "GPUs, and as many waiters",
             "kinds of wishes",
-            "waiters with GPUs",
             "decisions/s",
             "mean",
             "blocks",
@@ -160,7 +156,7 @@ def report(results: Results, found: By) -> None:
             "p99",
         ],
         rows,
-        note="Waiters with GPUs: waiters for several GPUs that hold some of them already. Both counts are medians of the blocks.",
+        note="The number of kinds is the median of the blocks.",
     )
     by_decision: list[list[Cell]] = []
     all_found = [one for of_sizes in found.values() for one in of_sizes.values()]
@@ -243,8 +239,7 @@ def judge(results: Results, found: By) -> None:
         f"{spread(of_all[2])}",
         why=f"from {FLAT_FROM} to {largest:,} GPUs it grows from {duration(small.mean(slowest))} to "
         f"{duration(large.mean(slowest))}, the kinds of wishes in the queue from {show(statistics.median(small.kinds))} "
-        f"to {show(statistics.median(large.kinds))}, and the waiters that hold GPUs from "
-        f"{show(statistics.median(small.holders))} to {show(statistics.median(large.holders))}",
+        f"to {show(statistics.median(large.kinds))}",
     )
 
 

@@ -2,11 +2,13 @@
 
     python -m benchmarks.replay --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
 
-The trace is Alibaba's OpenB 2023; openb.py describes its format and how it is used. There are two experiments:
+The trace is Alibaba's OpenB 2023; openb.py describes its format and how it is used. There are three experiments:
 
 - sampled: tasks are drawn until they ask for 130 % of all GPUs. They come one by one, and none ends. How much of the GPUs
   can be allocated? A task that cannot be served at once goes away again. Then the same with a queue, where it waits.
-- timed: the trace in its own time, with tasks that end, on a fraction of its nodes; then with faster arrivals.
+- timed: the trace in its own time, with tasks that end, on a fraction of its nodes; then with faster arrivals. On few nodes
+  also with time limits that no task, half of them or all declare. What waiters are told is compared with what happens.
+- synthetic: the same with a load of our own (see synthetic.py).
 
 Every number is measured in this run, except for those that are marked as quoted.
 """
@@ -19,13 +21,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.replay.jobs import DEMAND, Source, jobs_of, load, run_all
+from benchmarks.replay.jobs import DEMAND, Source, jobs_of, load, run_all, synthetic_jobs
+from benchmarks.replay.limit_tables import tell_limits, tell_synthetic
+from benchmarks.replay.limits import NOBODY
+from benchmarks.replay.openb import NoTraceError
 from benchmarks.replay.policies import POLICIES
 from benchmarks.replay.tables import tell_policies, tell_sampled, tell_timed, tell_trace, trace_in_short
 from benchmarks.shared.results import Results, parser
 
 # The fraction of the nodes, how many times as fast tasks arrive, and the number of choices of the nodes.
-SCENARIOS = ((1.0, 1.0, 1), (0.5, 1.0, 1), (0.25, 1.0, 1), (0.01, 1.0, 3), (0.25, 1000.0, 1))
+SCENARIOS = ((1.0, 1.0, 1), (0.01, 1.0, 2), (0.25, 1000.0, 1))
+SYNTHETIC_SEEDS = 10
 
 
 def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
@@ -49,26 +55,28 @@ def main() -> None:
     )
     options = options_of.parse_args()
     source = Source(options.nodes, options.pods, options.quick)
-    trace = load(source)
+    try:
+        trace = load(source)
+    except NoTraceError as error:
+        options_of.error(str(error))
     results = Results(
         "replay",
         "A trace of a real cluster, replayed through the core in simulated time, with our rules and with others.",
     )
-    if options.quick:
-        jobs = list(jobs_of(2, 1, [(fraction, speedup, min(2, choices)) for fraction, speedup, choices in SCENARIOS]))
-        processes = 1
-    else:
-        jobs, processes = list(jobs_of(options.seeds, 1, SCENARIOS)), options.processes
-    runs = list(zip(jobs, run_all(source, jobs, processes), strict=True))
-    sampled = [run for job, run in runs if job.experiment == "sampled"]
-    timed = [run for job, run in runs if job.experiment == "timed"]
+    seeds, choices, loads = (2, 1, 1) if options.quick else (options.seeds, None, SYNTHETIC_SEEDS)
+    scenarios = [(part, speedup, choices or number) for part, speedup, number in SCENARIOS] if trace.has_times else []
+    jobs = [*jobs_of(seeds, 1, scenarios), *synthetic_jobs(loads)]
+    runs = list(zip(jobs, run_all(source, jobs, 1 if options.quick else options.processes), strict=True))
+    found = {name: [run for job, run in runs if job.experiment == name] for name in ("sampled", "timed", "synthetic")}
     tell_trace(results, trace)
     tell_policies(results, POLICIES)
-    tell_sampled(results, sampled, DEMAND)
-    tell_timed(results, timed)
+    tell_sampled(results, found["sampled"], DEMAND)
+    tell_timed(results, [run for run in found["timed"] if run["declared"] == NOBODY.name])
+    tell_limits(results, found["timed"])
+    tell_synthetic(results, found["synthetic"])
     results.finish(options)
     if options.runs:
-        data = {"trace": trace_in_short(trace), "sampled": sampled, "timed": timed}
+        data = {"trace": trace_in_short(trace), **found}
         options.runs.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
 

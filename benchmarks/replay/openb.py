@@ -11,6 +11,10 @@ The pool manages GPUs and nothing else, so the trace is used like this:
 - A task without a GPU does not concern the pool. It is left out and counted.
 - A task runs from its grant for as long as it ran in the trace: from `scheduled_time` to `deletion_time`. A task that was
   never scheduled runs for the time from `creation_time` to `deletion_time`. Each runs for at least 1 s.
+- No file of the trace names owners. The tasks are spread over `OWNERS` owners by a hash of their names.
+
+There are several lists of tasks. Without a column `gpu_spec`, no task names a model. Without the times, tasks can only be
+drawn at random: none is replayed in its own time. A task that alone has no times is left out and counted.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from zlib import crc32
 
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
@@ -27,6 +32,13 @@ GPU_MILLI = 1000
 MB_PER_MILLI = 16
 GPU_MB = GPU_MILLI * MB_PER_MILLI
 LEAST_DURATION_S = 1.0
+OWNERS = 8
+NEEDED = ("num_gpu", "gpu_milli")
+MODELS, TIMES, SCHEDULED = "gpu_spec", ("creation_time", "deletion_time"), "scheduled_time"
+
+
+class NoTraceError(Exception):
+    """A file is not a list of nodes or of tasks; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,8 @@ class Task:
     created_at: float
     duration_s: float
     was_scheduled: bool
+    owner: str | None = None
+    time_limit_s: float | None = None
 
     @property
     def milli(self) -> int:
@@ -67,10 +81,18 @@ SIZES = ("share of a GPU", "1 GPU", "2-4 GPUs", "5 and more GPUs")
 
 @dataclass(frozen=True)
 class Trace:
+    """`lacks` are the columns that the list of tasks does not have."""
+
     nodes: tuple[Node, ...]
     tasks: tuple[Task, ...]
-    without_gpu: int
-    not_askable: int
+    without_gpu: int = 0
+    not_askable: int = 0
+    without_times: int = 0
+    lacks: frozenset[str] = frozenset()
+
+    @property
+    def has_times(self) -> bool:
+        return self.lacks.isdisjoint(TIMES)
 
     @property
     def gpus(self) -> int:
@@ -82,36 +104,64 @@ class Trace:
 
 
 def read_trace(nodes_csv: Path, pods_csv: Path) -> Trace:
-    """Read the whole trace, with the tasks in the order of their arrival."""
-    with nodes_csv.open(newline="", encoding="utf-8") as file:
-        nodes = tuple(Node(row["sn"], int(row["gpu"]), row["model"]) for row in csv.DictReader(file))
+    """Read the whole trace, with the tasks in the order of their arrival; without times, in that of the file."""
+    nodes = tuple(Node(row["sn"], int(row["gpu"]), row["model"]) for row in _rows(nodes_csv, ("sn", "gpu", "model")))
     nodes = tuple(node for node in nodes if node.gpus)
     models = frozenset(node.model for node in nodes)
+    rows = _rows(pods_csv, NEEDED)
+    lacks = frozenset({MODELS, *TIMES, SCHEDULED} - rows[0].keys())
+    empty = dict.fromkeys(lacks, "")
     tasks: list[Task] = []
-    without_gpu = not_askable = 0
-    with pods_csv.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if not int(row["num_gpu"]):
-                without_gpu += 1
-            elif (task := _task(row, models)) is None:
-                not_askable += 1
-            else:
-                tasks.append(task)
-    return Trace(nodes, tuple(sorted(tasks, key=lambda task: (task.created_at, task.name))), without_gpu, not_askable)
+    without_gpu = not_askable = without_times = 0
+    for number, row in enumerate(rows):
+        task = _task(row | empty | {"name": row.get("name") or f"task-{number}"}, models, lacks, number)
+        if not int(row["num_gpu"]):
+            without_gpu += 1
+        elif task is None:
+            not_askable += 1
+        elif lacks.isdisjoint(TIMES) and not all(row[name] for name in TIMES):
+            without_times += 1
+        else:
+            tasks.append(task)
+    if not tasks:
+        raise NoTraceError(f"{pods_csv.name} has no task that asks for GPUs")
+    in_order = tuple(sorted(tasks, key=lambda task: (task.created_at, task.name)))
+    return Trace(nodes, in_order, without_gpu, not_askable, without_times, lacks)
 
 
-def _task(row: dict[str, str], models: frozenset[str]) -> Task | None:
-    wanted = tuple(sorted(filter(None, row["gpu_spec"].split("|"))))
+def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if missing := [name for name in needed if name not in (reader.fieldnames or ())]:
+            raise NoTraceError(
+                f"{path.name} has no column {' and no column '.join(missing)}; it has {reader.fieldnames}"
+            )
+        rows = list(reader)
+    if not rows:
+        raise NoTraceError(f"{path.name} has no rows")
+    return rows
+
+
+def _task(row: dict[str, str], models: frozenset[str], lacks: frozenset[str], number: int) -> Task | None:
+    wanted = tuple(sorted(filter(None, row[MODELS].split("|"))))
     model = model_pattern(wanted, models)
     if wanted and model is None:
         return None
-    gpus, gpu_milli = int(row["num_gpu"]), min(int(row["gpu_milli"]), GPU_MILLI)
-    memory_mb = None if gpu_milli == GPU_MILLI else float(gpu_milli * MB_PER_MILLI)
-    created_at = float(row["creation_time"])
-    began_at = float(row["scheduled_time"] or created_at)
-    duration_s = max(float(row["deletion_time"]) - began_at, LEAST_DURATION_S)
+    gpus, gpu_milli = max(int(row["num_gpu"]), 1), min(int(row["gpu_milli"]), GPU_MILLI)
+    memory_mb = None if gpu_milli == GPU_MILLI else float(max(gpu_milli, 1) * MB_PER_MILLI)
+    # Without times, tasks come one by one, and none ends.
+    created_at = float(row["creation_time"] or number)
+    began_at = float(row[SCHEDULED] or created_at)
+    duration_s = max(float(row["deletion_time"] or began_at) - began_at, LEAST_DURATION_S)
+    was_scheduled = bool(row[SCHEDULED]) or SCHEDULED in lacks
     wishes = Wishes(gpus, memory_mb, model)
-    return Task(row["name"], gpus, gpu_milli, wanted, wishes, created_at, duration_s, bool(row["scheduled_time"]))
+    owner = row.get("owner") or owner_of(row["name"])
+    return Task(row["name"], gpus, gpu_milli, wanted, wishes, created_at, duration_s, was_scheduled, owner)
+
+
+def owner_of(name: str) -> str:
+    """Return one of a few owners, always the same for a task."""
+    return f"owner-{crc32(name.encode()) % OWNERS}"
 
 
 def model_pattern(wanted: Sequence[str], models: frozenset[str]) -> str | None:
@@ -129,7 +179,7 @@ def sample_nodes(trace: Trace, fraction: float, seed: int) -> Trace:
     count = max(1, round(len(trace.nodes) * fraction))
     chosen = set(random.Random(seed).sample(range(len(trace.nodes)), count))
     nodes = tuple(node for number, node in enumerate(trace.nodes) if number in chosen)
-    return Trace(nodes, trace.tasks, trace.without_gpu, trace.not_askable)
+    return replace(trace, nodes=nodes)
 
 
 def cut(trace: Trace, nodes: int, tasks: int, seed: int) -> Trace:
@@ -137,7 +187,7 @@ def cut(trace: Trace, nodes: int, tasks: int, seed: int) -> Trace:
     rng = random.Random(seed)
     kept = sorted(rng.sample(range(len(trace.tasks)), min(tasks, len(trace.tasks))))
     smaller = sample_nodes(trace, min(1.0, nodes / len(trace.nodes)), seed)
-    return Trace(smaller.nodes, tuple(trace.tasks[number] for number in kept), trace.without_gpu, trace.not_askable)
+    return replace(smaller, tasks=tuple(trace.tasks[number] for number in kept))
 
 
 def sample_tasks(trace: Trace, demand: float, seed: int) -> list[Task]:

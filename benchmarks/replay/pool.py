@@ -2,24 +2,28 @@
 
 A lease uses the memory it asked for (an exclusive one uses all of it), and the same share of the GPU's time. Whenever the
 leases on a GPU change, the GPU is read again at once. Thresholds are at 100 % and readings never grow stale, so that only
-the placement and the queue make a difference.
+the placement and the queue make a difference. The pool is woken up when it is due, as the driver wakes it up.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import inf, nextafter
 
 from benchmarks.replay.fragmentation import Kind, fragmented_milli
 from benchmarks.replay.openb import GPU_MB, GPU_MILLI, MB_PER_MILLI, Node, Task
-from benchmarks.replay.policies import Policy
+from benchmarks.replay.policies import Policy, Rule
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import MAX_TTL_S, Request
+from gpu_worker_pool.core.model.request import MAX_TTL_S, Holder, Request
+from gpu_worker_pool.core.model.reservation import Reservation
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -31,16 +35,22 @@ SETTINGS = PoolSettings(
     max_leases_per_owner=1_000_000,
     remembered_ended_leases=0,
 )
-READ_AFTER_S = 1e-6
+# Longer than any trace.
+NEVER_S = 1e9
 # At 100 % a GPU would be over its threshold.
 BUSY_PERCENT = 99.0
+ENDS = (EndReason.RELEASED, EndReason.CANCELLED, EndReason.TIME_LIMIT)
 
 
 class SimulatedPool:
-    """The core on these nodes. `decisions_s` has the processor time of each step, because other processes may run too."""
+    """The core on these nodes. `decisions_s` has the processor time of each step, because other processes may run too.
+
+    `backfilled` counts the leases that were granted reserved GPUs because their time limit ends before the date.
+    """
 
     def __init__(self, nodes: Sequence[Node], kinds: tuple[Kind, ...], policy: Policy, seed: int) -> None:
-        self.state = PoolState(SETTINGS, capacity=policy.capacity(random.Random(seed), kinds))
+        settings = replace(SETTINGS, reserve_after_s=NEVER_S) if policy.rule is Rule.UNRESERVED else SETTINGS
+        self.state = PoolState(settings, capacity=policy.capacity(random.Random(seed), kinds))
         self.kinds = kinds
         self.nodes = {node.name: node for node in nodes}
         self.capacity_milli = sum(node.gpus for node in nodes) * GPU_MILLI
@@ -48,6 +58,8 @@ class SimulatedPool:
             node.name: dict.fromkeys(range(node.gpus), GPU_MILLI) for node in nodes
         }
         self.allocated_milli = 0
+        self.backfilled = 0
+        self.refused: set[str] = set()
         self.decisions_s: list[float] = []
         self._gpus: dict[GpuKey, Gpu] = {}
         self._held: dict[str, tuple[tuple[GpuKey, ...], int]] = {}
@@ -63,20 +75,29 @@ class SimulatedPool:
     def waiting(self) -> int:
         return len(self.state.queue)
 
-    def ask(self, lease_id: str, task: Task, now: float) -> list[str] | None:
-        """Ask for a task's GPUs. Returns the leases that began, which may be none; None if the request was refused."""
+    def ask(self, lease_id: str, task: Task, now: float) -> list[str]:
+        """Ask for a task's GPUs. Returns the leases that began, which may be none. Notes a request that is refused."""
         self._asked[lease_id] = task
-        request = Request(task.wishes, ttl_s=MAX_TTL_S)
+        request = Request(task.wishes, Holder(owner=task.owner), ttl_s=MAX_TTL_S, time_limit_s=task.time_limit_s)
         granted = self._do(cmd.RequestLease(lease_id, request), now)
-        return granted if self.state.find(lease_id) else None
+        if self.state.find(lease_id) is None:
+            self.refused.add(lease_id)
+            del self._asked[lease_id]
+        return granted
 
     def leave(self, lease_id: str, now: float) -> list[str]:
         """Release GPUs, or no longer wait for them. Returns the leases that began."""
+        if lease_id not in self._held and lease_id not in self._asked:
+            return []  # its time limit has ended it already
         return self._do(cmd.Release(lease_id, is_holder=True), now)
+
+    def pass_time(self, now: float) -> list[str]:
+        """Do what is due. Returns the leases that began."""
+        return self._do(cmd.Tick(), now)
 
     def renew(self, now: float) -> None:
         """Renew all leases."""
-        step(self.state, cmd.Renew(tuple(self.state.leases)), now)
+        step(self.state, cmd.Renew(tuple(self.state.leases)), max(now, self.state.clock))
 
     def fragmented(self) -> float:
         """Return the share of the capacity that is free and of no use to a task of this work, on average."""
@@ -90,6 +111,8 @@ class SimulatedPool:
         granted: list[str] = []
         next_command: cmd.Command | None = command
         while next_command is not None:
+            reservation = self.state.reservation
+            now = max(now, self.state.clock)
             began = time.process_time()
             events = step(self.state, next_command, now)
             self.decisions_s.append(time.process_time() - began)
@@ -99,11 +122,14 @@ class SimulatedPool:
                     granted.append(event.lease_id)
                     changed.update(dict.fromkeys(event.gpus))
                     self._take(event.lease_id, event.gpus)
+                    self.backfilled += _is_backfill(event, reservation)
+                elif isinstance(event, ev.QueueSettled):
+                    reservation = event.reservation
                 elif isinstance(event, ev.LeaseEnded):
-                    assert event.reason in (EndReason.RELEASED, EndReason.CANCELLED), event
+                    assert event.reason in ENDS, event
                     changed.update(dict.fromkeys(self._give_back(event.lease_id)))
-            # What a grant uses can be read only after it.
-            now += READ_AFTER_S
+            # What is read at the moment of a grant is not the new lease's.
+            now = nextafter(now, inf)
             next_command = self._look(changed, now) if changed else None
         return granted
 
@@ -133,3 +159,37 @@ class SimulatedPool:
         gpu = self._gpus[key]
         used_milli = GPU_MILLI - self.free_milli[key.node][gpu.index]
         return Reading(gpu, now, GPU_MB, used_milli * MB_PER_MILLI, used_milli / GPU_MILLI * BUSY_PERCENT)
+
+
+class StrictPool(SimulatedPool):
+    """No task asks while an earlier one waits."""
+
+    def __init__(self, nodes: Sequence[Node], kinds: tuple[Kind, ...], policy: Policy, seed: int) -> None:
+        super().__init__(nodes, kinds, policy, seed)
+        self._line: deque[tuple[str, Task]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self.state.queue) + len(self._line)
+
+    def ask(self, lease_id: str, task: Task, now: float) -> list[str]:
+        self._line.append((lease_id, task))
+        return self._let_ask(now)
+
+    def leave(self, lease_id: str, now: float) -> list[str]:
+        return [*super().leave(lease_id, now), *self._let_ask(now)]
+
+    def pass_time(self, now: float) -> list[str]:
+        return [*super().pass_time(now), *self._let_ask(now)]
+
+    def _let_ask(self, now: float) -> list[str]:
+        granted: list[str] = []
+        while self._line and not self.state.queue:
+            granted += super().ask(*self._line.popleft(), now)
+        return granted
+
+
+def _is_backfill(event: ev.LeaseGranted, reservation: Reservation | None) -> bool:
+    if reservation is None or reservation.lease_id == event.lease_id or event.limit is None:
+        return False
+    return event.limit <= reservation.date and not set(reservation.gpus).isdisjoint(event.gpus)

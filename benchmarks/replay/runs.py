@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
+from benchmarks.replay.earlier_rule import HoldingPool
 from benchmarks.replay.fragmentation import kinds_of
 from benchmarks.replay.openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
-from benchmarks.replay.policies import Policy
-from benchmarks.replay.pool import SimulatedPool
+from benchmarks.replay.policies import Policy, Rule
+from benchmarks.replay.pool import SimulatedPool, StrictPool
 from gpu_worker_pool.core.model.request import MAX_TTL_S
+from gpu_worker_pool.core.queue.expectation import expected_starts
+from gpu_worker_pool.core.queue.forecast import FreeTime
 
 RENEW_EVERY_S = MAX_TTL_S / 3
 POINTS = 200
@@ -24,15 +27,18 @@ EARLY_PART = 0.01
 # A task that waited more than this many times as long as it ran has starved.
 STARVED_TIMES = 10
 FRAGMENTATION_EVERY = 100
+# How often a waiter that was told nothing asks again when it will start.
+ASK_AGAIN_S = 600.0
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The processor time of decisions. A decision is one step of the core: a request, a release or a reading, with the
-    passes over the queue that follow.
+    """The processor time of decisions. A decision is one step of the core: a request, a release, a reading or the time that
+    passed, with the passes over the queue that follow.
     """
 
     decisions: int
+    all_s: float
     per_s: float
     mean_us: float
     p99_us: float
@@ -41,7 +47,7 @@ class Speed:
 def speed_of(decisions_s: Sequence[float]) -> Speed:
     in_order = sorted(decisions_s)
     mean_s = statistics.fmean(in_order)
-    return Speed(len(in_order), 1 / mean_s, mean_s * 1e6, quantile(in_order, 0.99) * 1e6)
+    return Speed(len(in_order), sum(in_order), 1 / mean_s, mean_s * 1e6, quantile(in_order, 0.99) * 1e6)
 
 
 def quantile(in_order: Sequence[float], part: float) -> float:
@@ -60,23 +66,21 @@ def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_q
     A task that cannot be served at once goes away again, like a request with a wait of 0 s. So no queue forms, and the
     placement alone decides. With `is_queued` such tasks wait instead, and the queue's rule decides too.
     """
-    pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
+    pool = pool_of(policy)(trace.nodes, kinds_of(trace.tasks), policy, seed)
     demand = sum(task.milli for task in tasks) / pool.capacity_milli
-    asked_milli = served = gone = refused = 0
+    asked_milli = served = gone = 0
     first_miss: float | None = None
     series: list[tuple[float, float, float]] = []
     for number, task in enumerate(tasks):
         lease_id, now = f"task-{number}", float(number)
         asked_milli += task.milli
-        if not (policy.is_strict and pool.waiting):
-            granted = pool.ask(lease_id, task, now)
-            served += len(granted or ())
-            refused += granted is None
-            if not granted and first_miss is None:
-                first_miss = pool.allocated_milli / pool.capacity_milli
-            if granted == [] and not is_queued:
-                pool.leave(lease_id, now)
-                gone += 1
+        granted = pool.ask(lease_id, task, now)
+        served += len(granted)
+        if not granted and first_miss is None:
+            first_miss = pool.allocated_milli / pool.capacity_milli
+        if lease_id not in granted and lease_id not in pool.refused and not is_queued:
+            pool.leave(lease_id, now)
+            gone += 1
         if asked_milli / pool.capacity_milli >= (len(series) + 1) * demand / POINTS:
             asked, allocated = asked_milli / pool.capacity_milli, pool.allocated_milli / pool.capacity_milli
             series.append((asked, allocated, pool.fragmented()))
@@ -89,8 +93,8 @@ def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_q
         "tasks": len(tasks),
         "served": served,
         "gone": gone,
-        "refused": refused,
-        "waiting": len(tasks) - served - gone - refused,
+        "refused": len(pool.refused),
+        "waiting": len(tasks) - served - gone - len(pool.refused),
         "allocated": allocated,
         "allocated_at_first_miss": first_miss,
         "fragmented_of_capacity": fragmented,
@@ -102,57 +106,64 @@ def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_q
 
 
 class TimedRun:
-    """A trace in its own time, or with arrivals `speedup` times as fast; every task runs for as long as it did there."""
+    """A trace in its own time, or with arrivals `speedup` times as fast; every task runs for as long as it did there.
 
-    def __init__(self, trace: Trace, policy: Policy, speedup: float, seed: int) -> None:
+    With `asks_when` every waiter also asks when it will start, until it is told.
+    """
+
+    def __init__(self, trace: Trace, policy: Policy, speedup: float, seed: int, *, asks_when: bool = False) -> None:
         self.tasks = trace.tasks
         self.trace = trace
         self.policy = policy
         self.arrives_at = [task.created_at / speedup for task in trace.tasks]
-        self.pool = SimulatedPool(trace.nodes, kinds_of(trace.tasks), policy, seed)
+        self.pool = pool_of(policy)(trace.nodes, kinds_of(trace.tasks), policy, seed)
         self.began_at: dict[int, float] = {}
-        self.refused: set[int] = set()
+        self.told: dict[int, FreeTime] = {}
         self.moments: list[tuple[float, int, int]] = []
         self.fragmented: list[float] = []
+        self._asks_when = asks_when
+        self._asked_at = -inf
         self._ends: list[tuple[float, int]] = []
-        # With a strict order, these have not asked yet, because an earlier task waits.
-        self._line: deque[int] = deque()
         self._renewed_at = 0.0
 
     @property
-    def waiting(self) -> int:
-        return self.pool.waiting + len(self._line)
+    def refused(self) -> set[int]:
+        return {number_of(lease_id) for lease_id in self.pool.refused}
 
     def run(self) -> None:
         arrivals = deque(range(len(self.tasks)))
+        now = -inf
         while arrivals or self._ends:
             arrives_at = self.arrives_at[arrivals[0]] if arrivals else inf
-            now = min(arrives_at, self._ends[0][0] if self._ends else inf)
+            ends_at = self._ends[0][0] if self._ends else inf
+            now = max(now, min(arrives_at, ends_at, self.pool.state.next_due_at()))
             self._renew_until(now)
-            if self._ends and self._ends[0][0] <= arrives_at:
+            if ends_at <= now:
                 self._began(self.pool.leave(f"task-{heapq.heappop(self._ends)[1]}", now), now)
-            elif self.policy.is_strict:
-                self._line.append(arrivals.popleft())
+            elif arrives_at <= now:
+                number = arrivals.popleft()
+                self._began(self.pool.ask(f"task-{number}", self.tasks[number], now), now)
             else:
-                self._ask(arrivals.popleft(), now)
-            while self._line and not self.pool.waiting:
-                self._ask(self._line.popleft(), now)
-            self.moments.append((now, self.pool.allocated_milli, self.waiting))
-            if self.waiting and len(self.moments) % FRAGMENTATION_EVERY == 0:
+                self._began(self.pool.pass_time(now), now)
+            self._ask_when(now, is_arrival=arrives_at <= now)
+            self.moments.append((now, self.pool.allocated_milli, self.pool.waiting))
+            if self.pool.waiting and len(self.moments) % FRAGMENTATION_EVERY == 0:
                 self.fragmented.append(self.pool.fragmented())
-
-    def _ask(self, number: int, now: float) -> None:
-        granted = self.pool.ask(f"task-{number}", self.tasks[number], now)
-        if granted is None:
-            self.refused.add(number)
-        else:
-            self._began(granted, now)
 
     def _began(self, lease_ids: Sequence[str], now: float) -> None:
         for lease_id in lease_ids:
-            number = int(lease_id.removeprefix("task-"))
+            number = number_of(lease_id)
             self.began_at[number] = now
             heapq.heappush(self._ends, (now + self.tasks[number].duration_s, number))
+
+    def _ask_when(self, now: float, *, is_arrival: bool) -> None:
+        if not self._asks_when or not (is_arrival or now >= self._asked_at + ASK_AGAIN_S):
+            return
+        if all(number_of(lease_id) in self.told for lease_id in self.pool.state.queue):
+            return
+        self._asked_at = now
+        for lease_id, start in expected_starts(self.pool.state, now).items():
+            self.told.setdefault(number_of(lease_id), start)
 
     def _renew_until(self, now: float) -> None:
         while self._renewed_at + RENEW_EVERY_S <= now:
@@ -168,9 +179,19 @@ class TimedRun:
         }
 
 
-def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, seed: int) -> dict[str, Any]:
+def pool_of(policy: Policy) -> type[SimulatedPool]:
+    return {Rule.STRICT: StrictPool, Rule.HOLDS: HoldingPool}.get(policy.rule, SimulatedPool)
+
+
+def number_of(lease_id: str) -> int:
+    return int(lease_id.removeprefix("task-"))
+
+
+def run_timed(
+    trace: Trace, policy: Policy, fraction: float, speedup: float, seed: int, *, asks_when: bool = False
+) -> dict[str, Any]:
     """Replay a trace that was cut to a fraction of its nodes before, and sum up what happened."""
-    run = TimedRun(trace, policy, speedup, seed)
+    run = TimedRun(trace, policy, speedup, seed, asks_when=asks_when)
     run.run()
     capacity = run.pool.capacity_milli
     spans = [
@@ -182,6 +203,7 @@ def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, see
     since, until = arriving(run.arrives_at)
     return {
         "policy": policy.name,
+        "rule": policy.rule.name,
         "nodes": len(trace.nodes),
         "gpus": trace.gpus,
         "node_fraction": fraction,
@@ -205,6 +227,8 @@ def run_timed(trace: Trace, policy: Policy, fraction: float, speedup: float, see
             for size in SIZES
             if _of(run.tasks, size)
         },
+        "backfilled": run.pool.backfilled,
+        "told": _told(run) if asks_when else None,
         "speed": asdict(speed_of(run.pool.decisions_s)),
         "wait_cdf": {"columns": ["wait_s", "share_of_tasks"], "points": _cdf(sorted(run.waits_s().values()))},
         "allocation": {"columns": ["at_s", "allocated", "waiting"], "points": _over_time(run, capacity)},
@@ -244,6 +268,17 @@ def _waits(run: TimedRun, size: str | None) -> dict[str, Any]:
         "max": waits_s[-1],
         "starved": sum(wait_s > STARVED_TIMES * run.tasks[number].duration_s for number, wait_s in waits_of.items()),
     }
+
+
+def _told(run: TimedRun) -> dict[str, Any]:
+    """Return how many waiters were told when they will start, and by how much the first date was later than the true one."""
+    waited = [number for number, wait_s in run.waits_s().items() if wait_s > 0]
+    later_s: dict[str, list[float]] = {}
+    for number in waited:
+        if number in run.told:
+            start = run.told[number]
+            later_s.setdefault(str(start.basis), []).append(start.at - run.began_at[number])
+    return {"waited": len(waited), "told_later_s": {basis: sorted(values) for basis, values in later_s.items()}}
 
 
 def _overtaken(run: TimedRun) -> list[int]:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from benchmarks.replay.openb import SIZES, Trace
+from benchmarks.replay.openb import MODELS, OWNERS, SCHEDULED, SIZES, TIMES, Trace
 from benchmarks.replay.policies import Policy
 from benchmarks.replay.runs import EARLY_PART, STARVED_TIMES, arriving
 from benchmarks.shared.results import Results, show
 
 Run = dict[str, Any]
 
-OURS, NO_HOLDS = "ours", "no holds"
+OURS, UNRESERVED = "ours", "no reservations"
 SEVERAL_GPUS = SIZES[2:]
 WAITS = ("mean wait, s", "p50, s", "p95, s", "p99, s", "longest, s", f"waited over {STARVED_TIMES} x their run time")
 # How far below the best other placement of the same run ours may be and still count as equally good.
@@ -33,10 +33,11 @@ def trace_in_short(trace: Trace) -> dict[str, int]:
     return {
         "nodes": len(trace.nodes),
         "gpus": trace.gpus,
-        "tasks": len(trace.tasks) + trace.without_gpu + trace.not_askable,
+        "tasks": len(trace.tasks) + trace.without_gpu + trace.not_askable + trace.without_times,
         "tasks_with_gpu": len(trace.tasks),
         "without_gpu": trace.without_gpu,
         "not_askable": trace.not_askable,
+        "without_times": trace.without_times,
         "never_scheduled": sum(not task.was_scheduled for task in trace.tasks),
     }
 
@@ -46,8 +47,19 @@ def tell_trace(results: Results, trace: Trace) -> None:
     results.note(
         f"The trace: {found['nodes']:,} nodes, {found['gpus']:,} GPUs, {found['tasks']:,} tasks. {found['tasks_with_gpu']:,} ask "
         f"for GPUs; {found['without_gpu']:,} do not and are left out, as are {found['not_askable']:,} that name models in a way "
-        "that the pool cannot ask for. A fraction of a GPU is a share of its memory."
+        "that the pool cannot ask for. A fraction of a GPU is a share of its memory. The trace names no owners, so its tasks are "
+        f"spread over {OWNERS} owners by a hash of their names."
     )
+    if trace.without_times:
+        results.note(f"{trace.without_times:,} more tasks have no times of their own and are left out.")
+    if MODELS in trace.lacks:
+        results.note(f"This list of tasks has no column {MODELS}. So no task asks for a model of GPU.")
+    if SCHEDULED in trace.lacks:
+        results.note(f"This list of tasks has no column {SCHEDULED}. Each task runs from its creation to its deletion.")
+    if not trace.has_times:
+        missing = " and ".join(sorted(trace.lacks.intersection(TIMES)))
+        results.skip("the trace in its own time", f"this list of tasks has no {missing}")
+        return
     if found["never_scheduled"]:
         results.note(_never_scheduled(trace))
     arrives_at = [task.created_at for task in trace.tasks]
@@ -168,7 +180,7 @@ def tell_timed(results: Results, runs: Sequence[Run]) -> None:
         found = {run["policy"]: run for run in group}
         title = title_of(found[OURS])
         is_crowded = any(run["most_waiting"] for run in found.values())
-        notes = [cost_of_holds(found[OURS], found[NO_HOLDS])] if is_crowded else ["No task waited."]
+        notes = [cost_of_reservations(found[OURS], found[UNRESERVED])] if is_crowded else ["No task waited."]
         if refused := found[OURS]["refused"]:
             notes.append(f"Refused, because none of these nodes could ever serve the task: {refused:,}.")
         _tell_waits(results, title, found, note=" ".join(notes))
@@ -198,14 +210,14 @@ def title_of(run: Run) -> str:
     return f"The trace {own_time}, on {run['node_fraction']:g} of the nodes (chosen with seed {run['seed']}: {run['gpus']:,} GPUs)"
 
 
-def cost_of_holds(ours: Run, no_holds: Run) -> str:
-    """Say what is worse, better and the same because waiters hold GPUs. For each of these measures, less is better."""
+def cost_of_reservations(ours: Run, unreserved: Run) -> str:
+    """Say what is worse, better and the same because of reservations. For each of these measures, less is better."""
     measures = [
-        ("the number that waited", "", *(run["wait_s"]["waited"] for run in (ours, no_holds))),
-        ("the mean wait", " s", *(run["wait_s"]["mean"] for run in (ours, no_holds))),
-        ("the longest wait", " s", *(run["wait_s"]["max"] for run in (ours, no_holds))),
+        ("the number that waited", "", *(run["wait_s"]["waited"] for run in (ours, unreserved))),
+        ("the mean wait", " s", *(run["wait_s"]["mean"] for run in (ours, unreserved))),
+        ("the longest wait", " s", *(run["wait_s"]["max"] for run in (ours, unreserved))),
     ]
-    several = [[run["by_size"][size] for size in SEVERAL_GPUS if size in run["by_size"]] for run in (ours, no_holds)]
+    several = [[run["by_size"][size] for size in SEVERAL_GPUS if size in run["by_size"]] for run in (ours, unreserved)]
     several = [[found for found in sizes if found["served"]] for sizes in several]
     if all(several):
         means = [sum(s["mean"] * s["served"] for s in sizes) / sum(s["served"] for s in sizes) for sizes in several]
@@ -216,14 +228,14 @@ def cost_of_holds(ours: Run, no_holds: Run) -> str:
     worse: list[str] = []
     better: list[str] = []
     same: list[str] = []
-    for what, unit, with_holds, without in measures:
-        if show(with_holds) == show(without):
-            same.append(f"{what} ({show(with_holds)}{unit})")
+    for what, unit, reserving, without in measures:
+        if show(reserving) == show(without):
+            same.append(f"{what} ({show(reserving)}{unit})")
         else:
-            text = f"{what} ({show(with_holds)} instead of {show(without)}{unit})"
-            (worse if with_holds > without else better).append(text)
+            text = f"{what} ({show(reserving)} instead of {show(without)}{unit})"
+            (worse if reserving > without else better).append(text)
     return (
-        "The effect of waiters that hold GPUs: ours compared with no holds. "
+        "The effect of reservations: ours compared with none. "
         f"Worse: {', '.join(worse) or 'nothing'}. Better: {', '.join(better) or 'nothing'}. "
         f"The same: {', '.join(same) or 'nothing'}."
     )

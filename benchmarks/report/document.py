@@ -30,6 +30,9 @@ FIGURES = {
     "import_time": "import of the client",
     "import_weight": "what the client imports",
     "replay_allocated": "GPU capacity allocated at 130 % demand, of a real trace",
+    "replay_wait": "mean wait of all requests, of that trace on few GPUs",
+    "replay_wait_wide": "mean wait of requests for 5 and more GPUs, of that trace on few GPUs",
+    "replay_synthetic_wide": "mean wait for 8 GPUs with a synthetic load",
 }
 VERDICTS = {True: "reached", False: "**missed**", None: "not measured"}
 TRACE = "https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2023"

@@ -43,7 +43,7 @@ BENCHMARKS = (
     Benchmark("turns", 90),
     Benchmark("growth", 180),
     Benchmark("balancing", 60),
-    Benchmark("replay", 420),
+    Benchmark("replay", 900),
 )
 
 

@@ -148,12 +148,7 @@ class CrowdedPool:
     @property
     def kinds(self) -> int:
         """The number of kinds of wishes among the waiters."""
-        return len(self.state.queue.by_wishes)
-
-    @property
-    def holders(self) -> int:
-        """The number of waiters that hold GPUs until they have enough of them."""
-        return len(set(self.state.holds.values()))
+        return len(self.state.queue.lines)
 
     @property
     def _exclusive(self) -> int:

@@ -32,7 +32,7 @@ class WaitingCall:
 
 
 @dataclass(slots=True)
-class _Line:
+class _CallerLine:
     """The calls of one caller, and the work done before it is the caller's turn again."""
 
     after: float
@@ -44,7 +44,7 @@ class FairQueue:
     """The next call is one of the caller for whom least was done. A caller that has no call waiting yet has its turn at once."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, _Line] = {}
+        self._lines: dict[Hashable, _CallerLine] = {}
         self._done = 0.0
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class FairQueue:
 
     def join(self, caller: Hashable, call: WaitingCall) -> None:
         """Put a call at the end of its caller's line; TooManyCalls if that is full."""
-        line = self._lines.get(caller) or _Line(self._done)
+        line = self._lines.get(caller) or _CallerLine(self._done)
         is_light = call.arrived_at is not None and call.weight <= LIGHT
         calls = line.heartbeats if is_light else line.others
         if len(calls) >= MOST_OF_ONE_CALLER:

@@ -23,8 +23,14 @@ from tests.processes import has_ended
 
 # These have tests of their own.
 RUN_HERE = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in {"contenders", "replay"}]
-# Only a whole run starts the servers for it; the other one is of the trace, and has a test of its own.
-NOT_HERE = {"full_vs_normal_64_gpus", "replay_allocated"}
+# Only a whole run starts the servers for it; the others are of the replay, and have a test of their own.
+NOT_HERE = {
+    "full_vs_normal_64_gpus",
+    "replay_allocated",
+    "replay_wait",
+    "replay_wait_wide",
+    "replay_synthetic_wide",
+}
 LIMIT_S = 120.0
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 

@@ -56,7 +56,7 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is granted in a look is not taken for free in it",
         "assignment",
-        "                    if found.grants:\n",
+        "                    if found.grants and line.wishes not in reserving.undated:\n",
         "                    if False:\n",
     ),
     Mutant(

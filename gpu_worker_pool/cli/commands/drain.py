@@ -72,7 +72,7 @@ def drain(
         out().print(f"GPU {found.id}: {said}{runs_on}", markup=False)
 
     body = ({"reason": reason} if reason else {}) | ({} if starts_at is None else {"at": f"{starts_at:.3f}"})
-    _tell(_Order("drain", body, show), gpus, endpoint, every=every)
+    _tell(_Action("drain", body, show), gpus, endpoint, every=every)
     if wait:
         _wait_for(drained, endpoint)
 
@@ -89,11 +89,11 @@ def undrain(
         state = found.view.state.replace("_", " ")
         out().print(f"GPU {found.id} is in service, and no drain of it is planned; it is {state} now", markup=False)
 
-    _tell(_Order("undrain", {}, show), gpus, endpoint, every=every)
+    _tell(_Action("undrain", {}, show), gpus, endpoint, every=every)
 
 
 @dataclass(frozen=True)
-class _Order:
+class _Action:
     """What to do with each GPU, and how to show that it was done."""
 
     action: str
@@ -144,7 +144,7 @@ def _what_is_left(gpu: GpuReport, report: PoolReport) -> str:
     return f"GPU {gpu.id} has {' and '.join(holders or there.view.leases)}" if there.view.leases else ""
 
 
-def _tell(order: _Order, gpus: list[str] | None, endpoint: list[str] | None, *, every: bool) -> None:
+def _tell(order: _Action, gpus: list[str] | None, endpoint: list[str] | None, *, every: bool) -> None:
     """Show each GPU as it is changed; Failure at the end for those that could not be changed."""
     if bool(gpus) == every:
         action = order.action
@@ -196,7 +196,7 @@ def _may_be_box(name: str, endpoints: list[str]) -> bool:
     return name in endpoints or not (not name or name.isdigit() or name.startswith(("GPU-", "MIG-")) or ":" in name)
 
 
-async def _ask(servers: Servers, gpu: str, order: _Order) -> GpuReport:
+async def _ask(servers: Servers, gpu: str, order: _Action) -> GpuReport:
     """The GPU as its server shows it afterwards; Failure where the server refuses, with the reason alone."""
     endpoint, local = find_endpoint(gpu, servers.ids)
     answer = await servers.ask(endpoint, f"/admin/gpus/{quote(local, safe='')}/{order.action}", "POST", order.body)

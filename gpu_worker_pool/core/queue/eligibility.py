@@ -318,12 +318,12 @@ def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thr
 
 
 def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | None:
-    if _has_opening(state, slot, wishes):
+    if has_opening(state, slot, wishes):
         return None
     leases = [state.leases[lease_id] for lease_id in slot.occupants]
     draining = next((lease for lease in leases if isinstance(lease, DrainingLease)), None)
     # Active leases come before draining ones: a process may have reclaimed what it left there (reclaim.py).
-    if draining is not None and _has_opening(state, slot.without_draining(), wishes):
+    if draining is not None and has_opening(state, slot.without_draining(), wishes):
         return _draining(slot, draining)
     if wishes.is_shared and slot.is_shared and not slot.occupants.draining:
         return SharersFull(len(slot.occupants), state.settings.max_sharers)
@@ -335,7 +335,7 @@ def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | N
     )
 
 
-def _has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
+def has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
     settings = state.settings
     return slot.is_open_for(
         shared=wishes.is_shared, workers_per_gpu=settings.workers_per_gpu, max_sharers=settings.max_sharers

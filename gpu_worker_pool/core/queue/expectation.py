@@ -18,7 +18,7 @@ from .keeps import Keeps
 from .order import Order
 from .quotas import obstacle
 
-# Waiters for which a start is told, and GPUs looked at for it: while it is reckoned, no caller is answered.
+# Waiters for which a start is told, and GPUs looked at for it: meanwhile no caller is answered.
 MOST_WAITERS = 100
 MOST_GPUS = 4_000
 

@@ -20,7 +20,7 @@ from gpu_worker_pool.core.model.reservation import Basis
 from gpu_worker_pool.core.model.slot import GpuSlot, Occupants, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, is_suitable, judge, stale_at
+from .eligibility import Eligible, has_opening, is_suitable, judge, stale_at
 from .placement import NOTHING
 from .quotas import time_limit_of
 
@@ -85,10 +85,11 @@ class Forecast:
 
     def usable_from(self, slot: GpuSlot, wishes: Wishes) -> FreeTime:
         """When the leases on a GPU will have left enough of it for these wishes."""
-        if isinstance(judge(self._state, slot, wishes, self._now), Eligible):
+        # To judge a GPU takes far longer than to see that its leases admit no other.
+        if has_opening(self._state, slot, wishes) and isinstance(judge(self._state, slot, wishes, self._now), Eligible):
             return FreeTime(self._now, Basis.DECLARED)
         if not slot.occupants:
-            return NEVER  # its obstacle is no lease, and ends at no known time
+            return NEVER  # what keeps it ends at no known time
         left = dict(slot.occupants)
         basis = Basis.DECLARED
         for end, lease_id in sorted((self.end_of(lease_id), lease_id) for lease_id in slot.occupants):
@@ -100,26 +101,34 @@ class Forecast:
                 return FreeTime(end.at, basis, lease_id)
         return NEVER
 
-    def plan_on(self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> Plan | None:
-        """The GPUs of a node that can serve these wishes soonest; None if nothing tells when."""
+    def plan_on(
+        self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING, until: float = inf
+    ) -> Plan | None:
+        """The GPUs of a node that can serve these wishes soonest; None if nothing tells when, or later than `until`."""
         slots = [self._state.slots[key] for key in self._state.capacity.gpus_of(node) if key not in avoiding]
-        found = [
-            (self.usable_from(slot, wishes), slot.reading.gpu.index, slot.key)
-            for slot in slots
-            if slot.reading is not None
-        ]
+        to_spare = len(slots) - wishes.gpus
+        found = []
+        for slot in slots:
+            free = NEVER if slot.reading is None else self.usable_from(slot, wishes)
+            if slot.reading is not None and free.at < inf and free.at <= until:
+                found.append((free, slot.reading.gpu.index, slot.key))
+            elif to_spare <= 0:
+                return None  # the others are not enough
+            else:
+                to_spare -= 1
         return soonest(found, wishes.gpus)
 
     def plan(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> Plan | None:
         """The soonest plan on any node; None if there is none."""
         thresholds = self._state.settings.thresholds_for(wishes)
         capacity = self._state.capacity
-        plans = (
-            self.plan_on(node, wishes, avoiding)
-            for node in capacity.nodes
-            if capacity.could_serve_on(node, wishes, thresholds)
-        )
-        return min(filter(None, plans), key=lambda plan: (plan.start.at, plan.gpus), default=None)
+        best: Plan | None = None
+        for node in capacity.nodes:
+            if capacity.could_serve_on(node, wishes, thresholds):
+                plan = self.plan_on(node, wishes, avoiding, best.start.at if best else inf)
+                if plan and (best is None or (plan.start.at, plan.gpus) < (best.start.at, best.gpus)):
+                    best = plan
+        return best
 
 
 def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int) -> Plan | None:

@@ -1,4 +1,4 @@
-"""Which GPUs are kept from a waiter: booked for others, reserved for the first in line, or about to be another's.
+"""Which GPUs are kept from a waiter: booked for others, reserved for the first waiter, or about to be another's.
 
 A booked or reserved GPU may be used until its date by a request whose time limit ends before. Before a booking it may
 also be used by preemptible leases, which are ended in time.

@@ -21,8 +21,12 @@ from .keeps import Keeps, just_before
 from .waiting import Line
 
 PREDICTED_AHEAD_S = 3600.0
-# The time between two attempts to find a date for the same wishes: each looks at all GPUs.
+# The time between two attempts to find a date for the same wishes: each takes all GPUs into account.
 TRY_AGAIN_S = 60.0
+# The GPUs that one pass takes into account for it, at most; the first attempt is always made. No caller is answered
+# meanwhile, so the waiters behind are tried in later passes.
+MOST_GPUS = 4_000
+TRY_NEXT_S = 5.0
 
 
 class Reserving:
@@ -33,6 +37,7 @@ class Reserving:
         self._now = now
         self._keeps = keeps
         self._forecast = Forecast(state, now)
+        self._looked_at = 0
         self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
         self.changes_at = just_before(min(self.undated.values(), default=inf))
 
@@ -54,9 +59,13 @@ class Reserving:
                 return self._reservation(lease, plan)
         if wishes in self.undated:
             return None
+        if self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
+            self._try_later(wishes, TRY_NEXT_S)
+            return None
+        self._looked_at += len(state.slots)
         plan = self._forecast.plan(wishes, avoiding)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
-            self._try_later(wishes)
+            self._try_later(wishes, TRY_AGAIN_S)
             return None
         return self._reservation(lease, plan)
 
@@ -65,8 +74,8 @@ class Reserving:
             self._look_again(plan.start.at)  # a prediction is then overrun
         return Reservation(lease.id, plan.gpus, plan.start.at, plan.start.basis, plan.start.after)
 
-    def _try_later(self, wishes: Wishes) -> None:
-        self.undated[wishes] = self._now + TRY_AGAIN_S
+    def _try_later(self, wishes: Wishes, after_s: float) -> None:
+        self.undated[wishes] = self._now + after_s
         self._look_again(self.undated[wishes])
 
     def _look_again(self, at: float) -> None:

@@ -33,7 +33,7 @@ from .snapshot import Snapshot
 _WorkT = TypeVar("_WorkT")
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
-# Expected starts are reckoned again after so many times as long as it took.
+# Expected starts are worked out again after so many times as long as that took.
 FORECAST_SHARE = 20.0
 
 
@@ -186,7 +186,7 @@ class Pool:
         return [getattr(self.state.leases.get(lease_id), "ending", None) for lease_id in lease_ids]
 
     def expected_starts(self) -> Mapping[str, FreeTime]:
-        """When waiters will probably start. It is reckoned so seldom that it takes little of the loop's time."""
+        """When waiters will probably start. They are worked out so seldom that it takes little of the loop's time."""
         now = self.now()
         if now >= self._starts_good_until:
             began = time.perf_counter()

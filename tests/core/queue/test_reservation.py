@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model.request import MAX_GPUS, Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
+from gpu_worker_pool.core.queue.reserving import MOST_GPUS, TRY_AGAIN_S, TRY_NEXT_S
 from tests.core.build import START, T4, Box, key, reading
 from tests.core.queue.boxes import free_at_once
 
@@ -77,6 +79,22 @@ def test_a_waiter_for_which_nothing_tells_a_date_is_passed_over() -> None:
     assert reserved(box).lease_id == "wide"
 
 
+def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
+    """Each takes a look at all GPUs, and no caller is answered meanwhile. The waiters behind are tried a moment later."""
+    box = free_at_once(*map(reading, range(MOST_GPUS // 2 + 1)), stale_after_s=1e9)
+    box.ask("for ever", gpus=MAX_GPUS)
+    box.ask("for ever too", gpus=MOST_GPUS // 2 + 1 - MAX_GPUS)
+    box.ask("one")
+    box.ask("two", gpus=2)
+
+    box.pass_time(600.0)
+
+    now = START + 600.0
+    assert box.state.undated == {Wishes(): now + TRY_AGAIN_S, Wishes(2): now + TRY_NEXT_S}
+    box.run_to(now + TRY_NEXT_S)
+    assert box.state.undated[Wishes(2)] == now + TRY_NEXT_S + TRY_AGAIN_S
+
+
 def test_a_higher_priority_takes_the_reservation_over() -> None:
     box = two_gpus(reserve_after_s=0.0)
     box.ask("one", time_limit_s=HOUR_S)
@@ -125,6 +143,23 @@ def test_it_stays_on_its_node_though_another_would_be_sooner_later() -> None:
     box.release("x1")
 
     assert (box.gpus_of("short"), reserved(box).node) == ((key(0, "x"),), "y")
+
+
+def test_what_was_granted_a_moment_ago_is_not_taken_for_free() -> None:
+    """The next waiter in line would keep to a node that has only just been taken, and for long."""
+    gpus = [reading(index, node=node) for node in ("x", "y") for index in (0, 1)]
+    box = free_at_once(*gpus, stale_after_s=1e9, reserve_after_s=0.0)
+    box.ask("short", gpus=2, time_limit_s=HOUR_S)
+    box.ask("longer", gpus=2, time_limit_s=2 * HOUR_S)
+    box.ask("first", gpus=2, time_limit_s=10 * HOUR_S)
+    box.ask("second", gpus=2)
+
+    box.release("short")
+
+    assert box.stage("first") == "active"
+    assert reserved(box) == Reservation(
+        "second", (key(0, node="y"), key(1, node="y")), START + 2 * HOUR_S, Basis.DECLARED, "longer"
+    )
 
 
 def test_a_lease_that_ends_early_brings_the_date_forward() -> None:
