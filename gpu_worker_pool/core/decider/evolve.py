@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
@@ -38,6 +39,9 @@ def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
     state.touch(state.slots)
     for slot in list(state.slots.values()):
         slot.reading = None
+        for lease_id, occupant in slot.occupants.items():
+            # What is read from here on is read after its grant, whatever the clock says.
+            slot.occupants[lease_id] = replace(occupant, since=-inf)
         if not slot.occupants:
             state.forget_slot(slot.key)
     for lease in state.leases.values():
