@@ -337,3 +337,13 @@ def test_memory_that_was_read_before_the_grant_is_not_the_leases() -> None:
     assert isinstance(box.verdict(memory_mb=1), Eligible), (
         "of what is read later, as much as it asked for may be its own"
     )
+
+
+def test_after_a_reboot_a_lease_may_own_what_is_read() -> None:
+    box = Box(reading())
+    box.ask("from elsewhere", memory_mb=40_000)
+
+    box.reboot()
+    box.observe_now(reading(used_mb=40_000, processes=(process(88, 40_000),)))
+
+    assert use_of(box) == MemoryUse({"from elsewhere": 40_000}, outside_mb=0.0)
