@@ -6,14 +6,15 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from .own_program import ipython_shell
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
-EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost"]
-_LEVELS: dict[str, int] = {"timed_out": logging.WARNING, "failed": logging.WARNING, "lost": logging.ERROR}
+EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost", "ending", "going_on"]
+_WARNINGS = dict.fromkeys(("timed_out", "failed", "ending", "going_on"), logging.WARNING)
+_LEVELS: dict[str, int] = {**_WARNINGS, "lost": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,16 @@ class ClientEvent:
 
 
 Hook = Callable[[ClientEvent], None]
+_ToldT = TypeVar("_ToldT")
+
+
+def call_hook(name: str, hook: Callable[[_ToldT], None] | None, about: _ToldT) -> None:
+    """Call the user's code. It may raise anything, and no lease must suffer from it."""
+    if hook is not None:
+        try:
+            hook(about)
+        except Exception:
+            logger.exception("%s failed", name)
 
 
 def log_event(event: ClientEvent) -> None:
