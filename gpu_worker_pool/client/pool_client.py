@@ -29,7 +29,7 @@ from gpu_worker_pool.errors import (
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, LeaseEnding, PoolStatus
 
 from .acquire.tally import Tally
-from .events import ClientEvent, EventKind, Hook, call_hook, log_event
+from .events import ClientEvent, EventKind, Hook, call_hook, ending_text, log_event
 from .inherited_lease import config_inside
 from .own_program import with_own_label
 
@@ -386,13 +386,11 @@ class GPUWorkerPoolClient:
         kept = self._kept.get(lease_id)
         if kept is None or not kept.warned.set(ending):
             return
-        from gpu_worker_pool.wire.endings import warning  # noqa: PLC0415 - see above
-
         kind: EventKind = "going_on" if ending is None else "ending"
-        said = "the lease goes on: its end was withdrawn" if ending is None else warning(ending.reason, ending.ends_at)
-        worker_id, gpu_id = kept.assignment.worker_id, kept.assignment.gpu_id
-        self._tell(ClientEvent(kind, worker_id, lease_id, kept.won.member.id, gpu_id, said))
-        call_hook("on_ending", self._on_ending, kept.assignment)
+        endpoint_id, assignment = kept.won.member.id, kept.assignment
+        said = ending_text(ending)
+        self._tell(ClientEvent(kind, assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, said))
+        call_hook("on_ending", self._on_ending, assignment)
 
     def _tell(self, event: ClientEvent) -> None:
         for hook in self._hooks:

@@ -35,9 +35,9 @@ def ending(reason: str, by: str | None = None, note: str | None = None) -> str:
     return f"{said}: {_plain(note)}" if note else said
 
 
-def warning(reason: str, ends_at: datetime) -> str:
+def coming_end(reason: str, ends_at: datetime) -> str:
     """What the holder of a lease is told before the server ends it."""
-    return f"the lease ends at {ends_at:%H:%M} ({_WARNINGS.get(reason, _plain(reason))}); save your work"
+    return f"the lease ends at {ends_at:%H:%M} ({_WARNINGS.get(reason, _plain(reason))})"
 
 
 def _plain(text: str) -> str:
