@@ -17,6 +17,7 @@ from gpu_worker_pool.wire.leases import DateBasis, LeaseView
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import STUBBORN, end, is_alive, read_line, the_lease
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
+from tests.server import elsewhere
 from tests.server.leasing import OFTEN, eventually, queue, take
 
 # Ends when it is told to, and says so; with the code that it is given.
@@ -68,6 +69,17 @@ def test_where_gpu_pool_is_stopped_the_guard_keeps_the_limit(server: ServerProce
     eventually(lambda: not is_alive(command), "the guard has killed it")
     process.send_signal(signal.SIGCONT)
     assert end(process) == 123
+
+
+def test_on_another_machine_it_is_gone_when_the_gpu_is_granted_again() -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}, command=elsewhere.COMMAND) as server:
+        process = start_gpu_pool("run", "--time", "4s", "--", "sh", "-c", STUBBORN, server=server)
+        command, lease_id = int(read_line(process)), the_lease(server)["id"]
+        waiter = queue(server)
+        assert server.json(f"/leases/{waiter['id']}?wait_s=30")["state"] == "active"
+        assert not is_alive(command)
+        assert end(process) == 123
+        assert server.json(f"/leases/{lease_id}")["end_reason"] == "time_limit"
 
 
 def test_a_preemptible_command_leaves_its_gpu_to_another_request() -> None:
