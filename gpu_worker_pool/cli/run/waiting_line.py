@@ -29,7 +29,7 @@ _MIN_BETWEEN_LINES_S: Final = 10.0
 Tell = Callable[[str | None, str, LeaseView | None], None]
 
 
-class _Line(NamedTuple):
+class _QueueLine(NamedTuple):
     """The wait in one queue; `lease` is None where the server does not describe it."""
 
     endpoint: str | None
@@ -113,7 +113,7 @@ class WaitingLine:
                 spinner.update(text=Text("\n".join(line.text for line in await self._lines())))
                 await asyncio.sleep(_POLL_S)
 
-    def _write(self, lines: list[_Line]) -> None:
+    def _write(self, lines: list[_QueueLine]) -> None:
         # Each line begins with the time waited, which always changes, so the lines are compared without it.
         gist = "; ".join(line.text.partition(". ")[2] for line in lines)
         last_gist, last_at = self._last_written or (None, -inf)
@@ -125,14 +125,14 @@ class WaitingLine:
                 else:
                     self._tell(*line)
 
-    async def _lines(self) -> list[_Line]:
+    async def _lines(self) -> list[_QueueLine]:
         queues = dict(self._queues)  # another queue may be joined meanwhile
         lines = await asyncio.gather(*map(self._describe, queues.values()))
         if len(lines) == 1 or self._tell is not None:
             return lines
         return [line._replace(text=f"{line.endpoint}: {line.text}") for line in lines]
 
-    async def _describe(self, event: ClientEvent) -> _Line:
+    async def _describe(self, event: ClientEvent) -> _QueueLine:
         """The wait as the server describes it now; where it does not, as the client's event did."""
         reason: str | None = event.detail
         obstacles: tuple[ObstacleView, ...] = ()
@@ -144,4 +144,4 @@ class WaitingLine:
                 reason, obstacles, shown = lease.reason or reason, lease.obstacles, lease
         text = waiting_text(reason, obstacles, self.waited_s, time())
         start = None if shown is None else probable_start(shown, time())
-        return _Line(event.endpoint, text if start is None else f"{text.rstrip('. ')}; {start}", shown)
+        return _QueueLine(event.endpoint, text if start is None else f"{text.rstrip('. ')}; {start}", shown)

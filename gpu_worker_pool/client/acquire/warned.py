@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.models import LeaseEnding
 
-# The same end is reckoned from each answer again, and answers take their time.
+# Each answer tells how long it is to the end, and answers take their time.
 _SAME = timedelta(seconds=1)
 
 

@@ -93,6 +93,7 @@ def test_a_preempted_job_waits_at_its_place_and_costs_no_retry() -> None:
 
 def test_a_job_is_not_preempted_for_ever_whatever_runs_there_were(tmp_path: Path) -> None:
     (job,) = read_jobs("a\n")
+    batch = Batch([job])
     for _ in range(2):
         with StateFile(tmp_path / "state", is_fresh=False) as state:
             batch = Batch([job], retries=0)
