@@ -41,6 +41,7 @@ class Heartbeat:
         self._on_warned = on_warned
         self._held: dict[str, Lost] = {}
         self._warned: set[str] = set()
+        self._has_news = False
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
@@ -77,6 +78,7 @@ class Heartbeat:
                 return
             hold_s, began = self._hold_s(), boot_time()
             self._added.clear()
+            self._has_news = False
             # After calls that new leases cut short, a renewal must get through in time.
             wait_s = max(min(hold_s, renewed_at + 2 * hold_s - began), 0.0)
             try:
@@ -88,7 +90,7 @@ class Heartbeat:
                 if is_over:
                     renewed_at = began
                     # An older server, one that is busy and one that stops do not hold the answer.
-                    is_early = boot_time() - began < wait_s / 2
+                    is_early = not self._has_news and boot_time() - began < wait_s / 2
                     nap_s = min(early_s, max(began + hold_s - boot_time(), 0.0)) if is_early else 0.0
                     early_s = 2 * early_s if is_early else FIRST_NAP_S
             self._give_up_what_is_late()
@@ -134,6 +136,7 @@ class Heartbeat:
     def _take_in(self, lease_id: str, ending: LeaseEnding | None) -> None:
         if ending is None and lease_id not in self._warned:
             return
+        self._has_news = self._has_news or ending is None or lease_id not in self._warned
         (self._warned.discard if ending is None else self._warned.add)(lease_id)
         self._on_warned(lease_id, ending)
 

@@ -136,11 +136,14 @@ class Pool:
 
         ClientGone if the client disconnects first.
         """
-        return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s), None, receive)
+        known = self._warnings(lease_ids)  # now: the caller has just been told of these
+        return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s, known), None, receive)
 
-    async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float) -> list[ev.Event]:
+    async def _renew_until_ended(
+        self, lease_ids: tuple[str, ...], wait_s: float, known: list[Ending | None]
+    ) -> list[ev.Event]:
         driver, leases = self._driver, self._driver.state.leases
-        until, known = driver.now() + wait_s, self._warnings(lease_ids)
+        until = driver.now() + wait_s
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
         while True:
             left_s = max(until - driver.now(), 0.0)

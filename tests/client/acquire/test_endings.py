@@ -125,6 +125,21 @@ async def test_a_warning_is_asked_for_once_and_may_be_withdrawn() -> None:
     assert kinds(events)[:4] == ["requested", "assigned", "ending", "going_on"]
 
 
+async def test_many_warnings_one_after_the_other_are_all_heard_soon() -> None:
+    """An answer with news comes early; it is not one of a server that holds no answers back, which is asked less often."""
+    told = {"reason": "preempted", "ends_at": "2026-11-17T00:00:00Z", "ends_in_s": 30.0}
+
+    async def renew(seen: Seen) -> tuple[int, Any]:
+        ids, warned = seen.json["ids"], set(seen.json.get("warned", ()))
+        warned.add(next((id_ for id_ in ids if id_ not in warned), ids[0]))
+        return 200, {"renewed": [{"id": id_, "warning": told if id_ in warned else None} for id_ in ids], "lost": []}
+
+    with ForeignServer(ScriptedLeases(renew=renew).behaviour()) as foreign:
+        async with client_of(foreign) as client:
+            held = [await client.request_gpu(timeout=30) for _ in range(8)]
+            await soon(lambda: all(assignment.ending for assignment in held), "all are warned")
+
+
 async def test_what_is_not_wished_for_is_not_sent() -> None:
     async def grant(seen: Seen) -> tuple[int, Any]:
         times = {"granted_at": "2026-11-17T00:00:00Z", "ends_at": "2026-11-17T02:00:00Z"}
