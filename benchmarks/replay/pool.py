@@ -31,6 +31,7 @@ SETTINGS = PoolSettings(
     max_leases_per_owner=1_000_000,
     remembered_ended_leases=0,
 )
+READ_AFTER_S = 1e-6
 # At 100 % a GPU would be over its threshold.
 BUSY_PERCENT = 99.0
 
@@ -101,6 +102,8 @@ class SimulatedPool:
                 elif isinstance(event, ev.LeaseEnded):
                     assert event.reason in (EndReason.RELEASED, EndReason.CANCELLED), event
                     changed.update(dict.fromkeys(self._give_back(event.lease_id)))
+            # What a grant uses can be read only after it.
+            now += READ_AFTER_S
             next_command = self._look(changed, now) if changed else None
         return granted
 

@@ -40,17 +40,20 @@ class _Unwritable(Exception):  # noqa: N818 - what happened
         self.cause = cause
 
 
-def _as_flags(params: list[Any]) -> list[Any]:
-    """The parameters, of which a flag takes no value, and shows none in the help: typer would show `<bool>`."""
+def _in_words(params: list[Any]) -> list[Any]:
+    """The parameters, whose values the help names in words: typer would show `<bool>` or `<int range> [1<=x<=1024]`."""
     for param in params:
-        if getattr(param, "is_flag", False) and param.metavar is None:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda **_: None
+        elif getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
+        param._get_number_range_help_str = lambda: ""  # noqa: SLF001 - there is no other way
     return params
 
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _as_flags(super().get_params(ctx))
+        return _in_words(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The usage by the arguments' own words, which say what is optional and what repeats: typer would add braces."""
@@ -62,7 +65,7 @@ class _Commands(TyperGroup):
     """The commands. typer alone would treat a closed pipe as a failure, and any other OSError as a bug."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _as_flags(super().get_params(ctx))
+        return _in_words(super().get_params(ctx))
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _as_unwritable():

@@ -69,7 +69,9 @@ class UsageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
-    """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`."""
+    """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`;
+    `ended_by` names the caller that ended it, unless its holder did.
+    """
 
     lease_id: str
     owner: str | None
@@ -79,6 +81,7 @@ class TimelineSpan:
     until: str | None
     end_reason: EndReason | None
     is_shared: bool
+    ended_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

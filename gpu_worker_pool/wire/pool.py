@@ -67,7 +67,9 @@ class ThresholdsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """The node at a glance. `server_id` identifies the server until it restarts, `machine` the machine."""
+    """The node at a glance. `server_id` identifies the server until it restarts, `pool_id` its journal, `machine` the
+    machine.
+    """
 
     node: str | None = None
     gpus: tuple[PoolGpu, ...]
@@ -75,6 +77,7 @@ class PoolView:
     workers_per_gpu: int | None = None
     queue_length: int | None = None
     server_id: str | None = None
+    pool_id: str | None = None
     machine: str | None = None
     ignored_processes: tuple[str, ...] = ()
     can_grant: bool | None = True

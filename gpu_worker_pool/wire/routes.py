@@ -23,7 +23,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 PAGE_HOURS = ("1", "6", "24", "168")
 # The refusals of every writing call, before it is carried out.
-WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
+WRITING = (400, 401, 403, 408, 413, 415, 422, 429, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +180,11 @@ TABLE: tuple[Resource, ...] = (
             "Request GPUs, or repeat the request",
             leases.AnyLease,
             409,
-            429,
             form=forms.LeaseForm,
             query=(DEVICES,),
             statuses=ASKED,
         ),
-        _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 503), query=(WAIT_S, DEVICES)),
+        _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 429, 503), query=(WAIT_S, DEVICES)),
         _write(
             "DELETE",
             "release_lease",

@@ -1,9 +1,10 @@
-"""A whole box over a simulated day: workers arrive, hold, crash, hang, forget to renew, release twice. Virtual time.
+"""A whole box over a simulated day: workers arrive, hold, crash, hang, forget to renew, release twice, overstay, idle.
+Bookings come and go. Virtual time.
 
 The same seed gives the same day. To look at one: `python -m tests.core.box_simulation --seed 7`.
 
 The world outside the pool is kept here: which processes really are on which GPU. Readings are made from that, and at
-every grant the pool's word is held against it.
+every grant and every end the pool's word is held against it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -34,6 +38,10 @@ TOTAL_MB = 80_000.0
 STRANGER_MB = 24_000.0
 # How long the processes of a worker that crashed may stay on the GPU.
 LINGER_S = (0.0, 0.0, 2.0, 15.0)
+WALL_OFFSET_S = 1.7e9
+QUOTAS = {"ada": Quota(gpus=4, ceiling=6), "bob": Quota(gpus=2), "*": Quota(max_time_limit_s=DAY_S)}
+# The pool ends these by itself, and not before it has warned the holder.
+ENDED_BY_POOL = (EndReason.TIME_LIMIT, EndReason.PREEMPTED, EndReason.IDLE)
 
 Action = Callable[[], None]
 
@@ -50,6 +58,7 @@ class Worker:
     gpus: tuple[GpuKey, ...] = ()
     is_alive: bool = True
     granted_at: float | None = None
+    warned_until: float | None = None
 
 
 @dataclass
@@ -57,7 +66,11 @@ class Box:
     """The world and the pool in it."""
 
     seed: int
-    settings: PoolSettings = field(default_factory=lambda: PoolSettings(drain_limit_s=60.0))
+    settings: PoolSettings = field(
+        default_factory=lambda: PoolSettings(
+            drain_limit_s=60.0, reserve_after_s=300.0, idle_after_s=900.0, idle_reclaim=True
+        )
+    )
     now: float = 0.0
     log: list[ev.Event] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -92,8 +105,12 @@ class Box:
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 self.start_work(self.workers[event.lease_id], event.gpus)
+            elif isinstance(event, ev.LeaseWarned):
+                self.warn(self.workers[event.lease_id], event)
             elif isinstance(event, ev.LeaseEnded):
                 self.counts[event.reason] += 1
+                if event.reason in ENDED_BY_POOL:
+                    self.stop_work(self.workers[event.lease_id], event)
                 must_observe = must_observe or bool(event.draining)
             elif isinstance(event, ev.LeaseRefused):
                 self.counts["refused"] += 1
@@ -116,9 +133,14 @@ class Box:
             self.now,
             TOTAL_MB,
             used_mb,
-            99.0 if self.on_gpu[key] else 60.0 if processes else 0.0,
+            self.load(key, processes),
             processes=processes,
         )
+
+    def load(self, key: GpuKey, processes: tuple[GpuProcess, ...]) -> float:
+        if self.on_gpu[key]:
+            return 0.0 if all(self.workers[id_].fate == "idles" for id_ in self.on_gpu[key]) else 99.0
+        return 60.0 if processes else 0.0
 
     def observe_regularly(self) -> None:
         self.observe_now()
@@ -136,6 +158,33 @@ class Box:
             self.observe_now()
         self.at(self.rng.expovariate(1 / 1200.0), self.stranger_comes)
 
+    # Bookings
+
+    def book(self) -> None:
+        """A course is to have some GPUs, or nobody is, for a while; now and then it is called off."""
+        rng, number = self.rng, self.counts["bookings"]
+        starts_at = self.now + WALL_OFFSET_S + rng.uniform(0, 3600)
+        ends_at = starts_at + rng.uniform(600, 3600)
+        booking = Booking(f"b{number}", (), starts_at, ends_at, rng.choice(("ada", "bob", None)), "a course")
+        self.tell(cmd.BookGpus(booking, Wishes(gpus=rng.choice((1, 2)))))
+        self.counts["bookings"] += 1
+        if rng.random() < 0.2:
+            self.at(rng.uniform(0, 3600), lambda: None)
+        self.at(rng.expovariate(1 / 5400.0), self.book)
+
+    def booked_for_others(self, worker: Worker, key: GpuKey) -> list[Booking]:
+        """The bookings that a worker must not be in the way of, if it stays for as long as it may."""
+        limit_s = worker.request.time_limit_s
+        until = self.now + WALL_OFFSET_S + (DAY_S if limit_s is None else limit_s)
+        return [
+            booking
+            for booking in self.state.bookings.values()
+            if key in booking.gpus
+            and booking.owner in {None, *QUOTAS} - {worker.request.holder.owner}
+            and booking.starts_at < until
+            and not worker.request.preemptible
+        ]
+
     # The workers
 
     def arrive(self) -> None:
@@ -145,20 +194,33 @@ class Box:
             (
                 Wishes(),
                 Wishes(),
-                Wishes(gpus=rng.choice((2, 4, 8))),
+                Wishes(gpus=rng.choice((2, 2, 4, 8))),
                 Wishes(memory_mb=rng.choice((8_000, 20_000, 30_000))),
                 Wishes(memory_mb=8_000),
             )
         )
         fate = rng.choice(
-            ("works",) * 6 + ("crashes", "hangs", "is evicted", "releases twice", "asks twice", "gives up")
+            ("works",) * 6 + ("crashes", "hangs", "is evicted", "releases twice", "asks twice", "gives up", "idles")
         )
+        hold_s = 3600.0 if fate == "idles" else rng.expovariate(1 / 600.0)
+        owner = rng.choice(("ada", "bob", "eve", None)) if wishes.gpus < 8 else "eve"
+        within = QUOTAS[owner].gpus if owner in QUOTAS else None
+        # Those who declare are right, wrong, or round up. Nobody borrows without a limit.
+        limits = [hold_s + 60.0, hold_s / 2, 3600.0] if within is not None else [None] * 3 + [hold_s / 2, 3600.0]
+        limit_s = rng.choice(limits)
         # A lease expires only where the pool cannot see the holder's process.
-        holder = Holder(f"w{number}", process=None if fate == "hangs" else ProcessId(number, 1.0))
+        holder = Holder(f"w{number}", owner, process=None if fate == "hangs" else ProcessId(number, 1.0))
         worker = Worker(
             f"lease{number}",
-            Request(wishes, holder, rng.choice((0, 0, 0, 1)), TTL_S),
-            rng.expovariate(1 / 600.0),
+            Request(
+                wishes,
+                holder,
+                rng.choice((0, 0, 0, 1)),
+                TTL_S,
+                time_limit_s=None if limit_s is None else max(limit_s, 1.0),
+                preemptible=rng.random() < 0.2,
+            ),
+            hold_s,
             fate,
             number,
         )
@@ -185,6 +247,7 @@ class Box:
         assert worker.is_alive, "a GPU was granted to somebody dead"
         share_mb = worker.request.wishes.memory_mb
         for key in gpus:
+            assert not self.booked_for_others(worker, key), f"{key} is booked"
             others = self.on_gpu[key]
             if share_mb is None:
                 assert not others, f"{key} was granted to {worker.id} while {list(others)} are on it"
@@ -201,6 +264,28 @@ class Box:
         end = {"crashes": self.crash, "hangs": self.hang, "is evicted": self.evict}.get(worker.fate, self.leave)
         self.at(worker.hold_s, lambda: end(worker))
 
+    def warn(self, worker: Worker, event: ev.LeaseWarned) -> None:
+        self.counts["warnings"] += 1
+        worker.warned_until = None if event.reason is None else event.ends
+        if event.reason is EndReason.PREEMPTED and self.rng.random() < 0.5:
+            self.at(self.rng.uniform(0, 50), lambda: self.leave(worker))
+
+    def stop_work(self, worker: Worker, event: ev.LeaseEnded) -> None:
+        """The pool has ended a lease; its process goes, or is killed after a while."""
+        assert worker.warned_until is not None, f"{worker.id} was ended without a warning: {event.reason}"
+        assert self.now >= worker.warned_until, f"{worker.id} was ended sooner than it was told"
+        if event.reason is EndReason.TIME_LIMIT:
+            limit_s, granted_at = worker.request.time_limit_s, worker.granted_at
+            assert limit_s is not None
+            assert granted_at is not None
+            assert self.now >= granted_at + limit_s
+        elif event.reason is EndReason.PREEMPTED:
+            assert worker.request.preemptible
+        else:
+            assert worker.fate == "idles"
+        worker.is_alive = False
+        self.at(self.rng.choice(LINGER_S), lambda: self.vacate(worker))
+
     def leave(self, worker: Worker) -> None:
         if not worker.is_alive:
             return
@@ -212,6 +297,8 @@ class Box:
 
     def crash(self, worker: Worker) -> None:
         """Killed: the server sees it, the children stay on the GPU for a while."""
+        if not worker.is_alive:
+            return
         worker.is_alive = False
         self.at(self.rng.choice(LINGER_S), lambda: self.vacate(worker))
         self.at(0.01, lambda: self.report_death(worker))
@@ -221,11 +308,15 @@ class Box:
 
     def hang(self, worker: Worker) -> None:
         """No more heartbeats: the lease runs out, and somebody has to kill the process before the GPU is free."""
+        if not worker.is_alive:
+            return
         worker.is_alive = False
         self.at(TTL_S + 10.0, lambda: self.vacate(worker))
 
     def evict(self, worker: Worker) -> None:
         """An operator releases the lease, and the process stays on the GPU for a while."""
+        if not worker.is_alive:
+            return
         self.tell(cmd.Release(worker.id, by="operator"))
         worker.is_alive = False
         self.at(TTL_S, lambda: self.vacate(worker))
@@ -237,16 +328,24 @@ class Box:
             self.at(0.001, self.observe_now)
 
 
+def opened(seed: int) -> Box:
+    box = Box(seed)
+    box.tell(cmd.Open("boot", WALL_OFFSET_S))
+    for owner, quota in QUOTAS.items():
+        box.tell(cmd.SetQuota(owner, quota))
+    return box
+
+
 def simulate(seed: int, length_s: float = DAY_S) -> Box:
     """A day, and as long after it as it takes to finish."""
-    box = Box(seed)
-    box.tell(cmd.Open("boot", 1.7e9))
+    box = opened(seed)
     box.at(0.0, box.observe_regularly)
+    box.at(60.0, box.book)
     box.at(0.1, box.arrive)
     box.at(30.0, box.stranger_comes)
     tick(box)
     box.run(length_s)
-    box.arrive = lambda: None  # type: ignore[method-assign]  # the gate closes
+    box.arrive = box.book = lambda: None  # type: ignore[method-assign]  # the gate closes
     while box.state.leases and box.now < length_s + DAY_S:
         box.run(box.now + 600.0)
     return box

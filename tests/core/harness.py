@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.core.plain_model import FOREVER, Lease, Model
+from tests.core.plain_gpus import FOREVER, Lease
+from tests.core.plain_model import Model, Outcome
+from tests.core.queue_checks import QueueChecks
 
 
 class Core:
     """The modules of a core under one name, so that a mutant can take the real one's place."""
 
     MODULES = (
+        "model.booking",
         "model.commands",
         "decider.condense",
         "decider.decide",
@@ -24,7 +27,9 @@ class Core:
         "queue.explain",
         "model.gpu",
         "decider.step",
+        "model.quota",
         "model.request",
+        "queue.order",
         "model.settings",
         "model.state",
     )
@@ -40,7 +45,7 @@ class Core:
 REAL = Core()
 
 
-class CheckedPool:
+class CheckedPool(QueueChecks):
     """A pool of which every step is checked against the model, the journal and the promises."""
 
     def __init__(self, core: Core = REAL, **settings: Any) -> None:
@@ -54,6 +59,10 @@ class CheckedPool:
         self.model = Model(self.settings)
         # Whose the processes were when they were last seen.
         self.seen: dict[tuple[Any, str], set[Any]] = {}
+        # What looks at the queue found in this step, before each grant.
+        self.outcomes: list[Outcome] = []
+        # The leases that the present step has granted.
+        self.just_granted: set[str] = set()
 
     def do(self, command: Any, now: float) -> list[Any]:
         assert self.core.decide.decide(self.state, command, now) == self.core.decide.decide(self.state, command, now)
@@ -61,11 +70,16 @@ class CheckedPool:
         is_reboot = isinstance(command, self.core.commands.Open) and command.boot_id != self.model.boot_id
         # Time does not go back behind anything that has happened.
         self.model.now = now if is_reboot else max(now, self.state.clock)
+        self.just_granted.clear()
         events: list[Any] = self.core.step.step(self.state, command, now)
         self.log += events
         self.step_ends.append(len(self.log))
+        self.new_booking, self.observed = None, ()
+        self.is_opening = isinstance(command, self.core.commands.Open)
+        self._read_use()
         for event in events:
             self._check(event, command)
+        self.outcomes.clear()
         self.core.evolve.replay(self.shadow, pickle.loads(pickle.dumps(events)))  # noqa: S301 - our own bytes
         self._check_state()
         if is_reboot:
@@ -78,8 +92,7 @@ class CheckedPool:
     def _check_state(self) -> None:
         assert self.state == self.shadow, "replaying the events gives another state"
         model, state = self.model, self.state
-        assert model.next_served() is None, "somebody who could be served is left waiting"
-        assert [lease.id for lease in model.queue()] == list(state.queue)
+        self._check_queue()
         assert set(model.leases) == set(state.leases)
         self._check_inside()
         self._check_kept()
@@ -90,7 +103,7 @@ class CheckedPool:
             explanation = self.core.explain.explain(state, lease_id, model.now)
             assert explanation is not None
             assert str(explanation)
-            assert explanation.position == list(state.queue).index(lease_id) + 1
+            assert explanation.position == [lease.id for lease in model.queue()].index(lease_id) + 1
 
     def _check_kept(self) -> None:
         """The indexes and the sums that are kept are those that the slots give when all is derived again."""
@@ -123,7 +136,7 @@ class CheckedPool:
                 explanation = self.core.explain.explain(state, lease.id, model.now)
                 assert explanation is not None
                 assert f"inside lease {parent.id}" in str(explanation)
-                assert explanation.position == model.queue(parent.id).index(lease) + 1
+                assert explanation.position == model.waiting_in(parent.id).index(lease) + 1
 
     def check_replay(self, prefix: int) -> None:
         """From the start at once, in two parts, and from what the journal keeps. The parts are of whole steps: between
@@ -147,6 +160,12 @@ class CheckedPool:
             "excluded",
             "ignored_processes",
             "boot_id",
+            "owners",
+            "recent",
+            "quotas",
+            "bookings",
+            "preemptible",
+            "timetable",
         ):
             assert getattr(restored, what) == getattr(self.state, what), what
         self._check_condensed(restored)
@@ -174,26 +193,34 @@ class CheckedPool:
 
     def _PoolOpened(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
-        model.boot_id = event.boot_id
+        if model.boot_id not in {None, event.boot_id}:
+            self._set_clock_forward(model.wall - event.wall_offset_s)
+        model.boot_id, model.wall = event.boot_id, event.wall_offset_s
         model.readings.clear()
+        model.busy.clear()
+        model.reservation, model.claims, model.undated = None, {}, {}
         for lease in model.leases.values():
-            is_draining = lease.state == "draining"
+            is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
         assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
         due = event.at + event.request.ttl_s
-        self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due)
+        assert event.requested_at == event.at + self.model.wall
+        self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due, event.requested_at)
 
     def _LeaseGranted(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
         if model.leases[event.lease_id].request.parent is not None:
             self._granted_inside(event)
             return
-        expected = model.next_served()
-        assert expected is not None, "nobody could be served"
-        lease, options = expected
-        assert event.lease_id == lease.id, "the wrong waiter is served"
+        self.outcomes.append(model.look())
+        # What the last look reserved stays reserved while nothing happens but that one waiter comes.
+        expected = [found for found in (model.next_served(), model.next_served(as_settled=True)) if found is not None]
+        assert expected, "nobody could be served"
+        fitting = [(lease, options) for lease, options in expected if lease.id == event.lease_id]
+        assert fitting, "the wrong waiter is served"
+        lease, options = max(fitting, key=lambda each: any(set(event.gpus) <= option for option in each[1]))
         assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
         assert any(set(event.gpus) <= option for option in options), "GPUs that it may not take"
         if len(event.gpus) == 1 and not model.on(event.gpus[0]):
@@ -203,8 +230,8 @@ class CheckedPool:
         node = event.gpus[0].node
         assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
         model.fences[node] = event.fence
-        lease.state, lease.gpus = "active", event.gpus
-        lease.due = event.at + model.lasts_s(lease)
+        self._activate(lease, event)
+        self.just_granted.add(lease.id)
 
     def _granted_inside(self, event: Any) -> None:
         model, lease = self.model, self.model.leases[event.lease_id]
@@ -216,8 +243,25 @@ class CheckedPool:
         node = event.gpus[0].node
         assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
         model.fences[node] = event.fence
-        lease.state, lease.gpus = "active", event.gpus
-        lease.due = event.at + model.lasts_s(lease)
+        self._activate(lease, event)
+
+    def _activate(self, lease: Lease, event: Any) -> None:
+        model, request = self.model, lease.request
+        lease.state, lease.gpus, lease.fence, lease.granted_at = "active", event.gpus, event.fence, event.granted_at
+        lease.due, lease.began = event.at + model.lasts_s(lease), event.at
+        limit_s = model.limit_s(request) if request.parent is None else request.time_limit_s
+        lease.limit = None if limit_s is None else event.at + limit_s
+        assert event.limit == lease.limit, "the wrong time limit"
+        lease.weight = sum(
+            1000
+            if request.wishes.memory_mb is None
+            else max(1, min(1000, round(1000 * request.wishes.memory_mb / model.readings[key].memory_total_mb)))
+            for key in event.gpus
+        )
+        assert lease.weight == (1000 * len(event.gpus) if event.weight is None else event.weight)
+        if request.parent is None:
+            model.busy.update(dict.fromkeys(event.gpus, event.at))
+            self._lose_claims(lease)
 
     def _SubLeasesSettled(self, event: Any, command: Any) -> None:  # noqa: N802
         assert not any(map(self.model.next_inside, event.parents)), "somebody inside a lease is passed over"
@@ -234,6 +278,9 @@ class CheckedPool:
         line = self.model.outwards(lease)
         if event.reason == "expired":
             assert any(x.due <= self.model.now for x in line), "a lease has ended before its time"
+        elif event.reason in {"time_limit", "preempted", "idle"}:
+            endings = [x.ending for x in line if x.ending is not None]
+            assert any(why == event.reason and at <= self.model.now for why, at in endings), "ended without its warning"
         elif isinstance(command, self.core.commands.Open):
             assert any(x.request.holder.is_local for x in line)
         else:
@@ -248,6 +295,8 @@ class CheckedPool:
         if isinstance(command, self.core.commands.Open):
             must_drain = set()
         assert set(event.draining) == must_drain
+        self._count_use(lease, event)
+        self._lose_claims(lease)
         for key in set(lease.gpus) - must_drain:
             self.model.members.pop((key, lease.id), None)
         if event.draining:
@@ -277,11 +326,11 @@ class CheckedPool:
             del self.model.leases[lease.id]
 
     def _is_taken_over(self, drained: Lease, gpu: Any) -> bool:
-        """Whether the process has the GPU again, as the same owner."""
+        """Whether the process has just been granted the GPU again, as the same owner."""
         theirs = drained.request.holder
         return theirs.process is not None and any(
             (holder.process, holder.owner) == (theirs.process, theirs.owner)
-            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.state == "active")
+            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.id in self.just_granted)
         )
 
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
@@ -294,17 +343,17 @@ class CheckedPool:
         self.model.members[event.gpu, event.lease_id] = mine
 
     def _GpusObserved(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.observed = tuple(reading.gpu.key for reading in event.readings)
         for reading in event.readings:
             assert reading.at <= self.model.now
             key = reading.gpu.key
             self.model.readings[key] = reading
+            load = reading.utilization_percent
+            if key not in self.model.busy or load is None or load >= self.settings.computing_percent:
+                self.model.busy[key] = max(reading.at, self.model.busy.get(key, reading.at))
             for lease in self.model.on(key):
                 mine = {tuple(p.id) for p in reading.processes or () if self.model.is_mine(key, lease, p)}
                 self.seen[key, lease.id] = mine
-
-    def _QueueSettled(self, event: Any, command: Any) -> None:  # noqa: N802
-        holds = {key: lease.id for lease, _, held in self.model.turns() for key in held}
-        assert dict(event.holds) == holds, f"the wrong GPUs are held: {event.holds}, not {holds}"
 
     def _GpuExcluded(self, event: Any, command: Any) -> None:  # noqa: N802
         self.model.excluded.add(event.gpu)

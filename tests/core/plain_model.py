@@ -1,238 +1,308 @@
-"""A second pool, written as plainly as possible: it scans everything, keeps no index and shares no rule with the core.
+"""The queue's rule of a second pool, written as plainly as possible (its GPUs are in plain_gpus.py).
 
-The tests hold the core against it: whatever the core grants must be what the rules say, and whoever it lets wait must
-have to wait.
+The tests hold the core against it: whatever the core grants must be what the rules say, and a waiter that it lets wait
+must have to wait. Which waiter is first, what is kept from it, who must make room for it and what is reserved for it is
+reckoned here from all leases, each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-Key = Any
-FOREVER = float("inf")
+from tests.core.plain_gpus import FOREVER, Key, Lease, PlainGpus
+
+WHOLE = 1000
+WARNING_S = 60.0
+FAR_AHEAD_S = 3600.0
+TRIED_AGAIN_AFTER_S = 60.0
+HALF_LIFE_S = 7 * 24 * 3600.0
+SURE, GUESSED = "declared", "predicted"
 
 
-@dataclass
-class Lease:
-    id: str
-    request: Any
-    seq: int
-    due: float
-    gpus: tuple[Key, ...] = ()
-    state: str = "queued"
-    since: float = 0.0
-    how: str = ""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (-self.request.priority, self.seq)
+class Reserved(NamedTuple):
+    lease_id: str
+    gpus: tuple[Key, ...]
+    date: float
+    basis: str
 
 
 @dataclass
-class Model:
-    settings: Any
-    now: float = -FOREVER
-    boot_id: str | None = None
-    readings: dict[Key, Any] = field(default_factory=dict)
-    leases: dict[str, Lease] = field(default_factory=dict)
-    members: dict[tuple[Key, str], set[Any]] = field(default_factory=dict)
-    excluded: set[Key] = field(default_factory=set)
-    ignored: set[str] = field(default_factory=set)
-    fences: dict[str, int] = field(default_factory=dict)
+class Outcome:
+    """What a look at the whole queue finds. `served` is the first waiter that can be, with the sets of GPUs that it may
+    be given some of (one set a node). `victims` make room for the first waiter that needs it.
+    """
 
-    # What is asked of it
+    served: tuple[Lease, list[set[Key]]] | None = None
+    victims: tuple[str, ...] = ()
+    claims: dict[Key, str] = field(default_factory=dict)
+    reserved: Reserved | None = None
+    undated: dict[Any, float] = field(default_factory=dict)
 
-    def on(self, key: Key) -> list[Lease]:
-        return [lease for lease in self.leases.values() if key in lease.gpus and lease.request.parent is None]
 
-    def lasts_s(self, lease: Lease) -> float:
-        """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever."""
-        return FOREVER if lease.state == "active" and lease.request.holder.process else float(lease.request.ttl_s)
+@dataclass
+class Model(PlainGpus):
+    wall: float = 0.0
+    quotas: dict[str, Any] = field(default_factory=dict)
+    bookings: dict[str, Any] = field(default_factory=dict)
+    # What owners used: the core's numbers, after they were checked against `used_by`.
+    used: dict[str | None, float] = field(default_factory=dict)
+    # (weight, from, to) by owner, on the wall clock.
+    spans: dict[str | None, list[tuple[int, float, float]]] = field(default_factory=dict)
+    lasted: dict[str | None, list[float]] = field(default_factory=dict)
+    all_lasted: list[float] = field(default_factory=list)
+    busy: dict[Key, float] = field(default_factory=dict)
+    # As of the last event that said so.
+    reservation: Any = None
+    claims: dict[Key, str] = field(default_factory=dict)
+    undated: dict[Any, float] = field(default_factory=dict)
 
-    def queue(self, parent: str | None = None) -> list[Lease]:
-        """Those who wait for the pool's GPUs, or inside a lease."""
-        waiting = (x for x in self.leases.values() if x.state == "queued" and x.request.parent == parent)
-        return sorted(waiting, key=lambda x: x.order)
+    # Who is first
 
-    def outwards(self, lease: Lease) -> list[Lease]:
-        """A lease and those it is inside of."""
-        found = [lease]
-        while found[-1].request.parent is not None:
-            found.append(self.leases[found[-1].request.parent])
-        return found
+    def queue(self) -> list[Lease]:
+        return sorted(self.waiting_in(None), key=self.place)
 
-    def limit_inside(self, key: Key, parent: Lease) -> float:
-        shares = [x.request.wishes.memory_mb for x in self.outwards(parent) if x.request.wishes.memory_mb is not None]
-        return float(shares[0] if shares else self.readings[key].memory_total_mb)
+    def place(self, lease: Lease) -> tuple[Any, ...]:
+        preemptible, priority, seq = lease.arrival
+        used = 0.0
+        if self.settings.fair_share:
+            quota = self.quota(lease.owner)
+            used = self.used.get(lease.owner, 0.0) / (quota.weight if quota else 1.0)
+        return (preemptible, self.borrows(lease), priority, used, seq)
 
-    def suits_inside(self, key: Key, parent: Lease, wishes: Any) -> bool:
-        """Whether a GPU of a lease could serve a request inside it if no other were inside."""
-        if key not in self.readings:
-            return True
-        return self._fits(key, wishes) and (wishes.memory_mb or 0) <= self.limit_inside(key, parent)
+    def used_by(self, owner: str | None) -> float:
+        """The GPU time of an owner, each second of it worth half as much after a half-life."""
+        wall_now, total = self.now + self.wall, 0.0
+        running = [
+            (x.weight, x.granted_at, wall_now)
+            for x in self.leases.values()
+            if x.state == "active" and x.owner == owner and x.request.parent is None
+        ]
+        for weight, begin, end in (*self.spans.get(owner, ()), *running):
+            left = [2.0 ** (-(wall_now - at) / HALF_LIFE_S) for at in (begin, end)]
+            total += weight * (left[1] - left[0]) * HALF_LIFE_S / 0.6931471805599453
+        return total
 
-    def usable_inside(self, parent: Lease, wishes: Any) -> list[Key]:
-        """The GPUs of a lease that a request inside it could have now."""
-        found = []
-        for key in parent.gpus:
-            others = [x for x in self.leases.values() if x.request.parent == parent.id and key in x.gpus]
-            shares = [x.request.wishes.memory_mb for x in others]
-            if key not in self.readings or not self.suits_inside(key, parent, wishes):
-                continue
-            if not others or (
-                wishes.memory_mb is not None
-                and None not in shares
-                and sum(shares) + wishes.memory_mb <= self.limit_inside(key, parent)
-            ):
-                found.append(key)
-        return found
+    # What an owner may have
 
-    def next_inside(self, parent_id: str) -> tuple[Lease, list[Key]] | None:
-        """The first waiter inside a lease, if it can be served: nobody passes it."""
-        for lease in self.queue(parent_id)[:1]:
-            usable = self.usable_inside(self.leases[parent_id], lease.request.wishes)
-            if len(usable) >= lease.request.wishes.gpus:
-                return lease, usable
-        return None
+    def quota(self, owner: str | None) -> Any:
+        return self.quotas.get(owner or "") or self.quotas.get("*")
 
-    def is_mine(self, key: Key, lease: Lease, process: Any) -> bool:
-        """Whether a process is a lease's: its nearest kin counts, and of leases with the same kin those not over."""
-        for link in (process.id, *process.ancestors):
-            kin = [other for other in self.on(key) if tuple(link) in self.roots(key, other)]
-            if kin:
-                return lease in ([other for other in kin if other.state != "draining"] or kin)
-        return False
-
-    def roots(self, key: Key, lease: Lease) -> set[Any]:
-        process = lease.request.holder.process
-        own = {tuple(process)} if process is not None else set()
-        return own | self.members.get((key, lease.id), set())
-
-    def outside_processes(self, key: Key) -> list[Any] | None:
-        processes = self.readings[key].processes
-        if processes is None:
-            return None
-        mine = {member for lease in self.on(key) for member in self.members.get((key, lease.id), set())}
-        return [p for p in processes if tuple(p.id) not in mine and p.name not in self.ignored]
-
-    def is_in_use_outside(self, key: Key) -> bool:
-        """Whether somebody outside computes there or holds more than a context. Load beside a lease may be the lease's,
-        and so may be a process where nobody knows which are the lease's.
-        """
-        outside = self.outside_processes(key)
-        if not outside or any(self.is_faceless(key, lease) for lease in self.on(key)):
-            return False
-        load = self.readings[key].utilization_percent
-        is_computing = not self.on(key) and load is not None and load >= self.settings.computing_percent
-        return bool(is_computing or sum(p.memory_mb for p in outside) > self.settings.context_mb)
-
-    def is_faceless(self, key: Key, lease: Lease) -> bool:
-        return lease.request.holder.process is None and not self.members.get((key, lease.id))
-
-    def avoids_outsiders(self, wishes: Any) -> bool:
-        asked = (wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
-        if wishes.memory_mb is not None or self.settings.outsiders == "thresholds":
-            return False
-        return bool(self.settings.outsiders == "avoid" or asked == (None, None))
-
-    def committed(self, key: Key) -> float:
-        """Every lease in the tests has a process whose memory is known, or none at all, so this is the plain sum;
-        leases of one program share its processes, so what these hold is counted once.
-        """
-        reading = self.readings[key]
-        total, explained = 0.0, 0.0
-        asked: dict[Any, float] = {}
-        for lease in self.on(key):
-            members = frozenset(self.members.get((key, lease.id), set())) or frozenset({lease.id})
-            asked[members] = asked.get(members, 0.0) + (lease.request.wishes.memory_mb or 0.0)
-        for members, asked_mb in asked.items():
-            observed = sum(p.memory_mb for p in reading.processes if tuple(p.id) in members)
-            total += max(asked_mb, observed)
-            explained += observed
-        explained += sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
-        return float(total + max(reading.memory_used_mb - explained, 0.0))
-
-    def thresholds(self, wishes: Any) -> tuple[float, float]:
-        memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
-        return (
-            self.settings.thresholds.memory_percent if memory is None else memory,
-            self.settings.thresholds.utilization_percent if utilization is None else utilization,
+    def held(self, owner: str | None, *, firm: bool) -> int:
+        return sum(
+            x.weight
+            for x in self.leases.values()
+            if x.state == "active" and x.owner == owner and x.request.parent is None
+            if not (firm and x.request.preemptible)
         )
 
-    def has_place(self, key: Key, wishes: Any) -> bool:
-        """Whether the leases on a GPU leave a place for such a request, memory aside."""
-        others = self.on(key)
-        if any(lease.state == "draining" for lease in others):
-            return False
-        if wishes.memory_mb is not None:
-            is_for_sharing = all(lease.request.wishes.memory_mb is not None for lease in others)
-            return bool(is_for_sharing and len(others) < self.settings.max_sharers)
-        if any(lease.request.wishes.memory_mb is not None for lease in others):
-            return False
-        return bool(len(others) < self.settings.workers_per_gpu)
+    def limit_s(self, request: Any) -> float | None:
+        quota = self.quota(request.holder.owner)
+        longest = [self.settings.max_time_limit_s, quota.max_time_limit_s if quota else None]
+        declared = request.time_limit_s or self.settings.default_time_limit_s
+        return min((limit for limit in (declared, *longest) if limit is not None), default=None)
 
-    def is_suitable(self, key: Key, wishes: Any) -> bool:
-        """Whether a GPU could serve a request if nobody were on it."""
-        reading = self.readings.get(key)
-        if reading is None or reading.fault or reading.other_server or key in self.excluded:
-            return False
-        if self.now - reading.at > self.settings.stale_after_s:
-            return False
-        return self._fits(key, wishes)
+    def with_this(self, lease: Lease, *, firm: bool) -> int:
+        wishes = lease.request.wishes
+        needed = wishes.gpus * (WHOLE if wishes.memory_mb is None else 1)
+        return self.held(lease.owner, firm=firm) + int(needed)
 
-    def is_usable(self, key: Key, wishes: Any) -> bool:
-        if not self.is_suitable(key, wishes) or not self.has_place(key, wishes):
+    def borrows(self, lease: Lease) -> bool:
+        quota = self.quota(lease.owner)
+        if quota is None or quota.gpus is None or lease.request.preemptible:
             return False
-        reading = self.readings[key]
-        memory, utilization = self.thresholds(wishes)
-        if reading.memory_used_mb is None or reading.utilization_percent is None:
-            return False
-        if wishes.memory_mb is not None:
-            if self.committed(key) + wishes.memory_mb > memory * reading.memory_total_mb / 100:
-                return False
-            if self.on(key) and self.outside_processes(key) == []:
-                return True
-        else:
-            ignored = sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
-            if 100 * max(reading.memory_used_mb - ignored, 0) / reading.memory_total_mb >= memory:
-                return False
-            if self.avoids_outsiders(wishes) and self.is_in_use_outside(key):
-                return False
-        return bool(reading.utilization_percent < utilization)
+        return bool(self.with_this(lease, firm=True) > quota.gpus * WHOLE)
 
-    def cost(self, key: Key, wishes: Any) -> tuple[float, float]:
-        """What one GPU is chosen by: the least room left for a share, the least use for a whole one. No share breaks a
-        whole GPU while it fits beside another.
+    def may_have_more(self, lease: Lease) -> bool:
+        quota = self.quota(lease.owner)
+        if quota is None:
+            return True
+        if quota.ceiling is not None and self.with_this(lease, firm=False) > quota.ceiling * WHOLE:
+            return False
+        return not self.borrows(lease) or self.limit_s(lease.request) is not None
+
+    # What is kept from a waiter
+
+    def ends_by(self, lease: Lease, date: float) -> bool:
+        limit_s = self.limit_s(lease.request)
+        return limit_s is not None and self.now + limit_s <= date
+
+    def booked_from(self, lease: Lease) -> set[Key]:
+        found: set[Key] = set()
+        for booking in self.bookings.values():
+            starts = booking.starts_at - self.wall
+            is_over = booking.ends_at is not None and booking.ends_at - self.wall <= self.now
+            makes_room = lease.request.preemptible and self.now < starts - self.settings.preempt_grace_s
+            is_own = booking.owner is not None and booking.owner == lease.owner
+            if not (is_own or is_over or makes_room or self.ends_by(lease, starts)):
+                found |= set(booking.gpus)
+        return found
+
+    # When GPUs are free
+
+    def end_of(self, lease: Lease) -> tuple[float, str]:
+        if lease.state == "draining":
+            return lease.due, SURE
+        ends = [at for at in (lease.limit, lease.ending and lease.ending[1]) if at is not None]
+        if ends:
+            return max(min(ends), self.now), SURE
+        lasted = self.lasted.get(lease.owner) or self.all_lasted
+        if not lasted:
+            return FOREVER, "unknown"
+        lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
+        so_far = max(self.now + self.wall - lease.granted_at, 0.0)
+        while lasts <= so_far:
+            lasts *= 2
+        return self.now - so_far + lasts, GUESSED
+
+    def free_at(self, key: Key, wishes: Any) -> tuple[float, str]:
+        """When enough leases have left a GPU."""
+        if self.is_usable(key, wishes):
+            return self.now, SURE
+        left, basis = self.on(key), SURE
+        for (at, told), _, lease in sorted((self.end_of(lease), lease.id, lease) for lease in self.on(key)):
+            left.remove(lease)
+            basis = max(basis, told)
+            if at < FOREVER and self.would_do(key, wishes, left):
+                return at, basis
+        return FOREVER, "unknown"
+
+    def plan_on(self, node: str, lease: Lease) -> Reserved | None:
+        """The GPUs of a node that are free first."""
+        wishes, booked = lease.request.wishes, self.booked_from(lease)
+        found = []
+        for key, reading in self.readings.items():
+            at, basis = self.free_at(key, wishes)
+            if key.node == node and key not in booked and at < FOREVER:
+                found.append((at, reading.gpu.index, key, basis))
+        first = sorted(found)[: wishes.gpus]
+        if len(first) < wishes.gpus:
+            return None
+        keys = tuple(key for _, _, key, _ in sorted(first, key=lambda entry: entry[1]))
+        return Reserved(lease.id, keys, first[-1][0], max(basis for _, _, _, basis in first))
+
+    def may_reserve(self, lease: Lease) -> bool:
+        return bool(lease.asked_at - self.wall + self.settings.reserve_after_s <= self.now)
+
+    def reserve(self, lease: Lease, undated: dict[Any, float]) -> Reserved | None:
+        """What is reserved for the first waiter that cannot be served; it keeps to the node that it has."""
+        wishes, current = lease.request.wishes, self.reservation
+        if current is not None and current.lease_id == lease.id and current.gpus[0].node in self.nodes():
+            plan = self.plan_on(current.gpus[0].node, lease)
+            if plan is not None:
+                return plan
+        if wishes in undated:
+            return None
+        plans = [self.plan_on(node, lease) for node in self.nodes() if self.has_enough(node, wishes)]
+        plan = min((p for p in plans if p is not None), key=lambda p: (p.date, p.gpus), default=None)
+        if plan is None or (plan.basis == GUESSED and plan.date > self.now + FAR_AHEAD_S):
+            undated[wishes] = self.now + TRIED_AGAIN_AFTER_S
+            return None
+        return plan
+
+    # Who makes room
+
+    def room_for(self, lease: Lease, gone: set[Key]) -> tuple[tuple[Key, ...], tuple[str, ...]] | None:
+        """The GPUs that a waiter gets if preemptible leases end, and which: as few as possible, the youngest first."""
+        wishes, best = lease.request.wishes, None
+        for node in self.nodes():
+            if not self.has_enough(node, wishes):
+                continue
+            offers = []
+            for key in sorted((k for k in self.readings if k.node == node), key=lambda k: k.uuid):
+                offer = None if key in gone else self.offer(key, wishes)
+                if offer is not None:
+                    offers.append((key, *offer))
+            offers.sort(key=lambda offer: (len(offer[1]), -offer[2]))
+            chosen = offers[: wishes.gpus]
+            if len(chosen) < wishes.gpus:
+                continue
+            victims = tuple(dict.fromkeys(victim for _, gone_with, _ in chosen for victim in gone_with))
+            rank = (len(victims), -min(age for _, _, age in chosen), node)
+            if best is None or rank < best[0]:
+                best = rank, tuple(key for key, _, _ in chosen), victims
+        return None if best is None else best[1:]
+
+    def offer(self, key: Key, wishes: Any) -> tuple[tuple[str, ...], float] | None:
+        """Who must go so that a GPU does, and when the oldest of them was granted."""
+        if self.is_usable(key, wishes):
+            return (), FOREVER
+        left = [x for x in self.on(key) if not self.is_leaving(x)]
+        if len(left) < len(self.on(key)) and self.would_do(key, wishes, left):
+            return (), FOREVER
+        victims: list[str] = []
+        for lease in sorted((x for x in left if x.request.preemptible), key=lambda x: (-x.granted_at, x.fence)):
+            left.remove(lease)
+            victims.append(lease.id)
+            if self.would_do(key, wishes, left):
+                return tuple(victims), lease.granted_at
+        return None
+
+    def is_leaving(self, lease: Lease) -> bool:
+        return lease.state == "draining" or lease.ending is not None
+
+    # The queue's rule
+
+    def look(self, *, as_settled: bool = False) -> Outcome:
+        """Go over the whole queue until a waiter can be served. What is kept is reckoned here; or, as settled, it is what
+        the last look found: while nothing happens, that stays.
         """
-        reading = self.readings[key]
-        if wishes.memory_mb is not None:
-            room = float(self.thresholds(wishes)[0] * reading.memory_total_mb / 100 - self.committed(key))
-            return (0.0 if self.on(key) else 1.0, room)
-        ignored = sum(p.memory_mb for p in reading.processes if p.name in self.ignored)
-        memory = 100 * max(reading.memory_used_mb - ignored, 0) / reading.memory_total_mb
-        return (0.0, float(memory + reading.utilization_percent))
-
-    def nodes(self) -> list[str]:
-        return sorted({key.node for key in self.readings})
-
-    def usable_on(self, node: str, wishes: Any, gone: set[Key]) -> list[Key]:
-        return [k for k in self.readings if k.node == node and k not in gone and self.is_usable(k, wishes)]
-
-    def next_served(self) -> tuple[Lease, list[set[Key]]] | None:
-        """The first waiter who can be served, with the sets of GPUs he may be given some of (one set a node)."""
-        for lease, options, _ in self.turns():
-            if options:
-                return lease, options
+        found = Outcome(undated={wishes: at for wishes, at in self.undated.items() if at > self.now})
+        gone: set[Key] = set()
+        binding = self.reservation if as_settled else None
         for lease in self.queue():
+            if not self.may_have_more(lease):
+                continue
+            wishes = lease.request.wishes
+            kept = gone | self.booked_from(lease)
+            if as_settled:
+                kept |= {key for key, claimer in self.claims.items() if claimer != lease.id}
+            if binding is not None and self.is_behind(lease, binding) and not self.ends_by(lease, binding.date):
+                kept |= set(binding.gpus)
+            usable = [set(self.usable_on(node, wishes, kept)) for node in self.nodes()]
+            options = [keys for keys in usable if len(keys) >= wishes.gpus]
+            if options:
+                found.served = lease, options
+                return found
+            room = None
+            # Where no lease is preemptible, there is nothing to claim.
+            if not lease.request.preemptible and self.preemptible_on(None):
+                room = self.room_for(lease, kept)
+            if room is not None:
+                keys, victims = room
+                if victims:
+                    found.victims = victims
+                    return found
+                found.claims |= dict.fromkeys(keys, lease.id)
+                gone |= set(keys)
+            elif not as_settled and found.reserved is None and self.may_reserve(lease):
+                found.reserved = binding = self.reserve(lease, found.undated)
+        return found
+
+    def preemptible_on(self, node: str | None) -> list[Lease]:
+        active = [x for x in self.leases.values() if x.state == "active" and x.request.parent is None]
+        return [x for x in active if x.request.preemptible and node in {None, x.gpus[0].node}]
+
+    def is_behind(self, lease: Lease, reservation: Any) -> bool:
+        if lease.id == reservation.lease_id:
+            return False
+        # Uses fade, and so the order changes while nothing happens.
+        first = self.leases[reservation.lease_id]
+        return bool(self.settings.fair_share) or self.place(first) < self.place(lease)
+
+    def next_served(self, *, as_settled: bool = False) -> tuple[Lease, list[set[Key]]] | None:
+        """The first waiter that can be served, with the sets of GPUs that it may be given some of."""
+        found = self.look(as_settled=as_settled)
+        if found.served is not None:
+            return found.served
+        for lease in self.waiting_in(None):
             own = {key for key in self.readings if self.is_left_to(key, lease)}
             if own:
                 return lease, [own]
         return None
 
     def is_left_to(self, key: Key, waiter: Lease) -> bool:
-        """Whether nothing but what the waiter's own process gave back and still holds keeps a GPU from him."""
+        """Whether nothing but what the waiter's own process gave back and still holds keeps a GPU from it."""
         others, process, wishes = self.on(key), waiter.request.holder.process, waiter.request.wishes
         if process is None or wishes.gpus != 1 or not self.is_suitable(key, wishes):
             return False
@@ -240,9 +310,11 @@ class Model:
             return False
         if any(x.state != "draining" or x.how != "released" or x.request.holder.process != process for x in others):
             return False
-        if any(x.request.holder.owner != waiter.request.holder.owner for x in others):
+        if any(x.owner != waiter.owner for x in others):
             return False
-        if any(ahead.order < waiter.order and self.would_do(key, ahead.request.wishes) for ahead in self.queue()):
+        if not self.may_have_more(waiter) or self.is_kept_now(key, waiter):
+            return False
+        if any(x.arrival < waiter.arrival and self.could_do(key, x.request.wishes) for x in self.waiting_in(None)):
             return False
         # As if they had gone, and their processes with them.
         reading = self.readings[key]
@@ -253,104 +325,27 @@ class Model:
         gone_mb = sum(p.memory_mb for p in reading.processes if tuple(p.id) in own)
         utilization = 0.0 if own and not left else reading.utilization_percent
         used = None if reading.memory_used_mb is None else max(reading.memory_used_mb - gone_mb, 0.0)
-        empty = Model(self.settings, self.now, excluded=self.excluded, ignored=self.ignored)
+        empty = PlainGpus(self.settings, self.now, excluded=self.excluded, ignored=self.ignored)
         empty.readings[key] = replace(
             reading, processes=tuple(left), memory_used_mb=used, utilization_percent=utilization
         )
         return empty.is_usable(key, wishes)
 
-    def is_used_by(self, key: Key, process: Any) -> bool:
-        """Whether a GPU is in use outside, and by nothing but this process and its children."""
-        if self.settings.outsiders == "thresholds" or not self.is_in_use_outside(key):
+    def is_kept_now(self, key: Key, waiter: Lease) -> bool:
+        if self.claims.get(key, waiter.id) != waiter.id or key in self.booked_from(waiter):
+            return True
+        first = self.reservation
+        if first is None or key not in first.gpus or self.ends_by(waiter, first.date):
             return False
-        return all(process in (p.id, *p.ancestors) for p in self.outside_processes(key) or [])
+        return self.place(self.leases[first.lease_id]) < self.place(waiter)
 
-    def would_do(self, key: Key, wishes: Any) -> bool:
+    def could_do(self, key: Key, wishes: Any) -> bool:
         memory_mb = self.thresholds(wishes)[0] * self.readings[key].memory_total_mb / 100
         return self._fits(key, wishes) and (wishes.memory_mb or 0.0) <= memory_mb
 
-    def turns(self) -> Iterator[tuple[Lease, list[set[Key]], set[Key]]]:
-        """Each waiter in order, with what he could be given and, where that is nothing, what he holds."""
-        gone: set[Key] = set()
-        somebody_reserves = False
-        for lease in self.queue():
-            wishes = lease.request.wishes
-            usable = {node: self.usable_on(node, wishes, gone) for node in self.nodes()}
-            options = [set(keys) for keys in usable.values() if len(keys) >= wishes.gpus]
-            held: set[Key] = set()
-            if not options:
-                free = self.free(wishes, usable)
-                reserved = [] if somebody_reserves else self.reserved(wishes, free, gone)
-                somebody_reserves = somebody_reserves or bool(reserved)
-                held = {*free, *reserved}
-                gone |= held
-            yield lease, options, held
+    # Idle holders
 
-    def has_enough(self, node: str, wishes: Any) -> bool:
-        """Whether a node could serve a request if nobody were on its GPUs that work."""
-        working = [
-            key
-            for key, reading in self.readings.items()
-            if key.node == node
-            and key not in self.excluded
-            and not reading.fault
-            and not reading.other_server
-            and reading.memory_used_mb is not None
-            and reading.utilization_percent is not None
-            and self._fits(key, wishes)
-            and (wishes.memory_mb or 0) <= self.thresholds(wishes)[0] * reading.memory_total_mb / 100
-        ]
-        return bool(len(working) >= wishes.gpus)
-
-    def free(self, wishes: Any, usable: dict[str, list[Key]]) -> list[Key]:
-        """What a waiter holds because he could use it."""
-        nodes = [node for node in usable if self.has_enough(node, wishes)]
-        return usable[min(nodes, key=lambda node: (-len(usable[node]), node))] if nodes else []
-
-    def reserved(self, wishes: Any, free: list[Key], gone: set[Key]) -> list[Key]:
-        """What he holds because only those who share it keep it from him."""
-        shared = [
-            key
-            for key in self.readings
-            if key not in gone and self.is_kept_by_sharers(key, wishes) and self.has_enough(key.node, wishes)
-        ]
-        shared.sort(key=lambda key: (self.committed(key), key.node, self.readings[key].gpu.index))
-        if free:
-            shared = [key for key in shared if key.node == free[0].node]
-        elif wishes.gpus == 1:
-            shared = shared[:1]
-        else:
-            shared = [key for key in shared if key.node == shared[0].node]
-        shared.sort(key=lambda key: self.readings[key].gpu.index)
-        return shared[: wishes.gpus - len(free)]
-
-    def is_kept_by_sharers(self, key: Key, wishes: Any) -> bool:
-        others = self.on(key)
-        reading = self.readings[key]
-        if not others or any(x.request.wishes.memory_mb is None or x.state == "draining" for x in others):
-            return False
-        if len(others) >= self.settings.max_sharers:
-            return False  # once one of them leaves, the first waiter takes it before they are as many again
-        if reading.memory_used_mb is None or reading.utilization_percent is None:
-            return False
-        if wishes.memory_mb is None:
-            # An exclusive request is kept out by the leases, whatever the age of the reading.
-            is_ours = not reading.fault and not reading.other_server
-            return is_ours and key not in self.excluded and self._fits(key, wishes)
-        memory, _ = self.thresholds(wishes)
-        limit = memory * reading.memory_total_mb / 100
-        if not self.is_suitable(key, wishes) or wishes.memory_mb > limit:
-            return False
-        return bool(self.committed(key) + wishes.memory_mb > limit)
-
-    def _fits(self, key: Key, wishes: Any) -> bool:
-        is_of_model = wishes.model is None or wishes.model in self.readings[key].gpu.name
-        return bool(is_of_model and self.is_among(key, wishes.among))
-
-    def is_among(self, key: Key, names: tuple[str, ...] | None) -> bool:
-        """Whether a GPU goes by one of these names: its index, its UUID, or how no other UUID of its node begins."""
-        if names is None or str(self.readings[key].gpu.index) in names:
-            return True
-        uuids = [other.uuid.lower() for other in self.readings if other.node == key.node]
-        alike = [[uuid for uuid in uuids if uuid.startswith(name.lower())] for name in names]
-        return key.uuid.lower() in map(str.lower, names) or [key.uuid.lower()] in alike
+    def idle_s(self, lease: Lease) -> float | None:
+        """How long its GPUs have computed nothing; None if that is not known."""
+        times = [self.busy.get(key) for key in lease.gpus]
+        return None if None in times else self.now - max(at for at in times if at is not None)

@@ -69,6 +69,7 @@ class PoolMachine(RuleBasedStateMachine):
             "awaits_reading_after_release": st.booleans(),
             "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
             "remembered_ended_leases": st.sampled_from([0, 3, 100]),
+            "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0, 600.0]),
         }
     )
     leases = Bundle("leases")
@@ -82,8 +83,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.now = 100.0
         self.count = 0
         self.boot = 1
+        self.wall = 1e6
         self.is_renumbered = False
-        self.pool.do(self.core.commands.Open("boot1", 1e6), self.now)
+        self.pool.do(self.core.commands.Open("boot1", self.wall), self.now)
         self.see_all_idle()
 
     def key(self, number: int) -> Any:
@@ -165,34 +167,57 @@ class PoolMachine(RuleBasedStateMachine):
         ttl_s=st.sampled_from([10.0, 30.0, 1000.0, 1000.0]),
         is_local=st.booleans(),
         program=st.sampled_from([None, None, 901, 902]),
+        time_limit_s=st.sampled_from([None, None, None, 10.0, 40.0]),
     )
-    def request(self, wishes: dict[str, Any], priority: int, ttl_s: float, is_local: bool, program: int | None) -> Any:
+    def request(
+        self,
+        wishes: dict[str, Any],
+        priority: int,
+        ttl_s: float,
+        is_local: bool,
+        program: int | None,
+        time_limit_s: float | None,
+    ) -> Any:
+        return self.ask(wishes, priority, ttl_s, is_local, program, {"time_limit_s": time_limit_s})
+
+    def ask(
+        self,
+        wishes: dict[str, Any],
+        priority: int,
+        ttl_s: float,
+        is_local: bool,
+        program: int | None,
+        terms: dict[str, Any],
+        owner: str | None = None,
+    ) -> Any:
         self.count += 1
         # Most are processes of their own; some are workers of one of two programs.
         pid = program or self.count
         request = self.core.request
         holder = request.Holder(
             worker_id=f"w{self.count}",
+            owner=owner,
             # Those who declare memory are local here, so that the plain model can weigh them.
             pid=pid,
             process=self.core.gpu.ProcessId(pid, float(pid)) if is_local or wishes["memory_mb"] is not None else None,
         )
-        asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s)
+        asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s, **terms)
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
         was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
         could_be = self._could_ever({**wishes, "among": asked.wishes.among})
-        assert was_refused == (self.pool.state.has_been_observed and not could_be)
+        is_within_limits = self._is_within_limits(asked)
+        assert was_refused == (not is_within_limits or (self.pool.state.has_been_observed and not could_be))
         return multiple() if was_refused else (f"lease{self.count}", asked)
 
     @rule(target=leases, memory_mb=st.sampled_from([8_000, 40_000]))
     def request_a_share(self, memory_mb: float) -> Any:
         plain = dict.fromkeys(("model", "memory_threshold_percent", "utilization_threshold_percent"))
-        return self.request({"gpus": 1, "memory_mb": memory_mb, **plain}, 0, 1000.0, True, None)
+        return self.ask({"gpus": 1, "memory_mb": memory_mb, **plain}, 0, 1000.0, True, None, {})
 
     @rule(target=leases, program=st.sampled_from([901, 902]))
     def request_in_a_program(self, program: int) -> Any:
         plain = dict.fromkeys(("memory_mb", "model", "memory_threshold_percent", "utilization_threshold_percent"))
-        return self.request({"gpus": 1, **plain}, 0, 1000.0, True, program)
+        return self.ask({"gpus": 1, **plain}, 0, 1000.0, True, program, {})
 
     def _could_ever(self, wishes: dict[str, Any]) -> bool:
         default = self.pool.settings.thresholds.memory_percent
@@ -209,6 +234,18 @@ class PoolMachine(RuleBasedStateMachine):
         ]
         return any(fitting.count(node) >= wishes["gpus"] for node in fitting)
 
+    def _is_within_limits(self, asked: Any) -> bool:
+        quota = self.pool.model.quota(asked.holder.owner)
+        longest = [self.pool.settings.max_time_limit_s, quota.max_time_limit_s if quota else None]
+        if any(limit is not None and (asked.time_limit_s or 0.0) > limit for limit in longest):
+            return False
+        if quota is None:
+            return True
+        if quota.max_priority is not None and asked.priority > quota.max_priority:
+            return False
+        is_shared = asked.wishes.memory_mb is not None
+        return bool(quota.ceiling is None or is_shared or asked.wishes.gpus <= quota.ceiling)
+
     @rule(
         target=leases,
         lease=leases,
@@ -224,7 +261,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.count += 1
         request, model = self.core.request, self.pool.model
         process = self.core.gpu.ProcessId(self.count, float(self.count)) if is_local else None
-        holder = request.Holder(worker_id=f"w{self.count}", pid=self.count, process=process)
+        owner = lease[1].holder.owner
+        holder = request.Holder(worker_id=f"w{self.count}", owner=owner, pid=self.count, process=process)
         wanted = request.Wishes() if is_plain else request.Wishes(**wishes)
         asked = request.Request(wanted, holder, priority, ttl_s, parent=lease[0])
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
@@ -283,8 +321,9 @@ class PoolMachine(RuleBasedStateMachine):
     def restart(self, is_reboot: bool) -> None:
         if is_reboot:
             self.boot += 1
+            self.wall += self.now + 1.0 - 5.0  # it took a second
             self.now = 5.0
-        self.pool.do(self.core.commands.Open(f"boot{self.boot}", 1e6 + self.boot), self.now)
+        self.pool.do(self.core.commands.Open(f"boot{self.boot}", self.wall), self.now)
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):

@@ -11,15 +11,22 @@ from tests.core.harness import CheckedPool, Core
 class Scene:
     """A small pool, for the rules that random histories seldom touch. Processes run on its first GPU."""
 
-    def __init__(self, core: Core, gpus: int = 1, used_mb: float = 0.0, utilization: float = 0.0) -> None:
+    def __init__(
+        self, core: Core, gpus: int = 1, used_mb: float = 0.0, utilization: float = 0.0, **settings: Any
+    ) -> None:
         self.core = core
         self.keys = [core.gpu.GpuKey("box", f"GPU-a{index}") for index in range(gpus)]
-        self.pool = CheckedPool(core)
+        self.pool = CheckedPool(core, **settings)
         self.pool.do(core.commands.Open("boot"), 0.0)
         self.see(1.0, used_mb=used_mb, utilization=utilization)
 
     def see(
-        self, at: float, *processes: Any, used_mb: float = 0.0, utilization: float = 0.0, now: float | None = None
+        self,
+        at: float,
+        *processes: Any,
+        used_mb: float = 0.0,
+        utilization: float | None = 0.0,
+        now: float | None = None,
     ) -> None:
         gpu = self.core.gpu
         readings = []
@@ -43,14 +50,6 @@ class Scene:
 
     def release(self, pid: int, now: float) -> None:
         self.pool.do(self.core.commands.Release(f"lease{pid}", is_holder=True), now)
-
-
-def leave_the_queue_with_a_gpu_held(core: Core) -> None:
-    scene = Scene(core, gpus=2)
-    scene.ask(1, 2.0)
-    scene.ask(2, 3.0, gpus=2)
-    scene.ask(3, 4.0)
-    scene.release(2, 5.0)
 
 
 def ask_for_what_is_out_of_service(core: Core) -> None:
@@ -162,34 +161,10 @@ def ask_for_one_whose_uuid_begins_another(core: Core) -> None:
     scene.ask(2, 3.0, among=("0", "GPU-a1"))
 
 
-def take_one_of_two_out_of_service(core: Core) -> None:
-    scene = Scene(core, gpus=3)
-    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 2.0)
-    scene.ask(1, 3.0, gpus=2, among=("0", "1"))
-    scene.ask(2, 4.0, among=("0",))
-
-
-def renumber_a_gpu_that_is_taken(core: Core) -> None:
-    scene = Scene(core, gpus=2)
-    scene.ask(1, 2.0, among=("1",))
-    scene.ask(2, 3.0, gpus=2, among=("0", "1"))  # holds 0, until nobody goes by 1 any more
-    gpu = core.gpu
-    reading = gpu.Reading(gpu.Gpu(scene.keys[1], 5, "NVIDIA A100"), 4.0, 80_000.0, 0.0, 0.0, processes=())
-    scene.pool.do(core.commands.Observe((reading,)), 4.0)
-    scene.ask(3, 5.0, among=("GPU-a0",))
-
-
 def ask_for_two_of_one(core: Core) -> None:
     scene = Scene(core, gpus=2)
     scene.ask(1, 2.0, gpus=2, among=("0",))
     assert not scene.pool.state.leases
-
-
-def look_again_with_a_gpu_held(core: Core) -> None:
-    scene = Scene(core, gpus=2)
-    scene.ask(1, 2.0)
-    scene.ask(2, 3.0, gpus=2)
-    scene.see(4.0, used_mb=100.0)
 
 
 def ask_for_two_where_all_but_one_are_held(core: Core) -> None:
@@ -221,11 +196,12 @@ def wait_for_one_behind_who_can_have_none(core: Core) -> None:
 
 def wait_for_a_small_share_behind_a_large_one(core: Core) -> None:
     scene = Scene(core, gpus=2)
-    scene.ask(1, 2.0, memory_mb=30_000.0)
-    scene.ask(2, 3.0, memory_mb=40_000.0)
-    scene.ask(3, 4.0, memory_mb=20_000.0)  # beside the second
-    scene.ask(4, 5.0, memory_mb=50_000.0)  # keeps the first one's GPU
-    scene.ask(5, 6.0, memory_mb=20_000.0)
+    for number in (1, 2):
+        scene.ask(number, 2.0, memory_mb=40_000.0)
+    for number in (3, 4):
+        scene.ask(number, 3.0, memory_mb=20_000.0)  # one beside each
+    scene.ask(5, 5.0, memory_mb=50_000.0)
+    scene.ask(6, 6.0, memory_mb=20_000.0)
     scene.release(3, 7.0)
     scene.see(8.0)
 
@@ -269,28 +245,34 @@ def hold_for_longer_than_the_ttl(core: Core) -> None:
     scene.see(1000.0)
 
 
-def ask_with_thresholds_beside_a_stranger(core: Core) -> None:
+def ask_for_what_an_outsider_uses(core: Core) -> None:
     scene = Scene(core)
-    scene.see(2.0, scene.process(9))
-    scene.ask(1, 3.0, memory_threshold_percent=80.0)
-
-
-def ask_without_thresholds_beside_a_stranger(core: Core) -> None:
-    scene = Scene(core)
-    scene.see(2.0, scene.process(9))
+    scene.see(2.0, scene.process(77))
     scene.ask(1, 3.0)
+    scene.ask(2, 4.0, memory_threshold_percent=50.0)
 
 
-def ask_for_the_gpu_that_one_uses_already(core: Core) -> None:
+def ask_for_what_the_own_process_uses(core: Core) -> None:
     scene = Scene(core)
     scene.see(2.0, scene.process(1))
     scene.ask(1, 3.0)
 
 
+def release_a_lease_with_others_inside(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    for number in (2, 3, 4):
+        scene.ask(number, 3.0, parent="lease1")
+    scene.release(2, 4.0)
+    scene.release(1, 5.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
-    "thresholds of a request decide about strangers": ask_with_thresholds_beside_a_stranger,
-    "a GPU in use outside the pool is not granted": ask_without_thresholds_beside_a_stranger,
-    "a process is no stranger to itself": ask_for_the_gpu_that_one_uses_already,
+    "leases inside another end with it": release_a_lease_with_others_inside,
+    "waiters inside a lease are served when one has left": release_a_lease_with_others_inside,
+    "a GPU in use outside the pool is not granted": ask_for_what_an_outsider_uses,
+    "thresholds of a request decide about strangers": ask_for_what_an_outsider_uses,
+    "a process is no stranger to itself": ask_for_what_the_own_process_uses,
     "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
     "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
     "that some GPUs cannot be had says nothing about others": wait_for_one_behind_who_waits_for_another,
@@ -300,16 +282,12 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a GPU is not free before its lease's processes are gone": release_while_the_process_stays,
     "a reading from before the end tells nothing": release_while_a_reading_is_under_way,
     "an orphan still belongs to its lease": release_while_an_orphan_stays,
-    "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_gpu_held,
-    "a wide request holds what it could use": look_again_with_a_gpu_held,
     "several GPUs are on one node, all or nothing": ask_for_two_where_all_but_one_are_held,
     "a stale reading is not granted": ask_long_after_the_last_look,
     "what can never be among the GPUs asked for is refused": ask_for_two_of_one,
     "only the GPUs that were asked for are granted": ask_for_two_of_three,
     "how several UUIDs begin names none of them": ask_for_how_two_uuids_begin,
     "a whole UUID names its GPU, however many others begin with it": ask_for_one_whose_uuid_begins_another,
-    "nothing is held where there are not enough of the GPUs asked for": take_one_of_two_out_of_service,
-    "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
     "time does not go back": ask_when_the_clock_was_set_back,
     "a GPU out of service is not granted": ask_for_what_is_out_of_service,
     "only who gave a GPU back may leave a context there": die_with_a_context_left,

@@ -7,10 +7,20 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
-from gpu_worker_pool.core.model.request import MAX_GPUS, MAX_PRIORITY, MAX_TTL_S, Holder, Request, Wishes
+from gpu_worker_pool.core.model.quota import Quota
+from gpu_worker_pool.core.model.request import (
+    MAX_GPUS,
+    MAX_PRIORITY,
+    MAX_TIME_LIMIT_S,
+    MAX_TTL_S,
+    Holder,
+    Request,
+    Wishes,
+)
 
 GPU = GpuKey("box", "GPU-0")
 OTHER = GpuKey("box", "GPU-1")
@@ -35,6 +45,11 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.GpuIncluded(9.0, OTHER),
     ev.ProcessIgnored(10.0, "Xorg"),
     ev.ProcessCounted(11.0, "Xorg"),
+    ev.LeaseWarned(12.0, "a", EndReason.TIME_LIMIT, 72.0),
+    ev.QuotaChanged(13.0, "alice", Quota(2, 4, 1.5, 10, 7200.0, 50)),
+    ev.UseCounted(14.0, "alice", 1234.5, 13.5, (60.0, 90.25)),
+    ev.GpusBooked(15.0, Booking("b1", (GPU, OTHER), 1.7e9, 1700014400.0, "alice", "a course", "root")),
+    ev.BookingEnded(16.0, "b1"),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -93,16 +108,37 @@ requests = st.builds(
     st.integers(-MAX_PRIORITY, MAX_PRIORITY),
     st.floats(0.1, MAX_TTL_S),
     st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+    optional,
+    st.none() | st.floats(1, MAX_TIME_LIMIT_S),
+    st.booleans(),
 )
+some_floats = st.lists(floats, max_size=2).map(tuple)
+counts = st.none() | st.integers(0, 1_000_000)
+quotas = st.builds(
+    Quota,
+    gpus=counts,
+    weight=st.floats(0.001, 1e6),
+    max_priority=st.none() | st.integers(-MAX_PRIORITY, MAX_PRIORITY),
+    max_time_limit_s=st.none() | st.floats(1, MAX_TIME_LIMIT_S),
+    max_queued=counts,
+) | st.builds(Quota, ceiling=counts)
+bookings = st.builds(Booking, texts, some_gpus, floats, st.none() | floats, optional, texts, optional)
 reasons = st.sampled_from(EndReason)
 
 BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ev.PoolOpened: st.builds(ev.PoolOpened, floats, texts, floats),
     ev.HistoryCondensed: st.builds(
-        ev.HistoryCondensed, floats, st.lists(st.tuples(texts, wholes), max_size=3).map(tuple), wholes
+        ev.HistoryCondensed, floats, st.lists(st.tuples(texts, wholes), max_size=3).map(tuple), wholes, some_floats
     ),
     ev.LeaseQueued: st.builds(ev.LeaseQueued, floats, texts, requests, wholes, floats),
-    ev.LeaseGranted: st.builds(ev.LeaseGranted, floats, texts, some_gpus, wholes, floats),
+    ev.LeaseGranted: st.builds(
+        ev.LeaseGranted, floats, texts, some_gpus, wholes, floats, st.none() | floats, st.none() | wholes
+    ),
+    ev.LeaseWarned: st.builds(ev.LeaseWarned, floats, texts, st.none() | reasons, floats),
+    ev.QuotaChanged: st.builds(ev.QuotaChanged, floats, texts, st.none() | quotas),
+    ev.UseCounted: st.builds(ev.UseCounted, floats, optional, floats, floats, some_floats),
+    ev.GpusBooked: st.builds(ev.GpusBooked, floats, bookings),
+    ev.BookingEnded: st.builds(ev.BookingEnded, floats, texts),
     ev.LeaseEnded: st.builds(ev.LeaseEnded, floats, texts, reasons, some_gpus, floats),
     ev.GpuDrained: st.builds(ev.GpuDrained, floats, texts, gpus),
     ev.ProcessesAttributed: st.builds(

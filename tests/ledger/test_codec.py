@@ -38,6 +38,17 @@ GOLDEN = (
     '{"kind":"GpuIncluded","at":9.0,"gpu":["box","GPU-1"]}',
     '{"kind":"ProcessIgnored","at":10.0,"name":"Xorg"}',
     '{"kind":"ProcessCounted","at":11.0,"name":"Xorg"}',
+    '{"kind":"LeaseWarned","at":12.0,"lease_id":"a","reason":"time_limit","ends":72.0}',
+    (
+        '{"kind":"QuotaChanged","at":13.0,"owner":"alice","quota":{"gpus":2,"ceiling":4,"weight":1.5,"max_priority":10,'
+        '"max_time_limit_s":7200.0,"max_queued":50}}'
+    ),
+    '{"kind":"UseCounted","at":14.0,"owner":"alice","used":1234.5,"as_of":13.5,"recent":[60.0,90.25]}',
+    (
+        '{"kind":"GpusBooked","at":15.0,"booking":{"id":"b1","gpus":[["box","GPU-0"],["box","GPU-1"]],'
+        '"starts_at":1700000000.0,"ends_at":1700014400.0,"owner":"alice","reason":"a course","by":"root"}}'
+    ),
+    '{"kind":"BookingEnded","at":16.0,"booking_id":"b1"}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'

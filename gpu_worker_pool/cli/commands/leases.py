@@ -34,7 +34,10 @@ def leases(
     *,
     mine: Annotated[bool, typer.Option("--mine", help="Only those of the user who asks.")] = False,
     state: Annotated[
-        list[LiveState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
+        list[LiveState] | None,
+        typer.Option(
+            "--state", metavar="STATE", help="Only those in this state: active, draining or queued; may be given again."
+        ),
     ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
     json: Json = False,
@@ -64,7 +67,7 @@ def leases(
     console = out()
     ids = [lease.id for lease in live]
     shown = short_ids(ids) if console.is_terminal else dict(zip(ids, ids, strict=True))
-    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1, is_wide=wide))
+    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1, is_wide=wide), is_whole=wide)
 
 
 def _table(

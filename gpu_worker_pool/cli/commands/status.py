@@ -102,7 +102,9 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
 def _heading(report: PoolReport) -> Text:
     heading = Text.assemble((report.endpoint, "bold"), f" {report.url}")
     if report.error is not None:
-        return heading.append(": ").append(f"down: {report.error}", _TROUBLE)
+        return heading.append(": ").append(
+            f"{'down' if report.status is None else 'cannot be used'}: {report.error}", _TROUBLE
+        )
     if report.same_as is not None:
         return heading.append(f": the same server as {report.same_as}")
     heading.append(f": {count(len(report.gpus), 'GPU')}, {report.free} free")

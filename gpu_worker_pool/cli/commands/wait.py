@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 from typing import Final
 
 import typer
@@ -21,6 +21,7 @@ from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.core.model.memory import MB_PER_GB, show_mb
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
 POLL_S: Final = 1.0
@@ -53,7 +54,7 @@ class WantedGpus(Wishes):
             return standing
         rooms = sorted((_room_mb(gpu, gpu.view.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
         # Each of the wanted number of GPUs has at least this much.
-        fits = f"; {int(rooms[self.gpus - 1])}MB would fit now" if rooms[self.gpus - 1] >= 1 else ""
+        fits = f"; {_at_most(rooms[self.gpus - 1])} would fit now" if rooms[self.gpus - 1] >= 1 else ""
         return f"{standing} with so much room under {_threshold(report)}{fits}"
 
     def most_mb(self, report: PoolReport) -> float | None:
@@ -83,6 +84,12 @@ def _room_mb(gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> 
     if total_mb is None or committed_mb is None:
         return None
     return total_mb * (100.0 if percent is None else percent) / 100 - committed_mb
+
+
+def _at_most(memory_mb: float) -> str:
+    """The amount, or a little less: what is shown must fit."""
+    tenths = floor(memory_mb * 10 / MB_PER_GB)
+    return show_mb(floor(memory_mb) if tenths < 100 else tenths * MB_PER_GB / 10)
 
 
 def _threshold(report: PoolReport) -> str:
@@ -213,7 +220,9 @@ def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
             f"how much memory is left is not known of {', '.join(untold)}, with statistics only; leave --memory out"
         )
     most = [room for report in reports if (room := wanted.most_mb(report)) is not None]
-    fits = f"; the most that a GPU has below its threshold is {int(max(most))}MB" if wanted.memory_mb and most else ""
+    fits = (
+        f"; the most that a GPU has below its threshold is {_at_most(max(most))}" if wanted.memory_mb and most else ""
+    )
     raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
 
 

@@ -64,7 +64,7 @@ def read_gpu(servers: Servers, answer: ServerAnswer) -> GpuReport | None:
 
 
 def _without_pool(answer: ServerAnswer) -> PoolReport:
-    error = "its answer shows no GPUs; is this a GPU statistics server?" if answer.is_ok else plain(answer.error)
+    error = "its answer shows no GPUs; is this a GPU statistics server?" if answer.is_ok else plain(answer.why_not)
     return PoolReport(answer.endpoint, answer.url, error, answer.status)
 
 

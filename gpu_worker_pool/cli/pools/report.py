@@ -170,6 +170,8 @@ class LeaseReport:
             "granted_at": iso_time(self.granted_at),
             "ended_at": iso_time(self.ended_at),
             "end_reason": view.end_reason,
+            "ended_by": view.ended_by,
+            "end_note": view.end_note,
             "expires_in_s": view.expires_in_s,
             "parent": view.parent,
         }
@@ -238,7 +240,9 @@ class PoolReport:
 
 def check_any_is_up(reports: Sequence[PoolReport]) -> None:
     if not any(report.is_up for report in reports):
-        raise nobody_answered([ServerAnswer(item.endpoint, item.url, error=item.error) for item in reports])
+        raise nobody_answered(
+            [ServerAnswer(item.endpoint, item.url, item.status, error=item.error) for item in reports]
+        )
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:

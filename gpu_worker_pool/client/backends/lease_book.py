@@ -62,11 +62,11 @@ LeaseAnswer = Granted | Queued | NeverGranted | Over | NotBelieved
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of leases that were renewed, and when the call was sent. `lost` says how each of those ended, `warnings`
-    which of the others will be ended.
+    """What became of leases that were renewed, and when they were, at the earliest. `lost` says how each of those ended,
+    `warnings` which of the others will be ended.
     """
 
-    sent_at: float
+    renewed_at: float
     renewed: frozenset[str]
     lost: dict[str, Over]
     warnings: Mapping[str, LeaseEnding] = field(default_factory=dict)

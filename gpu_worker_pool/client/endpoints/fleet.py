@@ -92,7 +92,7 @@ class Fleet:
     ) -> None:
         self._config = config
         self._on_lost, self._on_warned = on_lost, on_warned
-        self._transport = Transport(ca_file=config.ca_file)
+        self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
         self.members: dict[str, Member] = {}
         for endpoint_id, url in config.endpoints.items():
             endpoint = Endpoint(endpoint_id, url, self._transport, config)

@@ -16,7 +16,6 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
     events: list[ev.DurableEvent] = []
     if state.boot_id is not None:
         events.append(ev.PoolOpened(at, state.boot_id, state.wall_offset_s))
-    events.append(ev.HistoryCondensed(at, tuple(sorted(state.fences.items())), state.next_seq, state.recent))
     granted = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease | DrainingLease)]
     # Leases that share a GPU came to it in the order of their fences.
     for lease in sorted(granted, key=lambda lease: (lease.gpus[0].node, _grant_of(lease).fence)):
@@ -37,6 +36,8 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
         for lease in granted
         if isinstance(lease, DrainingLease)
     ]
+    # After the ends of leases that drain: how long these lasted is counted already.
+    events.append(ev.HistoryCondensed(at, tuple(sorted(state.fences.items())), state.next_seq, state.recent))
     for lease_id in (*state.queue, *state.inside):
         waiting = state.queued(lease_id)
         events.append(ev.LeaseQueued(at, waiting.id, waiting.request, waiting.seq, waiting.requested_at))

@@ -96,6 +96,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
 
 
 def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
+    arrived_at = now if command.arrived_at is None else min(command.arrived_at, now)
     renewed: list[str] = []
     refused: list[ev.Event] = []
     for lease_id in dict.fromkeys(command.lease_ids):
@@ -106,7 +107,7 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(ev.RenewalRefused(now, lease_id, lease.ended.reason))
         elif isinstance(lease, EndedLease):
             refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
-        elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= now:
+        elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= arrived_at:
             refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
         else:
             renewed.append(lease_id)
@@ -205,11 +206,11 @@ def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tupl
     return tuple(newest.values())
 
 
-def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
+def _tick(state: PoolState, command: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
     over: set[str] = set()
     # The others stay due: the next tick, at once, ends them.
-    for lease_id in islice(state.deadlines.due(now), MOST_DUE):
+    for lease_id in islice(state.deadlines.due(min(now, command.heard_until)), MOST_DUE):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
             # The drain limit has passed: what is left of the lease is outside the pool from here on.
@@ -220,7 +221,7 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
             events += ended
     for lease_id in islice(state.timetable.due(now), MOST_DUE):
         if lease_id not in over:
-            on_time = _on_timetable(state, lease_id, now)
+            on_time = [event for event in _on_timetable(state, lease_id, now) if event.lease_id not in over]
             over.update(event.lease_id for event in on_time)
             events += on_time
     return events + [event for event in due_bookings(state, now) if getattr(event, "lease_id", None) not in over]

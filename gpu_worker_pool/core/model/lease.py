@@ -120,3 +120,9 @@ class EndedLease:
 
 LiveLease = QueuedLease | ActiveLease | DrainingLease
 Lease = LiveLease | EndedLease
+
+
+def as_ended(lease: Lease | None) -> EndedLease | None:
+    """The end of this lease, also while its GPUs drain; None if it has not ended."""
+    ended = lease.ended if isinstance(lease, DrainingLease) else lease
+    return ended if isinstance(ended, EndedLease) else None

@@ -10,6 +10,7 @@ reclaim.py), unless a waiter ahead needs such a GPU.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -95,10 +96,15 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                     return found  # who else needs one is told with these on their way out
                 found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
                 gone.update(claimed.gpus)
-            else:
-                if keeps.reservation is None:
-                    keeps.reservation = reserving.reserve(state.queued(lease_id), line)
+            elif keeps.reservation is not None:
                 continue  # later waiters of the line find even less
+            else:
+                if reserving.is_due(state.queued(lease_id)):
+                    if found.grants:
+                        return found  # what is free, and when, is told with these granted
+                    keeps.reservation = reserving.reserve(state.queued(lease_id), line)
+                # Of the others in the line, only those of a lower priority can have waited for longer.
+                index = bisect_left(lines[line], (place[0], place[2] + 1, 0, "")) - 1
         if index + 1 < len(lines[line]):
             heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
     found.reservation = keeps.reservation

@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, Occupants
 from gpu_worker_pool.core.model.state import PoolState
@@ -43,7 +43,7 @@ def claim(survey: Survey, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Clai
         ]
         if len(offers) < wishes.gpus:
             continue
-        chosen = sorted(offers, key=lambda offer: (len(offer[0]), -offer[1]))[: wishes.gpus]
+        chosen = sorted(offers, key=lambda offer: (len(offer[0]), -offer[1], offer[2]))[: wishes.gpus]
         victims = tuple(dict.fromkeys(victim for offer in chosen for victim in offer[0]))
         rank = (len(victims), -min((offer[1] for offer in chosen), default=0.0), node)
         if best is None or rank < best[0]:
@@ -60,7 +60,7 @@ def _offer(survey: Survey, slot: GpuSlot, wishes: Wishes) -> tuple[tuple[str, ..
     state = survey.state
     left = Occupants(slot.occupants)
     for lease_id in slot.occupants:
-        if _is_being_preempted(state, lease_id):
+        if _is_leaving(state, lease_id):
             del left[lease_id]
     if len(left) < len(slot.occupants) and would_do(state, slot, wishes, left, survey.now):
         return (), inf
@@ -77,11 +77,9 @@ def _offer(survey: Survey, slot: GpuSlot, wishes: Wishes) -> tuple[tuple[str, ..
     return None
 
 
-def _is_being_preempted(state: PoolState, lease_id: str) -> bool:
+def _is_leaving(state: PoolState, lease_id: str) -> bool:
     lease = state.leases[lease_id]
-    if isinstance(lease, DrainingLease):
-        return lease.ended.reason is EndReason.PREEMPTED
-    return isinstance(lease, ActiveLease) and lease.ending is not None and lease.ending.reason is EndReason.PREEMPTED
+    return isinstance(lease, DrainingLease) or (isinstance(lease, ActiveLease) and lease.ending is not None)
 
 
 def _active(state: PoolState, lease_id: str) -> ActiveLease:

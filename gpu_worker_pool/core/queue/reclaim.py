@@ -19,6 +19,7 @@ from gpu_worker_pool.core.model.state import PoolState
 from .eligibility import Eligible, is_suitable, judge
 from .keeps import why_kept
 from .placement import Grant
+from .quotas import obstacle
 from .waiting import QueueKey
 
 # Waiters considered per process: more than one process has workers.
@@ -62,9 +63,10 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
         if use is None or any(None not in (found.user, owner) and found.user != owner for found in use.processes):
             return False
         cleared = _without(slot, {found.id for found in use.processes})
-    if not isinstance(judge(state, cleared, wishes, now), Eligible) or why_kept(
-        state, key, state.queued(queue_key[-1]), now
-    ):
+    lease = state.queued(queue_key[-1])
+    if obstacle(state, state.queue.line_of(lease)) is not None or why_kept(state, key, lease, now) is not None:
+        return False
+    if not isinstance(judge(state, cleared, wishes, now), Eligible):
         return False
     # A waiter ahead that needs such a GPU must not be overtaken forever by a process that keeps it warm.
     return not any(

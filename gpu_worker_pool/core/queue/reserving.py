@@ -36,13 +36,16 @@ class Reserving:
         self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
         self.changes_at = just_before(min(self.undated.values(), default=inf))
 
-    def reserve(self, lease: QueuedLease, line: Line) -> Reservation | None:
-        """The reservation of a waiter that cannot be served; None if it has none yet."""
-        state, wishes = self._state, lease.request.wishes
-        due_at = reserves_at(state, lease)
+    def is_due(self, lease: QueuedLease) -> bool:
+        """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""
+        due_at = reserves_at(self._state, lease)
         if due_at > self._now:
             self._look_again(due_at)
-            return None
+        return due_at <= self._now
+
+    def reserve(self, lease: QueuedLease, line: Line) -> Reservation | None:
+        """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
+        state, wishes = self._state, lease.request.wishes
         avoiding = self._keeps.booked_from(line)
         current = state.reservation
         if current is not None and current.lease_id == lease.id and current.node in state.capacity.nodes:

@@ -72,6 +72,7 @@ async def encode_pool(pool: Pool, most_queued: int | None, most_leases: int | No
             workers_per_gpu=state.settings.workers_per_gpu,
             queue_length=len(state.queue) + len(state.inside),
             server_id=pool.id,
+            pool_id=pool.pool_id,
             machine=machine_fingerprint(),
             ignored_processes=tuple(sorted(state.ignored_processes)),
             can_grant=pool.trouble is None,

@@ -355,6 +355,12 @@ def test_without_a_terminal_it_is_printed_once_with_servers_that_are_down_or_tal
     assert done.out.count("A100-SXM4-80GB free") == 4
 
 
+def test_a_width_that_is_asked_for_holds_in_a_pipe_too(pool: ServerProcess) -> None:
+    wide, narrow = (called("top", "--once", server=pool, env=env).out for env in ({}, {"COLUMNS": "80"}))
+    assert max(map(len, wide.splitlines())) > 80
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
 def test_json_is_one_object_a_line_and_a_pool_of_the_dead_is_a_failure(pool: ServerProcess) -> None:
     done = gpu_pool("top", "--json", "--count", "2", "--interval", "0.1s", server=pool)
     assert done.code == 0

@@ -170,19 +170,20 @@ def test_leaving_the_queue_is_a_cancellation() -> None:
 
 
 def test_a_cancelled_waiter_leaves_no_trace() -> None:
-    box = Box(reading(0), reading(1))
-    box.ask("a")
+    box = Box(reading(0), reading(1), reserve_after_s=0.0)
+    box.ask("a", time_limit_s=3600.0)
     box.ask("c", gpus=2)
-    places, deadlines, holds = list(box.state.queue), repr(box.state.deadlines), dict(box.state.holds)
+    places, deadlines, reservation = list(box.state.queue), repr(box.state.deadlines), box.state.reservation
+    assert reservation is not None
     slots = {slot.key: dict(slot.occupants) for slot in box.state.slots.values()}
 
     box.ask("b", gpus=2, priority=1)
     box.release("b")
 
     assert list(box.state.queue) == places
-    assert repr(box.state.queue) == "<LeaseQueue: 1 waiting, 1 kinds of wishes>"
+    assert repr(box.state.queue) == "<LeaseQueue: 1 waiting, 1 lines>"
     assert repr(box.state.deadlines) == deadlines
-    assert box.state.holds == holds
+    assert box.state.reservation == reservation
     assert {slot.key: dict(slot.occupants) for slot in box.state.slots.values()} == slots
 
 

@@ -10,6 +10,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.quota import Quota
+from gpu_worker_pool.core.model.request import Request
 from tests.core.build import START, Box, of_kind, reading, request
 
 HOUR_S = 3600.0
@@ -151,5 +152,5 @@ def test_a_limit_below_a_second_is_refused() -> None:
         request(time_limit_s=0)
 
 
-def _inside(asked: object, parent: str) -> object:
-    return replace(asked, parent=parent)  # type: ignore[type-var]
+def _inside(asked: Request, parent: str) -> Request:
+    return replace(asked, parent=parent)

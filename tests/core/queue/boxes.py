@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.gpu import Reading
 from tests.core.build import Box
 
 
 def free_at_once(*readings: Reading, **settings: float) -> Box:
     """A box where a released GPU is free without another look, to keep the examples short."""
     return Box(*readings, awaits_reading_after_release=False, **settings)
-
-
-def held_for(box: Box, lease_id: str) -> set[GpuKey]:
-    return {gpu for gpu, holder in box.state.holds.items() if holder == lease_id}

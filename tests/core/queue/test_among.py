@@ -12,15 +12,11 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue.eligibility import Eligible, Excluded, NotAmong
 from tests.core.build import A100, START, T4, Box, key, of_kind, process, reading
+from tests.core.queue.boxes import free_at_once
 
 
-def free_at_once(*readings: Reading) -> Box:
-    """A box where a released GPU is free without another look, to keep the examples short."""
-    return Box(*readings, awaits_reading_after_release=False)
-
-
-def four() -> Box:
-    return free_at_once(*map(reading, range(4)))
+def four(**settings: float) -> Box:
+    return free_at_once(*map(reading, range(4)), **settings)
 
 
 def named(uuid: str, index: int) -> Reading:
@@ -141,7 +137,7 @@ def test_only_those_are_granted_and_one_waits_for_those_only() -> None:
     assert {*box.gpus_of("a"), *box.gpus_of("b")} == {key(1), key(3)}
     assert box.stage("c") == "queued"
     assert str(box.explain("c")) == (
-        "Position 1 of 1, waiting for 1 GPU among 1, 3: 2 not among the GPUs asked for: 1, 3; 2 leased by a, b"
+        "Position 1 of 1, waiting for 1 GPU among 1, 3: 2 leased by a, b; 2 not among the GPUs asked for: 1, 3"
     )
     freed = box.gpus_of("b")
     box.release("b")
@@ -158,15 +154,15 @@ def test_who_waits_for_some_keeps_nobody_from_the_others() -> None:
     assert box.stage("picky") == "queued"
     assert box.gpus_of("later") == (key(0),)
     assert box.gpus_of("wide") == (key(2), key(3))
-    assert box.state.holds == {}
 
 
-def test_who_waits_for_several_holds_only_what_he_could_use() -> None:
-    box = four()
-    box.ask("holder", among=("1",))
+def test_only_gpus_that_were_asked_for_are_reserved() -> None:
+    box = four(reserve_after_s=0.0)
+    box.ask("holder", among=("1",), time_limit_s=3600.0)
     box.ask("pair", gpus=2, among=("0", "1"))
 
-    assert box.state.holds == {key(0): "pair"}
+    assert box.state.reservation is not None
+    assert box.state.reservation.gpus == (key(0), key(1))
     box.ask("later")
     assert box.gpus_of("later") == (key(2),)
     box.ask("zero", among=("0",))
@@ -175,13 +171,14 @@ def test_who_waits_for_several_holds_only_what_he_could_use() -> None:
     assert box.gpus_of("pair") == (key(0), key(1))
 
 
-def test_nothing_is_held_for_a_share_on_gpus_that_would_not_do() -> None:
-    box = free_at_once(reading(0), reading(1))
+def test_no_share_is_kept_from_gpus_that_the_reservation_is_not_of() -> None:
+    box = free_at_once(reading(0), reading(1), reserve_after_s=0.0)
     box.ask("small", memory_mb=1_000, among=("0",))
-    box.ask("large", memory_mb=60_000, among=("1",))
+    box.ask("large", memory_mb=60_000, among=("1",), time_limit_s=3600.0)
     box.ask("alone", among=("1",))
 
-    assert box.state.holds == {key(1): "alone"}
+    assert box.state.reservation is not None
+    assert box.state.reservation.gpus == (key(1),)
     box.ask("more", memory_mb=1_000)
     assert box.gpus_of("more") == (key(0),)
 

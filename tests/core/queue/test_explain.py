@@ -81,24 +81,34 @@ def test_a_share_that_finds_no_room_is_told_who_has_it() -> None:
 
 
 def test_a_free_gpu_kept_for_somebody_ahead_says_for_whom() -> None:
-    box = Box(reading(0), reading(1))
-    box.ask("a")
+    box = Box(reading(0), reading(1), reserve_after_s=0.0)
+    box.ask("a", time_limit_s=3600.0)
     box.ask("wide", gpus=2, owner="wilma", worker=None)
     box.ask("b")
 
     explanation = box.explain("b")
 
-    assert explanation.verdicts[1].verdict == HeldForAnother("wide", "wilma")
+    date = START + 3600.0 + WALL_OFFSET_S
+    assert explanation.verdicts[1].verdict == HeldForAnother("wide", "wilma", date)
     assert "1 kept for wilma, ahead in the queue" in str(explanation)
 
 
 def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:
-    box = Box(reading())
-    box.ask("a", memory_mb=8_000)
+    box = Box(reading(), reserve_after_s=0.0)
+    box.ask("a", memory_mb=8_000, time_limit_s=3600.0)
     box.ask("alone")
     box.ask("b", memory_mb=8_000)
 
-    assert box.explain("b").verdicts[0].verdict == HeldForAnother("alone", "alone")
+    date = START + 3600.0 + WALL_OFFSET_S
+    assert box.explain("b").verdicts[0].verdict == HeldForAnother("alone", "alone", date)
+
+
+def test_gpus_for_which_waiting_is_of_no_use_are_named_last() -> None:
+    box = Box(reading(0, name="A100"), reading(1, name="T4"))
+    box.ask("a", model="T4")
+    box.ask("b", model="T4")
+
+    assert str(box.explain("b")).endswith("of model T4: 1 leased by a; 1 A100, not T4")
 
 
 def test_what_a_waiter_holds_itself_is_available_to_it() -> None:
@@ -110,18 +120,18 @@ def test_what_a_waiter_holds_itself_is_available_to_it() -> None:
     assert str(box.explain("wide")).endswith("waiting for 2 GPUs on one node: 1 leased by a; 1 available")
 
 
-def test_what_is_held_by_somebody_behind_is_not_told_as_held() -> None:
-    box = Box(
-        *(reading(index, node="x", utilization=95 * (index == 0)) for index in range(3)),
-        *(reading(index, node="y", utilization=95 * (index == 0)) for index in range(2)),
-    )
-    box.ask("wide", gpus=3)
-    box.ask("behind", gpus=2)
-    assert box.state.holds[key(1, "y")] == "behind"
+def test_what_is_reserved_for_a_waiter_behind_is_not_told_as_kept() -> None:
+    box = Box(reading(0), reading(1), reading(2), reserve_after_s=0.0)
+    box.ask("declared", among=("0",), time_limit_s=3600.0)
+    box.ask("endless", among=("2",))
+    box.ask("behind", gpus=2, among=("0", "1"))
+    box.ask("first", gpus=2, among=("1", "2"), priority=1)
+    assert box.state.reservation is not None
+    assert box.state.reservation.lease_id == "behind"
 
-    verdicts = {item.key: item.verdict for item in box.explain("wide").verdicts}
+    verdicts = {item.key: item.verdict for item in box.explain("first").verdicts}
 
-    assert verdicts[key(1, "y")] == Eligible(0.0)
+    assert verdicts[key(1)] == Eligible(0.0)
 
 
 def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:

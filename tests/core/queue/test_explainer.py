@@ -25,15 +25,15 @@ def test_those_who_wish_for_the_same_and_those_who_do_not() -> None:
 
 
 def test_those_who_are_kept_out_by_somebody_ahead_of_them() -> None:
-    """A GPU that is held is free for the one it is held for, and for nobody behind him."""
-    box = Box(reading(0), reading(1))
-    box.ask("a")
+    """A GPU that is reserved is free for the waiter that has it, and for none behind."""
+    box = Box(reading(0), reading(1), reserve_after_s=0.0)
+    box.ask("a", time_limit_s=3600.0)
     for lease_id in ("wide", "wide too"):
         box.ask(lease_id, gpus=2)
     for lease_id in ("b", "c"):
         box.ask(lease_id)
 
-    assert box.state.holds
+    assert box.state.reservation
     assert_told_as_alone(box)
 
 

@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import T4, Box, key, of_kind, process, reading, request
-from tests.core.queue.boxes import free_at_once, held_for
+from tests.core.queue.boxes import free_at_once
 
 # --- the order -----------------------------------------------------------------------------------------------------
 
@@ -121,8 +121,8 @@ def test_who_wants_a_t4_does_not_wait_behind_who_wants_an_a100() -> None:
 
 
 def test_who_wants_a_t4_does_not_wait_behind_who_wants_two_a100s() -> None:
-    box = free_at_once(reading(0), reading(1), reading(2, name=T4))
-    box.ask("holder", model="A100")
+    box = free_at_once(reading(0), reading(1), reading(2, name=T4), reserve_after_s=0.0)
+    box.ask("holder", model="A100", time_limit_s=3600.0)
     box.ask("wants two", model="A100", gpus=2)
 
     box.ask("wants a T4", model="T4")
@@ -131,8 +131,8 @@ def test_who_wants_a_t4_does_not_wait_behind_who_wants_two_a100s() -> None:
 
 
 def test_who_takes_any_gpu_passes_onto_the_model_that_nobody_ahead_wants() -> None:
-    box = free_at_once(reading(0), reading(1), reading(2, name=T4))
-    box.ask("holder", model="A100")
+    box = free_at_once(reading(0), reading(1), reading(2, name=T4), reserve_after_s=0.0)
+    box.ask("holder", model="A100", time_limit_s=3600.0)
     box.ask("wants two", model="A100", gpus=2)
 
     box.ask("any")
@@ -173,18 +173,6 @@ def test_a_newcomer_in_the_middle_of_the_line_is_served_if_nobody_ahead_can_use_
 
 
 # --- the pass after every change -----------------------------------------------------------------------------------
-
-
-def test_a_share_granted_to_somebody_in_the_middle_is_held_by_the_first_from_then_on() -> None:
-    box = free_at_once(reading(0), reading(1, utilization=50))
-    box.ask("holder")
-    box.ask("first", utilization_threshold_percent=40)
-    box.ask("share", memory_mb=8_000)
-    assert box.gpus_of("share") == (key(1),)
-
-    box.ask("share too", memory_mb=8_000)
-
-    assert box.stage("share too") == "queued"
 
 
 def test_workers_on_one_gpu_are_granted_in_one_look_up_to_their_number() -> None:
@@ -234,18 +222,6 @@ def test_a_queue_settled_now_is_settled_at_this_very_instant() -> None:
         replay(state, decide(state, command, now))
 
     assert decide(state, cmd.ServeQueue(), now) == []
-
-
-def test_a_gpu_whose_reading_has_grown_stale_is_reserved_for_nobody() -> None:
-    box = free_at_once(reading(0))
-    box.ask("s0", memory_mb=40_000)
-    box.ask("big", memory_mb=40_000)
-    assert held_for(box, "big") == {key(0)}
-
-    box.now += box.state.settings.stale_after_s + 1
-    box.ask("small", memory_mb=8_000)
-
-    assert held_for(box, "big") == set()
 
 
 def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None:

@@ -40,9 +40,9 @@ def test_who_waits_for_a_full_gpu_gets_the_place_that_is_released() -> None:
 
 
 def test_an_exclusive_request_is_not_kept_from_a_full_gpu_by_new_shares() -> None:
-    box = Box(reading(0), max_sharers=2)
-    box.ask("a", memory_mb=10)
-    box.ask("b", memory_mb=10)
+    box = Box(reading(0), max_sharers=2, reserve_after_s=0.0)
+    box.ask("a", memory_mb=10, time_limit_s=3600.0)
+    box.ask("b", memory_mb=10, time_limit_s=3600.0)
     box.ask("whole")
     box.ask("c", memory_mb=10)
     for name in ("a", "b"):

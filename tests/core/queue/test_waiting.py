@@ -40,7 +40,7 @@ def test_the_next_one_is_at_position_one() -> None:
     first, second, third = waiter("a", 1), waiter("b", 2), waiter("c", 3, priority=1)
     waiting = line(first, second, third)
 
-    assert [waiting.position(lease) for lease in (third, first, second)] == [1, 2, 3]
+    assert [waiting.place_of(lease) for lease in (third, first, second)] == [1, 2, 3]
 
 
 def test_those_behind_move_up_when_somebody_leaves() -> None:
@@ -49,18 +49,29 @@ def test_those_behind_move_up_when_somebody_leaves() -> None:
 
     waiting.leave(first)
 
-    assert (list(waiting), waiting.position(second), len(waiting)) == (["b"], 1, 1)
+    assert (list(waiting), waiting.place_of(second), len(waiting)) == (["b"], 1, 1)
 
 
-def test_those_who_wish_for_the_same_stand_in_a_line_of_their_own() -> None:
-    a, b, c = waiter("a", 1), waiter("b", 2, gpus=2), waiter("c", 3, priority=1)
+def lines_of(waiting: LeaseQueue) -> list[list[str]]:
+    return [[id_ for *_, id_ in alike] for alike in waiting.lines.values()]
 
-    by_wishes = line(a, b, c).by_wishes
 
-    assert {wishes.gpus: [id_ for *_, id_ in alike] for wishes, alike in by_wishes.items()} == {
-        1: ["c", "a"],
-        2: ["b"],
-    }
+def test_those_who_ask_for_the_same_stand_in_a_line_of_their_own() -> None:
+    waiters = [waiter("a", 1), waiter("b", 2, gpus=2), waiter("c", 3, priority=1)]
+    waiters += [waiter("d", 4, time_limit_s=60.0), waiter("e", 5, preemptible=True)]
+
+    assert lines_of(line(*waiters)) == [["c", "a"], ["b"], ["d"], ["e"]]
+
+
+def test_owners_have_lines_of_their_own_where_they_are_not_alike() -> None:
+    waiters = [waiter("a", 1, owner="ada"), waiter("b", 2, owner="bob"), waiter("c", 3, owner="ada")]
+    waiting = line(*waiters)
+    assert lines_of(waiting) == [["a", "b", "c"]]
+
+    waiting.split_owners(True, waiters)
+
+    assert lines_of(waiting) == [["a", "c"], ["b"]]
+    assert list(waiting) == ["a", "b", "c"]
 
 
 def test_who_leaves_leaves_nothing_behind() -> None:
@@ -69,7 +80,7 @@ def test_who_leaves_leaves_nothing_behind() -> None:
 
     waiting.leave(only)
 
-    assert (waiting == LeaseQueue(), waiting.by_wishes, len(waiting)) == (True, {}, 0)
+    assert (waiting == LeaseQueue(), waiting.lines, len(waiting)) == (True, {}, 0)
 
 
 def test_who_leaves_takes_nobody_alike_along() -> None:
@@ -78,7 +89,7 @@ def test_who_leaves_takes_nobody_alike_along() -> None:
 
     waiting.leave(second)
 
-    assert waiting.by_wishes == {first.request.wishes: [(0, 1, "a")]}
+    assert waiting.lines == {waiting.line_of(first): [(False, 0, 1, "a")]}
 
 
 def test_lines_are_equal_by_who_stands_where() -> None:
@@ -90,4 +101,4 @@ def test_lines_are_equal_by_who_stands_where() -> None:
 def test_a_line_says_how_many_wait_for_how_many_kinds_of_things() -> None:
     waiting = line(waiter("a", 1), waiter("b", 2), waiter("c", 3, gpus=2))
 
-    assert repr(waiting) == "<LeaseQueue: 3 waiting, 2 kinds of wishes>"
+    assert repr(waiting) == "<LeaseQueue: 3 waiting, 2 lines>"

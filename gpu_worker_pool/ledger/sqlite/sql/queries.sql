@@ -95,3 +95,10 @@ SELECT lease_id FROM ended_lease
 WHERE (ended_at >= ? OR ended_at IS NULL) AND gpu_count > 0
     AND NOT coalesce(ended_at <= ? AND granted_at BETWEEN 0 AND ended_at, 0)
     AND instr(body, '"parent":') = 0;
+
+-- name: read_pool_id
+SELECT pool_id FROM identity;
+
+-- name: keep_pool_id
+-- For the file that replaces a damaged one: its leases are the same.
+UPDATE identity SET pool_id = ?;

@@ -1,0 +1,204 @@
+"""What a checked pool holds against the plain model of the queue: reservations, warnings, quotas, bookings and use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.core.plain_gpus import Lease
+from tests.core.plain_model import WARNING_S, Model, Outcome, Reserved
+
+
+class QueueChecks:
+    """Part of CheckedPool."""
+
+    core: Any
+    settings: Any
+    state: Any
+    model: Model
+    outcomes: list[Outcome]
+    new_booking: Any = None
+    is_opening: bool = False
+    observed: tuple[Any, ...] = ()
+
+    # After every step
+
+    def _read_use(self) -> None:
+        """Take what owners used from the core, so that both order them alike to the last bit."""
+        self.model.used = {owner: use.used_at(self.model.now) for owner, use in self.state.owners.items()}
+
+    def _check_queue(self) -> None:
+        model, state = self.model, self.state
+        assert model.next_served(as_settled=True) is None, "a waiter that could be served is left waiting"
+        assert not model.look(as_settled=True).victims, "a preemptible lease is in the way of a waiter"
+        assert [lease.id for lease in model.queue()] == self.core.order.Order(state, model.now).lease_ids()
+        for owner, use in state.owners.items():
+            assert use.used_at(model.now) == pytest.approx(model.used_by(owner), abs=1.0), "the wrong use"
+            assert use.held == model.held(owner, firm=False)
+        for lease in model.leases.values():
+            if lease.state == "active":
+                assert lease.limit == state.leases[lease.id].limit
+                self._check_idle(lease)
+        if (first := model.reservation) is not None:
+            wishes = model.leases[first.lease_id].request.wishes
+            assert all(model.could_do(key, wishes) for key in first.gpus), "GPUs are reserved that were not asked for"
+        if self.is_opening:
+            return  # what is due comes with the first tick
+        for lease in model.leases.values():
+            if lease.state == "active":
+                self._check_warnings(lease)
+        for booking in self._bookings_from_before():
+            ends = booking.ends_at if booking.ends_at is not None or booking.owner else booking.starts_at
+            assert ends is None or ends - model.wall > model.now, "a booking is not ended"
+
+    def _check_warnings(self, lease: Lease) -> None:
+        model = self.model
+        # A warning that leaves no time is followed at once by another step.
+        if lease.ending is not None and lease.warned < model.now:
+            assert lease.ending[1] > model.now, "a lease was not ended when it was to be"
+        if lease.limit is not None and lease.ending is None:
+            assert lease.limit - warning_s(lease) > model.now, "no warning before a time limit"
+        if lease.request.preemptible and lease.request.parent is None:
+            is_in_the_way = any(self._is_in_the_way(lease, booking) for booking in self._bookings_from_before())
+            assert lease.ending is not None or not is_in_the_way, "a preemptible lease is in the way of a booking"
+
+    def _check_idle(self, lease: Lease) -> None:
+        """Those that were looked at in this step: who is idle is warned, and who computes is not."""
+        seen = [self.model.readings[key].utilization_percent for key in lease.gpus if key in self.observed]
+        if not seen or not self.settings.idle_reclaim or lease.request.parent is not None:
+            return
+        idle_s = self.model.idle_s(lease)
+        if lease.ending is None:
+            assert idle_s is None or idle_s < self.settings.idle_after_s, "an idle holder is not warned"
+        elif lease.ending[0] == "idle":
+            computes = any(load is None or load >= self.settings.computing_percent for load in seen)
+            assert not computes, "a holder that computes is to be ended as idle"
+
+    def _bookings_from_before(self) -> list[Any]:
+        """Not those of this step: what they bring about comes with the next."""
+        return [booking for booking in self.model.bookings.values() if booking is not self.new_booking]
+
+    def _is_in_the_way(self, lease: Lease, booking: Any) -> bool:
+        model = self.model
+        is_due = booking.starts_at - model.wall - self.settings.preempt_grace_s <= model.now
+        is_own = booking.owner is not None and booking.owner == lease.owner
+        return is_due and not is_own and bool(set(lease.gpus) & set(booking.gpus))
+
+    # Events
+
+    def _LeaseWarned(self, event: Any, command: Any) -> None:  # noqa: N802
+        lease, model, now = self.model.leases[event.lease_id], self.model, self.model.now
+        assert lease.state == "active"
+        if event.reason is None:
+            assert lease.ending is not None
+            assert lease.ending[0] == "idle", "a warning is withdrawn that holds"
+            assert any(model.busy[key] == model.readings[key].at for key in lease.gpus), "it does not compute"
+            lease.ending = None
+            return
+        assert lease.ending is None, "warned twice"
+        limit = event.ends if lease.limit is None else lease.limit
+        if event.reason == "time_limit":
+            assert lease.limit is not None
+            assert limit - warning_s(lease) <= now, "warned too early"
+            assert event.ends == max(limit, now + warning_s(lease) / 6)
+        elif event.reason == "idle":
+            idle = model.idle_s(lease)
+            assert self.settings.idle_reclaim
+            assert idle is not None, "unknown is not idle"
+            assert idle >= self.settings.idle_after_s, "it computes"
+            assert event.ends == min(now + self.settings.preempt_grace_s, limit)
+        else:
+            assert lease.request.preemptible, "preempted, and not preemptible"
+            self._check_preempted(lease, event)
+        lease.ending, lease.warned = (str(event.reason), event.ends), now
+
+    def _check_preempted(self, lease: Lease, event: Any) -> None:
+        """It is in the way of a booking, or of the first waiter that needs room: the youngest, and no more of them."""
+        now, grace_s = self.model.now, self.settings.preempt_grace_s
+        starts = [b.starts_at - self.model.wall for b in self.model.bookings.values() if self._is_in_the_way(lease, b)]
+        if any(event.ends == max(at, now + grace_s) for at in starts):
+            return
+        # Those of one look are warned one after the other.
+        if self.outcomes and lease.id in self.outcomes[-1].victims:
+            victims = self.outcomes[-1].victims
+        else:
+            self.outcomes.append(self.model.look())
+            victims = self.outcomes[-1].victims
+        assert lease.id in victims, "preempted though no waiter needs it, or not the youngest"
+        assert event.ends == min(now + grace_s, event.ends if lease.limit is None else lease.limit)
+
+    def _QueueSettled(self, event: Any, command: Any) -> None:  # noqa: N802
+        model, told = self.model, event.reservation
+        found = (told and Reserved(told.lease_id, told.gpus, told.date, str(told.basis)), dict(event.claims))
+        # A look that grants tells what it found before its grants.
+        outcomes = [*self.outcomes, model.look()]
+        expected = [(each.reserved, each.claims, each.undated) for each in outcomes]
+        if isinstance(command, self.core.commands.RequestLease):
+            # One that comes while nothing else happens changes nothing for the others.
+            was = model.reservation
+            kept = was and Reserved(was.lease_id, was.gpus, was.date, str(was.basis))
+            expected.append((kept, model.claims, model.undated))
+        assert (*found, dict(event.undated)) in expected, f"{found}, {event.undated}: not one of {expected}"
+        if told is not None:
+            assert {key.node for key in told.gpus} == {told.gpus[0].node}
+            lease = model.leases[told.lease_id]
+            assert lease.state == "queued"
+        model.reservation, model.claims, model.undated = told, dict(event.claims), dict(event.undated)
+
+    def _QuotaChanged(self, event: Any, command: Any) -> None:  # noqa: N802
+        if event.quota is None:
+            self.model.quotas.pop(event.owner, None)
+        else:
+            self.model.quotas[event.owner] = event.quota
+
+    def _GpusBooked(self, event: Any, command: Any) -> None:  # noqa: N802
+        booking, wanted = event.booking, command.booking
+        assert replace(booking, gpus=wanted.gpus) == wanted
+        assert set(booking.gpus) == set(wanted.gpus) or not wanted.gpus
+        assert wanted.gpus or len(set(booking.gpus)) == command.wishes.gpus
+        for other in self.model.bookings.values():
+            is_later = other.ends_at is not None and other.ends_at <= booking.starts_at
+            is_earlier = booking.ends_at is not None and booking.ends_at <= other.starts_at
+            assert other.id == booking.id or is_later or is_earlier or not set(other.gpus) & set(booking.gpus)
+        self.model.bookings[booking.id] = self.new_booking = booking
+
+    def _BookingEnded(self, event: Any, command: Any) -> None:  # noqa: N802
+        booking = self.model.bookings.pop(event.booking_id)
+        if isinstance(command, self.core.commands.CancelBooking) and command.booking_id == booking.id:
+            return
+        ends = booking.starts_at if booking.ends_at is None else booking.ends_at
+        assert ends - self.model.wall <= self.model.now, "a booking has ended before its time"
+        if booking.ends_at is None:
+            assert booking.owner is None
+            assert set(booking.gpus) <= self.model.excluded, "GPUs were to be out of service"
+
+    # What leases leave behind
+
+    def _count_use(self, lease: Lease, event: Any) -> None:
+        if lease.state != "active" or lease.request.parent is not None:
+            return
+        model = self.model
+        model.spans.setdefault(lease.owner, []).append((lease.weight, lease.granted_at, event.ended_at))
+        if event.reason in {"released", "holder_died", "expired", "time_limit"}:
+            lasted_s = max(event.ended_at - lease.granted_at, 0.0)
+            model.lasted.setdefault(lease.owner, []).append(lasted_s)
+            model.all_lasted.append(lasted_s)
+
+    def _lose_claims(self, lease: Lease) -> None:
+        model = self.model
+        if model.reservation is not None and model.reservation.lease_id == lease.id:
+            model.reservation = None
+        model.claims = {key: claimer for key, claimer in model.claims.items() if claimer != lease.id}
+
+    def _set_clock_forward(self, seconds: float) -> None:
+        """The machine was rebooted: its clock began again, and the wall clock went on."""
+        for lease in self.model.leases.values():
+            lease.limit = None if lease.limit is None else lease.limit + seconds
+            lease.ending = None if lease.ending is None else (lease.ending[0], lease.ending[1] + seconds)
+
+
+def warning_s(lease: Lease) -> float:
+    declared_s = lease.request.time_limit_s
+    return WARNING_S if declared_s is None else min(WARNING_S, float(declared_s) / 2)

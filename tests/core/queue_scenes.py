@@ -1,0 +1,312 @@
+"""Scenes for the rules of the queue: reservations, time limits, preemption, quotas, bookings, idle holders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.core.harness import Core
+from tests.core.scenes import Scene
+
+LATER_S = 1e9
+
+
+class QueueScene(Scene):
+    """Readings do not grow stale, a released GPU is free at once, and the first waiter reserves at once."""
+
+    def __init__(self, core: Core, gpus: int = 1, **settings: Any) -> None:
+        usual = {"stale_after_s": LATER_S, "awaits_reading_after_release": False, "reserve_after_s": 0.0}
+        super().__init__(core, gpus, **{**usual, **settings})
+
+    def want(self, number: int, now: float, *, owner: str | None = None, gpus: int = 1, **terms: Any) -> None:
+        """A request of a remote holder, which outlives a reboot of the box."""
+        request = self.core.request
+        wishes = request.Wishes(gpus=gpus, among=terms.pop("among", None))
+        asked = request.Request(wishes, request.Holder(owner=owner), ttl_s=100_000.0, **terms)
+        self.pool.do(self.core.commands.RequestLease(f"lease{number}", asked), now)
+
+    def tick(self, *times: float) -> None:
+        for now in times:
+            self.pool.do(self.core.commands.Tick(), now)
+
+    def give(self, owner: str, **quota: Any) -> None:
+        self.pool.do(self.core.commands.SetQuota(owner, self.core.quota.Quota(**quota)), 2.0)
+
+    def book(self, starts: float, ends: float | None, owner: str | None = None) -> None:
+        booking = self.core.booking.Booking("course", (self.keys[0],), starts, ends, owner, "a course")
+        self.pool.do(self.core.commands.BookGpus(booking, self.core.request.Wishes()), 2.0)
+
+    def end(self) -> None:
+        self.pool.check_replay(0)
+
+
+def wait_for_two(core: Core, **settings: Any) -> QueueScene:
+    """One of two GPUs is held until 103, and the first waiter needs both."""
+    scene = QueueScene(core, gpus=2, **settings)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.want(2, 4.0, gpus=2)
+    return scene
+
+
+def have_not_waited_long(core: Core) -> None:
+    scene = wait_for_two(core, reserve_after_s=600.0)
+    scene.want(3, 5.0)
+    scene.release(3, 6.0)
+
+
+def wait_behind_a_reservation(core: Core) -> None:
+    scene = wait_for_two(core)
+    scene.want(3, 5.0)
+    scene.want(4, 6.0, time_limit_s=200.0)
+    scene.want(5, 7.0, time_limit_s=50.0)
+
+
+def leave_the_queue_with_a_reservation(core: Core) -> None:
+    scene = wait_for_two(core)
+    scene.want(3, 5.0)
+    scene.release(2, 6.0)
+
+
+def renumber_a_gpu_that_is_taken(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.want(1, 2.0, among=("1",), time_limit_s=100.0)
+    scene.want(2, 3.0, gpus=2, among=("0", "1"))
+    scene.want(3, 4.0, among=("GPU-a0",))
+    gpu = core.gpu
+    reading = gpu.Reading(gpu.Gpu(scene.keys[1], 5, "NVIDIA A100"), 5.0, 80_000.0, 0.0, 0.0, processes=())
+    scene.pool.do(core.commands.Observe((reading,)), 5.0)
+
+
+def wait_for_two_behind_one_that_waits_for_two(core: Core) -> None:
+    scene = wait_for_two(core)
+    scene.want(3, 5.0, gpus=2, time_limit_s=10.0)
+    scene.tick(6.0)
+
+
+def wait_behind_one_of_a_higher_priority(core: Core) -> None:
+    scene = wait_for_two(core, reserve_after_s=100.0)
+    scene.want(3, 90.0, gpus=2, priority=1)
+    scene.want(4, 95.0, priority=2, time_limit_s=300.0)
+    scene.tick(104.5)
+    scene.want(5, 105.0)
+
+
+def find_another_node_free_sooner(core: Core) -> None:
+    gpu, scene = core.gpu, QueueScene(core, gpus=2)
+    other = [gpu.GpuKey("other", f"GPU-b{index}") for index in range(2)]
+    readings = [gpu.Reading(gpu.Gpu(k, i, "A100"), 2.0, 80_000.0, 0.0, 0.0, processes=()) for i, k in enumerate(other)]
+    scene.pool.do(core.commands.Observe(tuple(readings)), 2.0)
+    for number, (name, limit_s) in enumerate(
+        (("GPU-a0", 100.0), ("GPU-a1", 100.0), ("GPU-b0", 90.0), ("GPU-b1", 150.0))
+    ):
+        scene.want(number, 3.0, among=(name,), time_limit_s=limit_s)
+    scene.want(4, 4.0, gpus=2)
+    scene.release(3, 5.0)
+
+
+def predict_far_ahead(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.want(1, 3.0)
+    scene.release(1, 20_000.0)
+    scene.want(2, 20_001.0)
+    scene.want(3, 20_002.0)
+
+
+def be_granted_in_the_look_that_reserves(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 2.0)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.want(2, 4.0)
+    scene.want(3, 5.0, gpus=2)
+    scene.pool.do(core.commands.IncludeGpu(scene.keys[1]), 6.0)
+
+
+def reach_the_time_limit(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.tick(53.0)
+    scene.end()
+    scene.tick(103.0, 104.0)
+
+
+def come_back_after_the_time_limit(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.tick(500.0)
+
+
+def reboot_with_a_time_limit(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.want(1, 3.0, time_limit_s=1000.0)
+    scene.pool.do(core.commands.Open("another boot", 500.0), 5.0)
+
+
+def need_one_of_three(core: Core) -> None:
+    scene = QueueScene(core, gpus=3)
+    for number in range(3):
+        scene.want(number, 3.0 + number, preemptible=True)
+    scene.want(3, 10.0)
+    scene.want(4, 11.0)
+    scene.tick(12.0, 70.0, 71.0)
+
+
+def need_a_gpu_of_two_workers(core: Core) -> None:
+    scene = QueueScene(core, workers_per_gpu=2)
+    scene.want(1, 3.0, preemptible=True)
+    scene.want(2, 4.0, preemptible=True)
+    scene.want(3, 10.0)
+
+
+def ask_for_what_another_preemptible_lease_has(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.want(1, 3.0, preemptible=True)
+    scene.want(2, 4.0, preemptible=True, priority=1)
+
+
+def ask_preemptibly_before_another(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.want(1, 3.0)
+    scene.want(2, 4.0, preemptible=True)
+    scene.want(3, 5.0)
+    scene.release(1, 6.0)
+
+
+def borrow(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.give("ada", gpus=1)
+    scene.want(1, 3.0, owner="ada")
+    scene.want(2, 4.0, owner="ada")
+    scene.want(3, 5.0, owner="ada", time_limit_s=100.0)
+
+
+def ask_beyond_the_ceiling(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.give("ada", ceiling=1)
+    for number in (1, 2):
+        scene.want(number, 3.0, owner="ada", time_limit_s=100.0)
+
+
+def reclaim_beyond_the_ceiling(core: Core) -> None:
+    scene = QueueScene(core, gpus=2, awaits_reading_after_release=True)
+    request = core.request
+    holder = request.Holder(owner="ada", process=core.gpu.ProcessId(1, 1.0))
+    commands = core.commands
+    scene.pool.do(commands.RequestLease("lease1", request.Request(request.Wishes(among=("0",)), holder)), 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.give("ada", ceiling=1)
+    scene.pool.do(commands.Release("lease1", is_holder=True), 4.0)
+    scene.want(2, 5.0, owner="ada", among=("1",))
+    scene.pool.do(commands.RequestLease("lease3", request.Request(request.Wishes(), holder)), 6.0)
+
+
+def wait_within_the_quota_behind_one_that_borrows(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.give("ada", gpus=0)
+    scene.want(1, 3.0)
+    scene.want(2, 4.0, owner="ada", time_limit_s=100.0)
+    scene.want(3, 5.0, owner="bob")
+    scene.release(1, 6.0)
+
+
+def share_fairly(core: Core) -> None:
+    scene = QueueScene(core, gpus=2, fair_share=True)
+    scene.give("ada", weight=4.0)
+    scene.want(1, 3.0, owner="ada")
+    scene.want(2, 23.0, owner="bob")
+    scene.want(3, 33.0, owner="bob")
+    scene.want(4, 34.0, owner="ada")
+    scene.want(5, 35.0, owner="bob")
+    scene.end()
+    scene.release(2, 36.0)
+
+
+def share_fairly_without_weights(core: Core) -> None:
+    scene = QueueScene(core, fair_share=True)
+    scene.want(1, 3.0, owner="ada")
+    scene.want(2, 4.0, owner="ada")
+    scene.want(3, 5.0, owner="bob")
+    scene.release(1, 6.0)
+
+
+def ask_before_a_booking(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.book(100.0, 200.0)
+    scene.want(1, 3.0)
+    scene.want(2, 4.0, time_limit_s=300.0)
+    scene.want(3, 5.0, time_limit_s=50.0)
+
+
+def wait_for_the_end_of_a_booking(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.book(50.0, 100.0)
+    scene.want(1, 3.0)
+    scene.tick(99.0, 100.0)
+    scene.end()
+
+
+def make_room_for_a_booking(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.book(100.0, 200.0, "ada")
+    scene.want(1, 3.0, preemptible=True)
+    scene.tick(39.0, 40.0, 100.0, 101.0)
+
+
+def hold_memory_and_compute_nothing(core: Core) -> None:
+    scene = QueueScene(core, idle_after_s=10.0, idle_reclaim=True)
+    scene.want(1, 3.0)
+    for at in (5.0, 10.0, 14.0):
+        scene.see(at, used_mb=50_000.0)
+
+
+def hold_where_the_load_is_unknown(core: Core) -> None:
+    scene = QueueScene(core, idle_after_s=10.0, idle_reclaim=True)
+    scene.want(1, 3.0)
+    for at in (10.0, 12.0):
+        scene.see(at, utilization=None)
+    scene.see(14.0)
+
+
+def compute_again_after_a_warning(core: Core) -> None:
+    scene = QueueScene(core, idle_after_s=10.0, idle_reclaim=True)
+    scene.want(1, 3.0)
+    scene.see(14.0)
+    scene.see(15.0, utilization=50.0)
+
+
+QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
+    "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
+    "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_reservation,
+    "nothing is reserved before a waiter has waited long": have_not_waited_long,
+    "a prediction admits no request to what is reserved": wait_behind_a_reservation,
+    "what ends after the date is not admitted": wait_behind_a_reservation,
+    "what is reserved is kept from later waiters": wait_behind_a_reservation,
+    "the first that cannot be served has the reservation": wait_for_two_behind_one_that_waits_for_two,
+    "a waiter of a lower priority may have waited for longer": wait_behind_one_of_a_higher_priority,
+    "a reservation keeps to its node": find_another_node_free_sooner,
+    "a prediction far ahead reserves nothing": predict_far_ahead,
+    "what is granted in a look is not taken for free in it": be_granted_in_the_look_that_reserves,
+    "a time limit is enforced": reach_the_time_limit,
+    "a time limit is warned of first": reach_the_time_limit,
+    "a warning is durable": reach_the_time_limit,
+    "a late warning leaves some time": come_back_after_the_time_limit,
+    "time limits go by the wall clock over a reboot": reboot_with_a_time_limit,
+    "the youngest lease makes room": need_one_of_three,
+    "the youngest lease on a GPU makes room": need_a_gpu_of_two_workers,
+    "no lease makes room while another is leaving": need_one_of_three,
+    "no preemptible request has another make room": ask_for_what_another_preemptible_lease_has,
+    "preemptible requests come last": ask_preemptibly_before_another,
+    "an owner borrows only with a time limit": borrow,
+    "an owner has no more than its ceiling": ask_beyond_the_ceiling,
+    "an owner has no more than its ceiling, whatever its process left": reclaim_beyond_the_ceiling,
+    "owners within their quota come first": wait_within_the_quota_behind_one_that_borrows,
+    "a fair share goes by weight": share_fairly,
+    "the owner that used less comes first": share_fairly_without_weights,
+    "what is held counts as it runs": share_fairly,
+    "use is kept by compaction": share_fairly,
+    "a booking counts before its date": ask_before_a_booking,
+    "a booking ends": wait_for_the_end_of_a_booking,
+    "preemptible leases make room for a booking": make_room_for_a_booking,
+    "memory alone is not use": hold_memory_and_compute_nothing,
+    "unknown load is not idle": hold_where_the_load_is_unknown,
+    "the warning of a holder that computes again is withdrawn": compute_again_after_a_warning,
+}
