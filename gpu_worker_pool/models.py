@@ -29,11 +29,39 @@ class Loss(Protocol):
     def __await__(self) -> Generator[Any, None, str]: ...
 
 
+@dataclass(frozen=True)
+class LeaseEnding:
+    """The server will end the lease: the reason (`time_limit`, `preempted` or `idle`), and when, in local time."""
+
+    reason: str
+    ends_at: datetime
+
+
+class EndNotice(Protocol):
+    """Set while the holder is warned that its lease will be ended. Can be awaited. A warning may be withdrawn."""
+
+    @property
+    def ending(self) -> LeaseEnding | None:
+        """Why and when the lease will be ended; None while there is no warning."""
+
+    def is_set(self) -> bool:
+        """Whether the lease will be ended."""
+
+    async def wait(self) -> LeaseEnding:
+        """Wait for a warning and return it."""
+
+    async def changed(self) -> None:
+        """Wait until there is a warning, another one, or none any more."""
+
+    def __await__(self) -> Generator[Any, None, LeaseEnding]: ...
+
+
 class LeaseFacts:
     """The lease behind an assignment. It is not part of an assignment's equality.
 
-    `lost` is set when the holder has lost the GPU. It works in this process only: an assignment that was pickled for
-    another process knows there whether it was lost already, but learns of no later loss.
+    `lost` is set when the holder has lost the GPU, `warned` while the server is about to end the lease. They work in this
+    process only: an assignment that was pickled for another process knows there whether it was lost already, but learns
+    of no later loss or warning. `ends_at` is when the time limit of the lease ends it, in local time; None: it has none.
     """
 
     # Class attributes, not fields, so that an assignment prints and compares as documented.
@@ -45,6 +73,13 @@ class LeaseFacts:
     server_url: str | None = None
     env: Mapping[str, str] = MappingProxyType({})
     lost: Loss | None = None
+    warned: EndNotice | None = None
+    ends_at: datetime | None = None
+
+    @property
+    def ending(self) -> LeaseEnding | None:
+        """Why and when the server will end the lease; None while it is not about to."""
+        return None if self.warned is None else self.warned.ending
 
     @property
     def is_lost(self) -> bool:
@@ -54,7 +89,7 @@ class LeaseFacts:
     def __getstate__(self) -> dict[str, Any]:
         # An event belongs to its event loop, and a mapping may be a read-only view: neither can be pickled.
         lost = _AlreadyLost(getattr(self.lost, "reason", None)) if self.is_lost else None
-        return {**self.__dict__, "lost": lost, "env": dict(self.env)}
+        return {**self.__dict__, "lost": lost, "warned": None, "env": dict(self.env)}
 
     def __copy__(self) -> Self:
         copied = type(self).__new__(type(self))

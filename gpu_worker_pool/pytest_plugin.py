@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from .testing import ServerProcess
 
 MARKER = (
-    "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0): what the fixture `gpu` leases for this test; "
-    "with memory_mb the GPU is shared with requests that also say how much they need, timeout is how many seconds to wait"
+    "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0, time_limit=None, preemptible=False): what the fixture "
+    "`gpu` leases for this test; with memory_mb the GPU is shared with requests that also say how much they need, timeout is "
+    "how many seconds to wait, time_limit how long the lease lasts at most"
 )
-WISHES = ("gpus", "memory_mb", "model", "priority", "timeout")
+WISHES = ("gpus", "memory_mb", "model", "priority", "timeout", "time_limit", "preemptible")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_TIMEOUT_S = 600.0
 MISSING = ("fail", "skip")

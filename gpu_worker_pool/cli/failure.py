@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+# The server ended the lease of a command, as the request allowed: another request needed the GPU, or it was idle.
+TAKEN_BACK: Final = 122
+# The time limit of a command is over. It ran, so this is not the code for a wait that took too long.
+TIME_LIMIT: Final = 123
 # The exit codes of timeout(1), which scripts know: a failure of ours must not look like a failure of the command.
 TIMED_OUT: Final = 124
 FAILED: Final = 125

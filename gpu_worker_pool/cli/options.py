@@ -40,6 +40,21 @@ Timeout = Annotated[
     float | None,
     typer.Option(parser=parse_duration_s, metavar="1h", help="How long to wait for GPUs; by default without limit."),
 ]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time",
+        parser=parse_duration_s,
+        metavar="2h",
+        help="End the lease after so long: SIGTERM a minute before, SIGKILL at the limit. It may start sooner with this.",
+    ),
+]
+Preemptible = Annotated[
+    bool,
+    typer.Option(
+        "--preemptible", help="Use idle GPUs beyond quotas; end, after a warning, when another request needs them."
+    ),
+]
 Grace = Annotated[
     float,
     typer.Option(
@@ -72,6 +87,7 @@ WhenLost = Annotated[
     typer.Option(
         "--on-lost",
         metavar="stop|finish",
-        help="When the lease is lost: stop the command (SIGTERM, then SIGKILL), or let it finish without its lease.",
+        help="When the lease is lost: stop the command (SIGTERM, then SIGKILL), or let it finish without its lease. An end "
+        "that was announced, such as the time limit, stops it in any case.",
     ),
 ]

@@ -233,6 +233,8 @@ def gpu(
     labels: Mapping[str, str] | None = None,
     pid: int | None = None,
     new: bool = False,
+    time_limit: float | str | None = None,
+    preemptible: bool = False,
     **options: Any,
 ) -> Iterator[Assignment]:
     """A GPU for the length of a `with` block, for a program that needs no more than that.
@@ -241,5 +243,6 @@ def gpu(
     """
     wishes = {"gpus": gpus, "memory_mb": memory_mb, "memory": memory, "model": model, "among": among}
     wishes |= {"priority": priority, "labels": labels, "pid": pid, "new": new}
+    wishes |= {"time_limit": time_limit, "preemptible": preemptible}
     with GPUWorkerPool(**options) as pool, pool.gpu(timeout, **wishes) as assignment:
         yield assignment

@@ -6,14 +6,18 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, TypeVar
+
+from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.wire.endings import coming_end
 
 from .own_program import ipython_shell
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
-EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost"]
-_LEVELS: dict[str, int] = {"timed_out": logging.WARNING, "failed": logging.WARNING, "lost": logging.ERROR}
+EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost", "ending", "going_on"]
+_WARNINGS = dict.fromkeys(("timed_out", "failed", "ending", "going_on"), logging.WARNING)
+_LEVELS: dict[str, int] = {**_WARNINGS, "lost": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,36 @@ class ClientEvent:
 
 
 Hook = Callable[[ClientEvent], None]
+_ToldT = TypeVar("_ToldT")
+
+
+def call_hook(name: str, hook: Callable[[_ToldT], None] | None, about: _ToldT) -> None:
+    """Call the user's code. It may raise anything, and no lease must suffer from it."""
+    if hook is not None:
+        try:
+            hook(about)
+        except Exception:
+            logger.exception("%s failed", name)
+
+
+def ending_text(ending: LeaseEnding | None) -> str:
+    """The end that is announced; None: it was withdrawn."""
+    if ending is None:
+        return "the lease goes on: its end was withdrawn"
+    return f"{coming_end(ending.reason, ending.ends_at)}; save your work"
 
 
 def log_event(event: ClientEvent) -> None:
     """Log it as a record with the worker, the GPU, the endpoint and the lease as fields.
 
-    A loss is said to the user of a notebook too, who reads no log; once, if the notebook shows the log.
+    A loss, and what comes before it, is said to the user of a notebook too, who reads no log; once, if the notebook
+    shows the log.
     """
-    if event.kind == "lost" and ipython_shell() is not None and not _is_log_shown():
-        loss = f"GPU {event.gpu_id} is no longer yours: {event.detail}. Stop using it, and request one again."
-        print(loss, file=sys.stderr, flush=True)  # noqa: T201 - what it is for
+    if event.kind in {"lost", "ending", "going_on"} and ipython_shell() is not None and not _is_log_shown():
+        said = f"GPU {event.gpu_id}: {event.detail}."
+        if event.kind == "lost":
+            said = f"GPU {event.gpu_id} is no longer yours: {event.detail}. Stop using it, and request one again."
+        print(said, file=sys.stderr, flush=True)  # noqa: T201 - what it is for
         if not logger.hasHandlers():
             return  # logging would write it to the same place
     fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -18,6 +17,7 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 from gpu_worker_pool.core.model.memory import asked_mb
 from gpu_worker_pool.core.model.request import Request, Wishes
+from gpu_worker_pool.core.model.span import parse_span
 from gpu_worker_pool.errors import (
     EndpointError,
     NoEndpointAnsweredError,
@@ -26,10 +26,10 @@ from gpu_worker_pool.errors import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
-from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
+from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, LeaseEnding, PoolStatus
 
 from .acquire.tally import Tally
-from .events import ClientEvent, Hook, log_event
+from .events import ClientEvent, EventKind, Hook, call_hook, ending_text, log_event
 from .inherited_lease import config_inside
 from .own_program import with_own_label
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .acquire.acquisition import Won
     from .acquire.lost import Lost
     from .acquire.release import Releases
+    from .acquire.warned import Warned
     from .endpoints.fleet import Fleet
     from .reports import Reports
 
@@ -58,14 +59,15 @@ class _Kept:
     assignment: Assignment
     won: Won
     lost: Lost
+    warned: Warned
 
 
 class GPUWorkerPoolClient:
     """Requests GPUs and releases them; `async with` starts and stops it.
 
     What is not given here comes from the environment (see .env.example), and from defaults after that. `on_lost` is
-    called with an assignment that is lost, `on_event` with everything that happens; both are called in the event loop,
-    so they must be quick.
+    called with an assignment that is lost, `on_ending` with one whose `ending` has changed, `on_event` with everything
+    that happens; all are called in the event loop, so they must be quick.
     """
 
     def __init__(  # noqa: PLR0917 - the documented signature
@@ -85,6 +87,7 @@ class GPUWorkerPoolClient:
         token: str | Mapping[str, str] | None = None,
         workers_per_gpu: int | None = None,
         on_lost: Callable[[Assignment], None] | None = None,
+        on_ending: Callable[[Assignment], None] | None = None,
         on_event: Hook | None = None,
     ) -> None:
         build = partial(
@@ -102,7 +105,7 @@ class GPUWorkerPoolClient:
             workers_per_gpu=workers_per_gpu,
         )
         self._config, self._lease = config_inside(build, service_endpoint, service_endpoints)
-        self._on_lost = on_lost
+        self._on_lost, self._on_ending = on_lost, on_ending
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._fleet: Fleet | None = None
         self._tally, self._numbers = Tally(), itertools.count(1)
@@ -125,7 +128,7 @@ class GPUWorkerPoolClient:
         from .endpoints.fleet import Fleet  # noqa: PLC0415
 
         self._pid = os.getpid()
-        fleet = Fleet(self._config, self._lose)
+        fleet = Fleet(self._config, self._lose, self._warn)
         self._fleet, self._releases = fleet, Releases(self._config)
         try:
             await fleet.start()
@@ -172,6 +175,8 @@ class GPUWorkerPoolClient:
         labels: Mapping[str, str] | None = None,
         pid: int | None = None,
         new: bool = False,
+        time_limit: float | str | None = None,
+        preemptible: bool = False,
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
@@ -179,7 +184,9 @@ class GPUWorkerPoolClient:
         name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
         lease; `command` is this program's script unless they have a `command` or a `name`. `pid` is the process that is to
         use the GPU, where that is not this one: its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request
-        uses the GPUs of that lease, and waits for others inside it; `new` asks for other GPUs. Raises WorkerTimeoutError
+        uses the GPUs of that lease, and waits for others inside it; `new` asks for other GPUs. The lease ends `time_limit`
+        after its grant (seconds, or `2h`, `90m`); a `preemptible` one may be ended when another request needs its GPUs.
+        Both are told before, by `assignment.ending`. Raises WorkerTimeoutError
         after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError where no endpoint could ever
         serve it. A cancelled request leaves nothing behind.
         """
@@ -200,7 +207,11 @@ class GPUWorkerPoolClient:
         )
         parent = None if new or self._lease is None else self._lease.id
         labelled = tuple(sorted(with_own_label(labels or {}).items()))
-        request = Request(wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent)
+        limit_s = None if time_limit is None else parse_span(time_limit)
+        if not isinstance(preemptible, bool):
+            raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
+        holding = holder(worker_id, pid)
+        request = Request(wishes, holding, priority, self._config.ttl_s, labelled, parent, limit_s, preemptible)
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
@@ -316,11 +327,13 @@ class GPUWorkerPoolClient:
             over.set_result(None)
 
     def _keep(self, won: Won, worker_id: str, ttl_s: float) -> Assignment:
-        from .acquire.lost import Lost  # noqa: PLC0415 - see above
+        from .acquire.assigned import make_assignment  # noqa: PLC0415 - see above
+        from .acquire.lost import Lost  # noqa: PLC0415
+        from .acquire.warned import Warned  # noqa: PLC0415
 
-        lost = Lost(ttl_s, is_local=won.grant.is_local)
-        assignment = self._assignment(won, worker_id, lost)
-        self._kept[won.lease_id] = _Kept(assignment, won, lost)
+        lost, warned = Lost(ttl_s, is_local=won.grant.is_local), Warned()
+        assignment = make_assignment(won, worker_id, lost, warned, is_multi=self._config.is_multi)
+        self._kept[won.lease_id] = _Kept(assignment, won, lost, warned)
         if won.book.needs_heartbeat:
             won.member.heartbeat.add(won.lease_id, lost, won.safe_since)
         for gpu in won.grant.gpus:
@@ -328,24 +341,6 @@ class GPUWorkerPoolClient:
         self._tally.granted += 1
         self._tally.by_endpoint[won.member.id] += 1
         self._tell(ClientEvent("assigned", worker_id, won.lease_id, won.member.id, assignment.gpu_id))
-        return assignment
-
-    def _assignment(self, won: Won, worker_id: str, lost: Lost) -> Assignment:
-        indices, endpoint_id = tuple(gpu.index for gpu in won.grant.gpus), won.member.id
-        global_ids = tuple(f"{endpoint_id}:{index}" for index in indices)
-        where = {"global_gpu_id": global_ids[0], "endpoint_id": endpoint_id}
-        now = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
-        assignment: Assignment
-        if self._config.is_multi:
-            assignment = GlobalGPUAssignment(**where, local_gpu_id=indices[0], worker_id=worker_id, assigned_at=now)
-            assignment.gpu_ids = global_ids
-        else:
-            assignment = GPUAssignment(indices[0], worker_id, now, **where, local_gpu_id=indices[0])
-            assignment.gpu_ids = indices
-        assignment.lease_id, assignment.fence = won.lease_id, won.grant.fence
-        assignment.server_url = won.member.endpoint.url.url if won.book.needs_heartbeat else None
-        assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
-        assignment.env, assignment.lost = dict(won.grant.env), lost
         return assignment
 
     def _find(self, assignment: Assignment) -> _Kept:
@@ -375,24 +370,28 @@ class GPUWorkerPoolClient:
         assert self._releases is not None  # noqa: S101 - a lease is had only after the start
         return self._releases.start
 
-    def _lose(self, lease_id: str, reason: str) -> None:
+    def _lose(self, lease_id: str, reason: str, code: str | None = None) -> None:
         kept = self._kept.get(lease_id)
         if kept is None:
             return
+        kept.lost.set(reason, code)
         self._drop(kept)
         endpoint_id, assignment = kept.won.member.id, kept.assignment
         self._tell(ClientEvent("lost", assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, reason))
-        if self._on_lost is not None:
-            try:
-                self._on_lost(assignment)
-            except Exception:  # the user's code may raise anything, and the lease must still be released
-                logger.exception("on_lost failed")
+        call_hook("on_lost", self._on_lost, assignment)
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
         self._leave(kept.won.book, lease_id, is_local=kept.lost.is_local)
 
+    def _warn(self, lease_id: str, ending: LeaseEnding | None) -> None:
+        kept = self._kept.get(lease_id)
+        if kept is None or not kept.warned.set(ending):
+            return
+        kind: EventKind = "going_on" if ending is None else "ending"
+        endpoint_id, assignment = kept.won.member.id, kept.assignment
+        said = ending_text(ending)
+        self._tell(ClientEvent(kind, assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, said))
+        call_hook("on_ending", self._on_ending, assignment)
+
     def _tell(self, event: ClientEvent) -> None:
         for hook in self._hooks:
-            try:
-                hook(event)
-            except Exception:  # the user's code may raise anything, and the lease must not suffer from it
-                logger.exception("on_event failed")
+            call_hook("on_event", hook, event)

@@ -20,8 +20,10 @@ from gpu_worker_pool.cli.options import (
     MemoryPerGpu,
     Model,
     New,
+    Preemptible,
     Priority,
     Remote,
+    TimeLimit,
     Timeout,
 )
 from gpu_worker_pool.cli.output import complain, err, pass_on_warnings, stop_printing
@@ -42,6 +44,8 @@ def batch(
     model: Model = None,
     priority: Priority = 0,
     timeout: Timeout = None,
+    time: TimeLimit = None,
+    preemptible: Preemptible = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", "-k", help="Start further jobs after one has failed.")
     ] = False,
@@ -80,6 +84,9 @@ def batch(
     or a crash, runs the others. Without --keep-going no more jobs are started once one has failed; those that run may
     finish.
 
+    A job that is stopped at its --time has failed. One whose GPU another request needed (--preemptible) waits at its place
+    again. A job that ends with 0 after the warning is done.
+
     Inside a gpu-pool run or another batch, the jobs use the GPUs of that lease; --new requests other GPUs.
 
     Exit codes: 0 all jobs are done; 1 a job failed; 2 the arguments are invalid or FILE cannot be read; 125 gpu-pool
@@ -104,7 +111,7 @@ def batch(
     state_path = state or (None if file == "-" else Path(f"{file}.state"))
     folder = logs or Path(f"{name}.logs")
     labels = {"command": label_text(f"batch {Path(name).name}")}
-    request = GpuRequest(gpus, memory, model, priority, timeout, labels, is_new=new)
+    request = GpuRequest(gpus, memory, model, priority, timeout, labels, new, time, preemptible)
     work = Batch(jobs, retries=retries, keeps_going=keep_going)
     plan = BatchPlan(work, request, folder, grace, parallel, is_remote=remote)
     try:
@@ -116,7 +123,7 @@ def batch(
     pass_on_warnings(complain)
     with StateFile(state_path, is_fresh=fresh) if state_path else nullcontext() as kept:
         if kept is not None:
-            work.skip(kept.load())
+            work.skip(kept.load(), kept.preemptions)
         code = asyncio.run(_run(plan, kept, endpoint))
     try:
         print_summary(work, folder, state_path, code, is_json=json)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from gpu_worker_pool.host.clock import iso_time
 
@@ -21,6 +21,11 @@ class Job:
     command: str
 
 
+# The end reason of a job whose lease was ended for another request, and how often such a job is run again.
+PREEMPTED: Final = "preempted"
+MAX_PREEMPTIONS: Final = 100
+
+
 class State(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -31,7 +36,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an attempt at a job. `exit_code` is None where it did not run to its end; `why` has the reason."""
+    """The result of an attempt at a job. `exit_code` is None where it did not run to its end; `why` has the reason.
+
+    `end_reason` is set where the server ended the lease as announced: `time_limit`, `preempted` or `idle`.
+    """
 
     exit_code: int | None
     why: str | None = None
@@ -39,6 +47,7 @@ class Outcome:
     started_at: float | None = None
     ended_at: float | None = None
     log: str | None = None
+    end_reason: str | None = None
 
     @property
     def is_good(self) -> bool:
@@ -61,6 +70,8 @@ class Progress:
     state: State = State.WAITING
     attempts: int = 0
     outcome: Outcome | None = None
+    # How often it was preempted, in earlier runs too.
+    preemptions: int = 0
 
 
 def read_jobs(text: str) -> list[Job]:
@@ -97,8 +108,11 @@ class Batch:
         self.progress = {job.key: Progress(job) for job in self.jobs}
         self._ready = deque(self.progress)
 
-    def skip(self, done: Mapping[str, Outcome]) -> None:
-        """Leave out the jobs that were done in an earlier run."""
+    def skip(self, done: Mapping[str, Outcome], preemptions: Mapping[str, int] | None = None) -> None:
+        """Leave out the jobs that were done in an earlier run; `preemptions` says how often the others were preempted."""
+        for key, number in (preemptions or {}).items():
+            if key in self.progress:
+                self.progress[key].preemptions = number
         for key, outcome in done.items():
             if key in self.progress:
                 self.progress[key].state, self.progress[key].outcome = State.DONE_BEFORE, outcome
@@ -114,17 +128,32 @@ class Batch:
         return found.job
 
     def ended(self, job: Job, outcome: Outcome) -> None:
-        """Record an attempt. A job that failed too often stops the batch, unless it keeps going."""
+        """Record an attempt. A job that failed too often stops the batch, unless it keeps going. One that was preempted has
+        not failed: it waits at its place again, but not for ever.
+        """
         found = self.progress[job.key]
+        if outcome.end_reason == PREEMPTED and found.preemptions >= MAX_PREEMPTIONS:
+            outcome = replace(outcome, why=f"preempted {found.preemptions + 1} times", end_reason=None)
         found.outcome = outcome
         if outcome.is_good:
             found.state = State.DONE
+        elif outcome.end_reason == PREEMPTED:
+            found.preemptions += 1
+            found.attempts -= 1  # it is not one of those that --retries allows
+            found.state = State.WAITING
+            self._put_back(job.key)
         elif found.attempts <= self.retries and not self.is_stopping:
             found.state = State.WAITING
             self._ready.append(job.key)  # behind the others: what made it fail may have passed by then
         else:
             found.state = State.FAILED
             self.is_stopping = self.is_stopping or not self.keeps_going
+
+    def _put_back(self, key: str) -> None:
+        """Before the jobs that come after it in the file."""
+        places = {other: place for place, other in enumerate(self.progress)}
+        behind = (number for number, other in enumerate(self._ready) if places[other] > places[key])
+        self._ready.insert(next(behind, len(self._ready)), key)
 
     def interrupted(self, job: Job) -> None:
         """Record that an attempt was interrupted, which does not count as a failure: the job waits for the next run."""

@@ -12,14 +12,17 @@ from pathlib import Path
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
+from gpu_worker_pool.cli.run.lease_end import end_if_announced, end_text, ended_because, limit_of, warn_command
 from gpu_worker_pool.cli.run.lease_facts import command_env
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wait_for_end
 from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.command_label import label_text
+from gpu_worker_pool.client.events import ending_text
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.host.holder_mark import mark_names
+from gpu_worker_pool.models import LeaseEnding
 
 from .jobs import Batch, Job, Outcome
 from .state import StateFile
@@ -124,7 +127,7 @@ class BatchRunner:
             self._batch.interrupted(job)
             return
         self._batch.ended(job, outcome)
-        self.on_end(job, outcome)
+        self.on_end(job, self._batch.progress[job.key].outcome or outcome)
 
     async def _attempt(self, client: GPUWorkerPoolClient, job: Job) -> Outcome | None:
         guarded = GuardedCommand([] if self.state is None else [self.state.descriptor])
@@ -167,8 +170,12 @@ class BatchRunner:
         lost: list[str] = []
 
         def lose(reason: str) -> None:
-            lost.append(reason)
-            guarded.end(self._grace_s)
+            if not end_if_announced(guarded, assignment, self._grace_s):
+                lost.append(reason)
+                guarded.end(self._grace_s)
+
+        def warn(ending: LeaseEnding | None) -> None:
+            os.write(log, f"# {ending_text(ending)}\n".encode())
 
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - opened at once
@@ -179,9 +186,12 @@ class BatchRunner:
                     group=0,
                     grace_s=self._grace_s,
                     safe_until=safe_until(assignment),
+                    limit=limit_of(assignment),
                     marks=mark_names(assignment.lease_id or "", assignment.uuids),
                 )
-            outcome = replace(outcome, exit_code=await wait_for_end(guarded, assignment, self.sources.ttl_s, lose))
+            warnings = warn_command(guarded, assignment, self._grace_s, warn)
+            code = await wait_for_end(guarded, assignment, self.sources.ttl_s, lose, warnings)
+            outcome = _outcome(outcome, guarded, assignment, code)
         except GuardDied:
             outcome = replace(outcome, why="its guard was killed, and the job with it")
         except Failure as failure:  # there is no shell, say
@@ -189,6 +199,15 @@ class BatchRunner:
         finally:
             os.close(log)
         return replace(outcome, exit_code=None, why=f"its GPU was lost: {lost[0]}") if lost else outcome
+
+
+def _outcome(outcome: Outcome, guarded: GuardedCommand, assignment: Assignment, code: int) -> Outcome:
+    reason, ending = ended_because(guarded, assignment, code), assignment.ending
+    if reason is None and code != 0 and ending is not None:
+        reason = ending.reason  # it was told to end, and ended with a code of its own
+    if reason is None:
+        return replace(outcome, exit_code=code)
+    return replace(outcome, why=end_text(reason, assignment), end_reason=reason)
 
 
 def log_path(folder: Path, job: Job) -> Path:

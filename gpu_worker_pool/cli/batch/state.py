@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from gpu_worker_pool.host.identity import Machine, own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.reader import read, read_time
 
-from .jobs import Job, Outcome
+from .jobs import PREEMPTED, Job, Outcome
 
 # How long guards without a job may take to end after their batch was killed.
 _GUARDS_END_S: Final = 2.0
@@ -81,6 +82,8 @@ class StateFile:
         self._path = path
         self._is_fresh = is_fresh
         self._descriptor = -1
+        # How often each job was preempted in earlier runs, by key; after `load`.
+        self.preemptions: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         try:
@@ -141,6 +144,7 @@ class StateFile:
         if not records:
             self._append(json.loads(HEADER))
         done: dict[str, Outcome] = {}
+        self.preemptions = Counter(record["job"] for record in records[1:] if record.get("end_reason") == PREEMPTED)
         for record in records[1:]:
             if record.get("exit_code") == 0:
                 started_at, ended_at = (read_time(str(record.get(name))) for name in ("started_at", "ended_at"))

@@ -18,6 +18,8 @@ def run(
     model: options.Model = None,
     priority: options.Priority = 0,
     timeout: options.Timeout = None,
+    time: options.TimeLimit = None,
+    preemptible: options.Preemptible = False,
     on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
     name: Annotated[
@@ -40,7 +42,8 @@ def run(
 
     Exit codes are those of timeout(1): the command's own; 128+N if signal N ended it; 124 if --timeout passed before
     there was a GPU; 125 if gpu-pool failed or the lease was lost; 126 if the command cannot be run; 127 if there is
-    no such command.
+    no such command. And 123 if the command was stopped at its time limit; 122 if another request needed its GPU, or the
+    GPU was idle.
     """
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
 
@@ -51,6 +54,6 @@ def run(
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
     label = label_text(name) if name else command_label(command)
-    request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, is_new=new)
+    request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, new, time, preemptible)
     reporter = RunReporter(is_json=json, is_quiet=quiet)
     return asyncio.run(Runner(command, request, on_lost, grace, remote, endpoint, reporter).run())

@@ -26,6 +26,8 @@ class GpuRequest:
     timeout_s: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     is_new: bool = False
+    time_limit_s: float | None = None
+    is_preemptible: bool = False
 
 
 async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuRequest, holder_pid: int) -> Assignment:
@@ -41,6 +43,8 @@ async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuReq
             among=sources.among,
             pid=holder_pid,
             new=request.is_new,
+            time_limit=request.time_limit_s,
+            preemptible=request.is_preemptible,
         )
     except NoEndpointAnsweredError:
         raise

@@ -64,6 +64,8 @@ class GuardedCommand:
         self._safe_until: float | None = None
         # Whether the guard ended the command because no update said in time that the lease is safe.
         self.was_late = False
+        # Whether the guard ended the command because the announced end of the lease had come.
+        self.was_limited = False
 
     @property
     def pid(self) -> int:
@@ -79,16 +81,17 @@ class GuardedCommand:
         group: int,
         grace_s: float,
         safe_until: float | None,
+        limit: float | None = None,
         marks: Sequence[str] = (),
     ) -> None:
         """Start the command with these standard streams, in this process group (0: one of its own).
 
         `grace_s` is the time between SIGTERM and SIGKILL if this process dies, or if the command leaves processes
-        behind. `safe_until` is as in `tell_safe_until`. `marks` are the names by which the guard says which GPUs it holds.
+        behind. `safe_until` and `limit` are as in `tell_safe_until` and `tell_limit`. `marks` are the names by which the guard says which GPUs it holds.
         Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
-        limits = {"safe_until": safe_until, "group": group, "grace_s": grace_s, "marks": list(marks)}
+        limits = {"safe_until": safe_until, "limit": limit, "group": group, "grace_s": grace_s, "marks": list(marks)}
         message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits})
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
@@ -99,7 +102,7 @@ class GuardedCommand:
     async def wait(self) -> int:
         """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
         answer = await self._receive()
-        self.was_late = answer["was_late"]
+        self.was_late, self.was_limited = answer["was_late"], answer["was_limited"]
         code = os.waitstatus_to_exitcode(answer["status"])
         return code if code >= 0 else SIGNAL_BASE - code
 
@@ -108,6 +111,10 @@ class GuardedCommand:
         if at != self._safe_until:
             self._safe_until = at
             self._send({"do": "safe", "until": at})
+
+    def tell_limit(self, at: float | None, grace_s: float) -> None:
+        """Tell the guard when the lease ends, on the clock of leases, and how long the command may take to end then."""
+        self._send({"do": "limit", "at": at, "grace_s": grace_s})
 
     def send_signal(self, number: int) -> None:
         self._send({"do": "signal", "number": number})

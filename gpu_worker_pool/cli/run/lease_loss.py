@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 from gpu_worker_pool.cli.tasks import cancel_and_wait
@@ -11,6 +11,7 @@ from gpu_worker_pool.client.acquire.heartbeat import BEATS_PER_TTL
 from gpu_worker_pool.client.pool_client import Assignment
 
 from .guarded_command import GuardedCommand
+from .lease_end import KILL_AHEAD_S
 
 _NOT_RENEWED_IN_TIME: Final = "the lease could not be renewed in time"
 # A client gives up a lease one heartbeat before the server grants the GPU again. A command may take this part of that
@@ -32,19 +33,28 @@ def safe_until(assignment: Assignment) -> float | None:
 
 
 async def wait_for_end(
-    guarded: GuardedCommand, assignment: Assignment, ttl_s: float | None, on_lost: Callable[[str], None]
+    guarded: GuardedCommand,
+    assignment: Assignment,
+    ttl_s: float | None,
+    on_lost: Callable[[str], None],
+    warnings: Coroutine[None, None, None],
 ) -> int:
     """Wait until no process of the command is left; the exit code. `on_lost` is called with the reason of a loss.
 
     The guard must act if this process is stopped, so it is kept informed of how long the lease is safe; not where
-    `ttl_s` is None.
+    `ttl_s` is None. `warnings` runs beside.
     """
     lost = asyncio.create_task(_tell_loss(assignment, on_lost))
-    updates = [] if ttl_s is None else [asyncio.create_task(_update_guard(guarded, assignment, ttl_s))]
+    updates = [asyncio.create_task(warnings)]
+    if ttl_s is not None:
+        updates.append(asyncio.create_task(_update_guard(guarded, assignment, ttl_s)))
     try:
         code = await guarded.wait()
         if guarded.was_late and not lost.done():
             on_lost(_NOT_RENEWED_IN_TIME)  # this process was stopped, or did not get its turn, and the guard acted
+        if guarded.was_limited:
+            # The server is about to end the lease, with the reason; a release would hide that.
+            await asyncio.wait({lost}, timeout=2 * KILL_AHEAD_S)
         return code
     finally:
         await cancel_and_wait(lost, *updates)

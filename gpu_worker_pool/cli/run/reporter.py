@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from time import time
+from typing import Any, Final
 
 from gpu_worker_pool.cli.output import complain
-from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.cli.units import show_duration, show_time
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.wire.endings import coming_end
+from gpu_worker_pool.wire.leases import LeaseView
+
+_EXPECTED: Final = ("expected_start_at", "expected_start_basis", "expected_after")
 
 
 class RunReporter:
@@ -32,11 +39,37 @@ class RunReporter:
     def granted(self, assignment: Assignment, waited_s: float, *, has_waited: bool) -> None:
         """Which GPUs, and where there was a wait, for how long."""
         gpus = list(assignment.gpu_ids)
+        ends_at = None if assignment.ends_at is None else assignment.ends_at.timestamp()
         if self.is_json:
-            self._print("granted", gpus=gpus, lease_id=assignment.lease_id, waited_s=round(waited_s, 3))
+            facts = {"gpus": gpus, "lease_id": assignment.lease_id, "waited_s": round(waited_s, 3)}
+            self._print("granted", **facts, ends_at=iso_time(ends_at))
         elif not self.is_quiet:
             after = f" after {show_duration(waited_s)}" if has_waited else ""
-            complain(f"GPU {', '.join(map(str, gpus))} granted{after}")
+            until = "" if ends_at is None else f" until {show_time(ends_at, time())}"
+            complain(f"GPU {', '.join(map(str, gpus))} granted{after}{until}")
+
+    def waiting(self, endpoint: str | None, text: str, lease: LeaseView | None) -> None:
+        """For --json only: the wait as the server describes it."""
+        start = {} if lease is None else {name: getattr(lease, name) for name in _EXPECTED}
+        position = None if lease is None else lease.position
+        self._print("waiting", endpoint=endpoint, message=text, position=position, **dict.fromkeys(_EXPECTED) | start)
+
+    def ending(self, ending: LeaseEnding | None) -> None:
+        """The server is about to end the lease, or, with None, no longer is."""
+        if self.is_json:
+            ends_at = None if ending is None else iso_time(ending.ends_at.timestamp())
+            self._print("ending", reason=None if ending is None else ending.reason, ends_at=ends_at)
+        elif ending is None:
+            complain("the lease goes on: its end was withdrawn")
+        else:
+            complain(f"{coming_end(ending.reason, ending.ends_at)}; the command got SIGTERM")
+
+    def stopped(self, reason: str, text: str) -> None:
+        """The command was stopped because its lease ended as announced."""
+        if self.is_json:
+            self._print("stopped", reason=reason, message=text)
+        else:
+            complain(f"the command was stopped: {text}")
 
     def lost(self, reason: str, *, is_stopped: bool) -> None:
         if self.is_json:

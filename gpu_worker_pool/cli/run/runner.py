@@ -20,6 +20,7 @@ from gpu_worker_pool.host.holder_mark import mark_names
 
 from .gpu_request import GpuRequest, acquire, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
+from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, limit_of, warn_command
 from .lease_facts import command_env
 from .lease_loss import grace_after_loss, safe_until, wait_for_end
 from .reporter import RunReporter
@@ -90,7 +91,12 @@ class Runner:
 
     async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int:
         async with sources.servers() as servers:
-            line = WaitingLine(servers, err(), is_quiet=self.reporter.is_quiet or self.reporter.is_json)
+            line = WaitingLine(
+                servers,
+                err(),
+                is_quiet=self.reporter.is_quiet,
+                tell=self.reporter.waiting if self.reporter.is_json else None,
+            )
             async with AsyncExitStack() as started:
                 async with self._in_time():
                     client = await started.enter_async_context(sources.client(line.note))
@@ -136,6 +142,8 @@ class Runner:
 
         def lose(reason: str) -> None:
             nonlocal is_stopped
+            if end_if_announced(guarded, assignment, grace_s):
+                return
             is_stopped = stops
             if stops:
                 guarded.end(grace_s)
@@ -149,13 +157,18 @@ class Runner:
                 group=os.getpgrp() if shares_terminal else 0,
                 grace_s=grace_s,
                 safe_until=safe_until(assignment) if stops else None,
+                limit=limit_of(assignment),
                 marks=mark_names(assignment.lease_id or "", assignment.uuids),
             )
             async with signals.passed_to(pass_on):
-                code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose)
+                warnings = warn_command(guarded, assignment, grace_s, self.reporter.ending)
+                code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose, warnings)
         except GuardDied:
             raise Failure("the guard of the command was killed, and the command with it") from None
         except BaseException:
             guarded.close()  # whatever it was, the lease is released only when the command is gone
             raise
+        if reason := ended_because(guarded, assignment, code):
+            self.reporter.stopped(reason, end_text(reason, assignment))
+            return EXIT_CODES[reason]
         return FAILED if is_stopped else code

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic, time
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
@@ -16,16 +16,25 @@ from rich.text import Text
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.cli.units import show_duration, show_time
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.core.queue.explain import MAX_NAMES
-from gpu_worker_pool.wire.leases import ObstacleView, WaitingLeaseView
-from gpu_worker_pool.wire.reader import read
+from gpu_worker_pool.wire.leases import LeaseView, ObstacleView, WaitingLeaseView
+from gpu_worker_pool.wire.reader import read, read_time
 
 # How often the server is asked about the request. The grant itself reaches the client at once, by another call.
 _POLL_S: Final = 1.0
 # Without a terminal, a line is written when the reason changes, but not more often than this.
 _MIN_BETWEEN_LINES_S: Final = 10.0
+Tell = Callable[[str | None, str, LeaseView | None], None]
+
+
+class _QueueLine(NamedTuple):
+    """The wait in one queue; `lease` is None where the server does not describe it."""
+
+    endpoint: str | None
+    text: str
+    lease: LeaseView | None
 
 
 def waiting_text(reason: str | None, obstacles: Sequence[ObstacleView], waited_s: float, now_s: float) -> str:
@@ -43,13 +52,31 @@ def waiting_text(reason: str | None, obstacles: Sequence[ObstacleView], waited_s
     return f"waiting {show_duration(waited_s)}. {said}"
 
 
-class WaitingLine:
-    """Shows the wait from the client's first event of waiting until `close`. `note` takes the client's events."""
+def probable_start(lease: LeaseView, now_s: float) -> str | None:
+    """When a waiter will probably start, and what that rests on; None where that is not known."""
+    at = read_time(lease.expected_start_at)
+    if at is None:
+        return None
+    clock = show_time(max(at, now_s), now_s)
+    if lease.expected_start_basis != "declared":
+        return f"probably about {clock}, judging by earlier jobs"
+    if not lease.expected_after:
+        return f"probably at {clock}"
+    holder, bracket, task = lease.expected_after.partition(" (")
+    return f"probably at {clock}, if {holder}'s job{bracket}{task} ends when it said"
 
-    def __init__(self, servers: Servers, console: Console, *, is_quiet: bool = False) -> None:
+
+class WaitingLine:
+    """Shows the wait from the client's first event of waiting until `close`. `note` takes the client's events.
+
+    `tell` is called instead, with the endpoint, the line and the lease, when the line has changed.
+    """
+
+    def __init__(self, servers: Servers, console: Console, *, is_quiet: bool = False, tell: Tell | None = None) -> None:
         self._servers = servers
         self._console = console
-        self._is_quiet = is_quiet
+        self._is_quiet = is_quiet and tell is None
+        self._tell = tell
         self._began = monotonic()
         self._queues: dict[str, ClientEvent] = {}
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +102,7 @@ class WaitingLine:
             await asyncio.wait([self._task])
 
     async def _show(self) -> None:
-        if not self._console.is_terminal:
+        if self._tell is not None or not self._console.is_terminal:
             while True:
                 self._write(await self._lines())
                 await asyncio.sleep(_POLL_S)
@@ -83,32 +110,38 @@ class WaitingLine:
         spinner = Spinner("dots")
         with Live(spinner, console=self._console, transient=True, refresh_per_second=8):
             while True:
-                spinner.update(text=Text("\n".join(await self._lines())))
+                spinner.update(text=Text("\n".join(line.text for line in await self._lines())))
                 await asyncio.sleep(_POLL_S)
 
-    def _write(self, lines: list[str]) -> None:
+    def _write(self, lines: list[_QueueLine]) -> None:
         # Each line begins with the time waited, which always changes, so the lines are compared without it.
-        gist = "; ".join(line.partition(". ")[2] for line in lines)
+        gist = "; ".join(line.text.partition(". ")[2] for line in lines)
         last_gist, last_at = self._last_written or (None, -inf)
         if gist != last_gist and monotonic() - last_at >= _MIN_BETWEEN_LINES_S:
             self._last_written = (gist, monotonic())
             for line in lines:
-                self._console.print(f"gpu-pool: {line}", markup=False)
+                if self._tell is None:
+                    self._console.print(f"gpu-pool: {line.text}", markup=False)
+                else:
+                    self._tell(*line)
 
-    async def _lines(self) -> list[str]:
+    async def _lines(self) -> list[_QueueLine]:
         queues = dict(self._queues)  # another queue may be joined meanwhile
-        texts = await asyncio.gather(*map(self._describe, queues.values()))
-        if len(texts) == 1:
-            return texts
-        return [f"{endpoint}: {text}" for endpoint, text in zip(queues, texts, strict=True)]
+        lines = await asyncio.gather(*map(self._describe, queues.values()))
+        if len(lines) == 1 or self._tell is not None:
+            return lines
+        return [line._replace(text=f"{line.endpoint}: {line.text}") for line in lines]
 
-    async def _describe(self, event: ClientEvent) -> str:
+    async def _describe(self, event: ClientEvent) -> _QueueLine:
         """The wait as the server describes it now; where it does not, as the client's event did."""
         reason: str | None = event.detail
         obstacles: tuple[ObstacleView, ...] = ()
+        shown: LeaseView | None = None
         if event.endpoint in self._servers.ids:
             answer = await self._servers.ask(event.endpoint, f"/leases/{event.lease_id}")
             lease = read(WaitingLeaseView, answer.data, clean=plain)
             if answer.is_ok and lease is not None and lease.state == "queued":
-                reason, obstacles = lease.reason or reason, lease.obstacles
-        return waiting_text(reason, obstacles, self.waited_s, time())
+                reason, obstacles, shown = lease.reason or reason, lease.obstacles, lease
+        text = waiting_text(reason, obstacles, self.waited_s, time())
+        start = None if shown is None else probable_start(shown, time())
+        return _QueueLine(event.endpoint, text if start is None else f"{text.rstrip('. ')}; {start}", shown)

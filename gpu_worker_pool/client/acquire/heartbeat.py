@@ -10,6 +10,7 @@ from math import inf
 from gpu_worker_pool.client.backends.lease_book import LeaseBook
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.models import LeaseEnding
 
 from .lost import Lost
 
@@ -29,10 +30,18 @@ FIRST_NAP_S = 0.5
 class Heartbeat:
     """One task for all leases at an endpoint: one call renews them all. The task runs while there are leases."""
 
-    def __init__(self, book: LeaseBook, on_lost: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        book: LeaseBook,
+        on_lost: Callable[[str, str, str | None], None],
+        on_warned: Callable[[str, LeaseEnding | None], None],
+    ) -> None:
         self._book = book
         self._on_lost = on_lost
+        self._on_warned = on_warned
         self._held: dict[str, Lost] = {}
+        self._warned: set[str] = set()
+        self._has_news = False
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
@@ -46,6 +55,7 @@ class Heartbeat:
 
     def drop(self, lease_id: str) -> None:
         self._held.pop(lease_id, None)
+        self._warned.discard(lease_id)
         if not self._held and self._task is not None:
             self._task.cancel()
             self._task = None
@@ -68,6 +78,7 @@ class Heartbeat:
                 return
             hold_s, began = self._hold_s(), boot_time()
             self._added.clear()
+            self._has_news = False
             # After calls that new leases cut short, a renewal must get through in time.
             wait_s = max(min(hold_s, renewed_at + 2 * hold_s - began), 0.0)
             try:
@@ -79,7 +90,7 @@ class Heartbeat:
                 if is_over:
                     renewed_at = began
                     # An older server, one that is busy and one that stops do not hold the answer.
-                    is_early = boot_time() - began < wait_s / 2
+                    is_early = not self._has_news and boot_time() - began < wait_s / 2
                     nap_s = min(early_s, max(began + hold_s - boot_time(), 0.0)) if is_early else 0.0
                     early_s = 2 * early_s if is_early else FIRST_NAP_S
             self._give_up_what_is_late()
@@ -112,22 +123,33 @@ class Heartbeat:
         ids = list(self._held)
         for start in range(0, len(ids), MOST_IDS):
             is_last = start + MOST_IDS >= len(ids)
-            renewal = await self._book.renew(ids[start : start + MOST_IDS], wait_s if is_last else 0.0)
+            asked = ids[start : start + MOST_IDS]
+            warned = [lease_id for lease_id in asked if lease_id in self._warned]
+            renewal = await self._book.renew(asked, wait_s if is_last else 0.0, warned)
             for lease_id in renewal.renewed:
                 if lease_id in self._held:
                     _extend(self._held[lease_id], renewal.renewed_at)
+                    self._take_in(lease_id, renewal.warnings.get(lease_id))
             for lease_id, over in renewal.lost.items():
-                self._give_up(lease_id, over.words or over.reason)
+                self._give_up(lease_id, over.words or over.reason, over.reason)
+
+    def _take_in(self, lease_id: str, ending: LeaseEnding | None) -> None:
+        if ending is None and lease_id not in self._warned:
+            return
+        self._has_news = self._has_news or ending is None or lease_id not in self._warned
+        (self._warned.discard if ending is None else self._warned.add)(lease_id)
+        self._on_warned(lease_id, ending)
 
     def _give_up_what_is_late(self) -> None:
         for lease_id, lost in list(self._held.items()):
             if lost.is_set():
                 self._give_up(lease_id, "no heartbeat got through in time")
 
-    def _give_up(self, lease_id: str, reason: str) -> None:
+    def _give_up(self, lease_id: str, reason: str, code: str | None = None) -> None:
         lost = self._held.pop(lease_id, None)
-        if lost is not None and lost.set(reason):
-            self._on_lost(lease_id, reason)
+        self._warned.discard(lease_id)
+        if lost is not None and lost.set(reason, code):
+            self._on_lost(lease_id, reason, code)
 
 
 def _extend(lost: Lost, sent_at: float) -> None:

@@ -24,6 +24,8 @@ class Lost:
         # When the lease is lost if no further heartbeat gets through; None where only its server can say that it is.
         self.ends_at: float | None = None
         self.reason: str | None = None
+        # The server's code for the reason, such as time_limit; None where the server did not say that it ended.
+        self.code: str | None = None
         self._event = asyncio.Event()
         self._is_over = False
 
@@ -44,11 +46,11 @@ class Lost:
         if not self.is_set():
             self.ends_at = max(ends_at, self.ends_at or ends_at)
 
-    def set(self, reason: str) -> bool:
+    def set(self, reason: str, code: str | None = None) -> bool:
         """Declare the lease lost; returns False where it was lost or released before."""
         if self._is_over or self._event.is_set():
             return False
-        self.reason = reason
+        self.reason, self.code = reason, code
         self._event.set()
         return True
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.gpu_names import is_gpu_name
-from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
 from gpu_worker_pool.wire.leases import GpuRef, LeaseView
 from gpu_worker_pool.wire.reader import has_all
@@ -31,10 +32,11 @@ class NotReadYet(Exception):  # noqa: N818 - an event
     """A server that has just started has not read the index of a GPU yet; it is asked again."""
 
 
-def check_grant(lease: LeaseView, data: Mapping[str, Any], wishes: Wishes) -> tuple[tuple[Gpu, ...], dict[str, str]]:
+def check_grant(lease: LeaseView, data: Mapping[str, Any], request: Request) -> tuple[tuple[Gpu, ...], dict[str, str]]:
     """The GPUs of an active lease, and the environment that shows a process these and no others. `data` is the body
     that `lease` was read from.
     """
+    wishes = request.wishes
     if not has_all(lease, data, "gpus") or any(map(_is_odd, lease.gpus, data["gpus"])):
         raise UnbelievableGrant("it grants a GPU that cannot be read")
     if not lease.gpus or any(ref.gpu_id is None for ref in lease.gpus):
@@ -52,6 +54,10 @@ def check_grant(lease: LeaseView, data: Mapping[str, Any], wishes: Wishes) -> tu
         for gpu in gpus:
             if not any(_is_named(gpu, name) for name in wishes.among):
                 raise UnbelievableGrant(f"it grants GPU {gpu.index}, which is not among those that were asked for")
+    if request.time_limit_s is not None and (lease.ends_at is None or lease.granted_at is None):
+        raise UnbelievableGrant(
+            f"its lease does not end, and a limit of {show_span(request.time_limit_s)} was asked for"
+        )
     return gpus, _environment(lease.env, gpus)
 
 

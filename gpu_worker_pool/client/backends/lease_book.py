@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.models import LeaseEnding
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
     """The lease is ours. Its TTL has certainly not begun before `safe_since`; None where that is not known.
 
-    `is_local`: no TTL runs against it, because the server watches the holder's process.
+    `is_local`: no TTL runs against it, because the server watches the holder's process. `ends_at` is when its time limit
+    ends it, by the clock of this machine.
     """
 
     gpus: tuple[Gpu, ...]
@@ -22,6 +25,7 @@ class Granted:
     env: dict[str, str]
     safe_since: float | None
     is_local: bool = False
+    ends_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,14 @@ LeaseAnswer = Granted | Queued | NeverGranted | Over | NotBelieved
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of leases that were renewed, and when they were, at the earliest. `lost` says how each of those ended."""
+    """What became of leases that were renewed, and when they were, at the earliest. `lost` says how each of those ended,
+    `warnings` which of the others will be ended.
+    """
 
     renewed_at: float
     renewed: frozenset[str]
     lost: dict[str, Over]
+    warnings: Mapping[str, LeaseEnding] = field(default_factory=dict)
 
 
 class LeaseBook(Protocol):
@@ -79,8 +86,10 @@ class LeaseBook(Protocol):
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
         """Wait until it is no longer queued, or the time is over."""
 
-    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0) -> Renewal:
-        """Send a heartbeat for these leases. The answer may be held back for `wait_s` while none of them has ended."""
+    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0, warned: Sequence[str] = ()) -> Renewal:
+        """Send a heartbeat for these leases. The answer may be held back for `wait_s` while none of them has ended or been
+        warned. The warning of `warned` is known; it counts again when it is withdrawn.
+        """
 
     async def release(self, lease_id: str) -> None:
         """Release the lease, or leave the queue; a lease that is unknown there counts as released."""

@@ -6,14 +6,16 @@ Only the workers of this process are coordinated then, which is said once, in a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
+from typing import Final
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -23,6 +25,8 @@ from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.writer import InlineWriter
+from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.wire.endings import ending
 
 from .claims import OF_THIS_PROCESS, Claim
 from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewal
@@ -30,6 +34,8 @@ from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewa
 SHORTEST_HISTORY = 200
 # How often leases are renewed. They end with this process, so they cannot be lost before.
 RENEW_S = 3600.0
+# Ends that the pool decides; all others are the holder's own.
+ENDED_BY_POOL: Final = frozenset({EndReason.TIME_LIMIT, EndReason.PREEMPTED, EndReason.IDLE})
 
 
 class OwnLeases:
@@ -38,8 +44,16 @@ class OwnLeases:
     needs_heartbeat = False
     endpoint_id: str | None = None
 
-    def __init__(self, settings: PoolSettings, place: str) -> None:
+    def __init__(
+        self,
+        settings: PoolSettings,
+        place: str,
+        on_lost: Callable[[str, str, str | None], None],
+        on_warned: Callable[[str, LeaseEnding | None], None],
+    ) -> None:
         self._place = place
+        self._on_lost = on_lost
+        self._on_warned = on_warned
         self._measured: dict[str, Reading] = {}
         self._loop = asyncio.get_running_loop()
         # Readings come too seldom here to wait for one before a GPU is granted again.
@@ -82,6 +96,12 @@ class OwnLeases:
                 # Another client was quicker while this one decided. The grant has not been answered yet.
                 self._observe_again()
                 self._driver.note(cmd.Revoke(event.lease_id))
+            elif isinstance(event, ev.LeaseWarned):
+                self._on_warned(
+                    event.lease_id, None if event.reason is None else self._ending(event.reason, event.ends)
+                )
+            elif isinstance(event, ev.LeaseEnded) and event.reason in ENDED_BY_POOL:
+                self._on_lost(event.lease_id, ending(event.reason), str(event.reason))
         held = {key for key, slot in self.state.slots.items() if slot.occupants}
         free = [self._claim(reading.gpu.key) for reading in self._measured.values() if reading.gpu.key not in held]
         OF_THIS_PROCESS.let_go(self, free)
@@ -113,7 +133,7 @@ class OwnLeases:
         await self._driver.wait_while_queued(lease_id, wait_s)
         return self._answer(lease_id)
 
-    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0) -> Renewal:  # noqa: ARG002 - see LeaseBook
+    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0, warned: Sequence[str] = ()) -> Renewal:  # noqa: ARG002
         return Renewal(boot_time(), frozenset(lease_ids), {})
 
     async def release(self, lease_id: str) -> None:
@@ -125,7 +145,8 @@ class OwnLeases:
                 gpus = tuple(map(self._gpu, lease.gpus))
                 devices = ",".join(str(gpu.index) for gpu in gpus)
                 env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
-                return Granted(gpus, lease.fence, env, boot_time())
+                ends_at = None if lease.limit is None else self._local_time(lease.limit)
+                return Granted(gpus, lease.fence, env, boot_time(), ends_at=ends_at)
             case QueuedLease():
                 position = Order(self.state, boot_time()).position(lease)
                 return Queued(f"position {position} among the workers of this process")
@@ -135,6 +156,13 @@ class OwnLeases:
         reading = self.state.slots[key].reading
         assert reading is not None  # noqa: S101 - a GPU that was granted has been read
         return reading.gpu
+
+    def _ending(self, reason: EndReason, at: float) -> LeaseEnding:
+        return LeaseEnding(str(reason), self._local_time(at))
+
+    @staticmethod
+    def _local_time(at: float) -> datetime:
+        return datetime.fromtimestamp(at + wall_offset())  # noqa: DTZ006 - local time, as all times of the documents
 
     async def _keep_alive(self) -> None:
         while True:

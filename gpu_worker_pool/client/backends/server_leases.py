@@ -6,25 +6,28 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Holder, Request
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.host.identity import own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.leases import ActiveLeaseView, LeaseView, RenewAnswer
+from gpu_worker_pool.wire.leases import ActiveLeaseView, EndWarning, LeaseView, RenewAnswer
 from gpu_worker_pool.wire.pool import PoolView
-from gpu_worker_pool.wire.reader import plain, read
+from gpu_worker_pool.wire.reader import plain, read, read_time
 from gpu_worker_pool.wire.transport import Reply
 
 from .grant_check import NotReadYet, UnbelievableGrant, check_grant
@@ -85,16 +88,15 @@ class ServerLeases:
             return Over("the server does not know it any more")
         return self._answer(reply, lease_id, request)
 
-    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0) -> Renewal:
+    async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0, warned: Sequence[str] = ()) -> Renewal:
         if not self._holds_renewals:
             wait_s = 0.0
-        body = asdict(RenewForm(ids=tuple(lease_ids), wait_s=wait_s))
-        if not wait_s:
-            del body["wait_s"]
+        form = RenewForm(ids=tuple(lease_ids), wait_s=wait_s, warned=tuple(warned))
+        body = {name: value for name, value in asdict(form).items() if value}  # an older server knows only the ids
         reply = await self._endpoint.call("POST", "/leases/renew", body=body, extra_s=wait_s, is_vital=True)
         if wait_s and reply.status == 422:
             self._holds_renewals = False
-            return await self.renew(lease_ids)
+            return await self.renew(lease_ids, warned=warned)
         answer = read(RenewAnswer, reply.data, clean=plain) if reply.status == 200 else None
         if answer is None:
             raise self._endpoint.error(reply.detail, status=reply.status)
@@ -110,6 +112,7 @@ class ServerLeases:
             _renewed_at(reply, answer),
             frozenset(item.id for item in answer.renewed if item.id in own),
             {item.id: _over(item.reason, item.by, item.note) for item in lost},
+            {item.id: _ending(item.warning) for item in answer.renewed if item.warning is not None and item.id in own},
         )
 
     async def release(self, lease_id: str) -> None:
@@ -151,7 +154,7 @@ class ServerLeases:
 
     def _answer(self, reply: Reply, lease_id: str, request: Request) -> LeaseAnswer:
         if reply.status in HOPELESS:
-            return NeverGranted(reply.detail)
+            return NeverGranted(_too_old(reply, request) or reply.detail)
         if reply.status not in {200, 201, 202}:
             raise self._endpoint.error(reply.detail, status=reply.status)
         lease = read(ActiveLeaseView, reply.data, clean=plain)
@@ -162,7 +165,7 @@ class ServerLeases:
         match lease.state:
             case "active":
                 try:
-                    gpus, env = check_grant(lease, reply.data, request.wishes)
+                    gpus, env = check_grant(lease, reply.data, request)
                 except NotReadYet as error:
                     raise self._endpoint.error(str(error)) from None
                 except UnbelievableGrant as error:
@@ -171,7 +174,7 @@ class ServerLeases:
                 self._granters.setdefault(lease.id, Granter.of(reply, lease.pool_id))
                 if is_local and lease.pid == os.getpid():
                     self._marks.add(lease.id, (gpu.key.uuid for gpu in gpus))
-                return Granted(gpus, lease.fence, env, _safe_since(reply, lease), is_local)
+                return Granted(gpus, lease.fence, env, _safe_since(reply, lease), is_local, _ends_at(lease))
             case "queued":
                 return Queued(lease.reason or "")
         return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
@@ -190,14 +193,45 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
         ttl_s=request.ttl_s,
         labels=dict(request.labels),
         parent=request.parent,
+        time_limit_s=request.time_limit_s,
+        preemptible=request.preemptible,
     )
     unsaid = {"owner"} if is_local and sys.platform == "linux" else set()
     sent = {name: value for name, value in asdict(form).items() if value is not None and value != {}}
+    if not form.preemptible:
+        del sent["preemptible"]  # an older server does not know it
     return {name: value for name, value in sent.items() if name not in unsaid}
 
 
 def _over(reason: str, by: str | None, note: str | None) -> Over:
     return Over(reason, ending(reason, by, note), is_final=reason == EndReason.REVOKED or by is not None)
+
+
+def _too_old(reply: Reply, request: Request) -> str | None:
+    """What to tell the user of a server that does not know time limits: to ask it without would be another request."""
+    asked = {"time_limit_s": request.time_limit_s is not None, "preemptible": request.preemptible}
+    unknown = [name for name, is_asked in asked.items() if is_asked and f"{name}: there is no such" in reply.detail]
+    if reply.status != 422 or not unknown:
+        return None
+    what = " or ".join({"time_limit_s": "time limits", "preemptible": "preemptible leases"}[name] for name in unknown)
+    return f"its server is older and does not know {what}; update it, or ask without"
+
+
+def _ending(said: EndWarning) -> LeaseEnding:
+    """By the clock of this machine: that of the server may differ."""
+    return LeaseEnding(str(said.reason), _local_time(time.time() + min(max(said.ends_in_s, 0.0), MAX_TIME_LIMIT_S)))
+
+
+def _ends_at(lease: LeaseView) -> datetime | None:
+    """When the time limit of a lease that was just granted ends it, by the clock of this machine."""
+    granted_at, ends_at = read_time(lease.granted_at), read_time(lease.ends_at)
+    if granted_at is None or ends_at is None:
+        return None
+    return _local_time(time.time() + min(max(ends_at - granted_at, 0.0), MAX_TIME_LIMIT_S))
+
+
+def _local_time(at: float) -> datetime:
+    return datetime.fromtimestamp(at)  # noqa: DTZ006 - local time, as all times of the documents
 
 
 def _renewed_at(reply: Reply, answer: RenewAnswer) -> float:

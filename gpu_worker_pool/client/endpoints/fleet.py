@@ -18,6 +18,7 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.transport import Transport
 
 from .endpoint import Endpoint
@@ -83,14 +84,20 @@ class Member:
 
 
 class Fleet:
-    def __init__(self, config: ClientConfig, on_lost: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        on_lost: Callable[[str, str, str | None], None],
+        on_warned: Callable[[str, LeaseEnding | None], None],
+    ) -> None:
         self._config = config
+        self._on_lost, self._on_warned = on_lost, on_warned
         self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
         self.members: dict[str, Member] = {}
         for endpoint_id, url in config.endpoints.items():
             endpoint = Endpoint(endpoint_id, url, self._transport, config)
             book = ServerLeases(endpoint)
-            self.members[endpoint_id] = Member(endpoint, book, Heartbeat(book, on_lost))
+            self.members[endpoint_id] = Member(endpoint, book, Heartbeat(book, on_lost, on_warned))
         self.balancer = Balancer(config.strategy)
         self._tasks: list[asyncio.Task[None]] = []
         self._change: asyncio.Future[None] | None = None
@@ -266,6 +273,8 @@ class Fleet:
                     remembered_ended_leases=100,
                 ),
                 member.endpoint.url.url,
+                self._on_lost,
+                self._on_warned,
             )
             url, fields = member.endpoint.url.url, {"endpoint": member.id}
             text = "endpoint %s has statistics only, no leases: only the workers of this process are coordinated"

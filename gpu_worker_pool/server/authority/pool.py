@@ -163,15 +163,17 @@ class Pool:
 
         ClientGone if the client disconnects first.
         """
+        known = self._warnings(lease_ids)  # now: the caller has just been told of these
+        work = partial(self._renew_until_ended, tuple(lease_ids), wait_s, caller, known)
         with self._presence.watching(len(lease_ids), caller):
-            return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s, caller), None, receive)
+            return await self._hold(work, None, receive)
 
     async def _renew_until_ended(
-        self, lease_ids: tuple[str, ...], wait_s: float, caller: str
+        self, lease_ids: tuple[str, ...], wait_s: float, caller: str, known: list[Ending | None]
     ) -> tuple[list[ev.Event], float]:
         driver, leases = self._driver, self._driver.state.leases
         began = driver.now()
-        until, known = began + wait_s, self._warnings(lease_ids)
+        until = began + wait_s
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
         while True:
             left_s = max(until - driver.now(), 0.0)

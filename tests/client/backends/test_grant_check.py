@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError
 from gpu_worker_pool.client.backends.grant_check import NotReadYet, UnbelievableGrant, check_grant
-from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.wire.leases import LeaseView
 from gpu_worker_pool.wire.reader import read
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen, lease
@@ -28,7 +28,7 @@ def checked(
     data = {"id": "x", "state": "active", "gpus": gpus, "env": env, **more}
     found = read(LeaseView, data)
     assert found is not None
-    return check_grant(found, data, wishes or Wishes(gpus=len(gpus)))[1]
+    return check_grant(found, data, Request(wishes or Wishes(gpus=len(gpus))))[1]
 
 
 @pytest.mark.parametrize(
