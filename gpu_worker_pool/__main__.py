@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import logging
 import os
 import sys
 
@@ -23,6 +24,10 @@ def main() -> int:
             raise
         print(f"gpu-pool: {error.name} is not installed; pip install 'gpu-worker-pool[cli]'", file=sys.stderr)  # noqa: T201
         return 125
+    from .cli.output import WarningHandler, complain  # noqa: PLC0415 - loaded by now
+
+    # For what is logged outside `run`, `batch` and the server, which have handlers of their own.
+    logging.lastResort = WarningHandler(complain)
     return run(sys.argv[1:])
 
 

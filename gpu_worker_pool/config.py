@@ -110,6 +110,8 @@ class ClientConfig:
     ttl_s: float = _TTL.default
     ca_file: str | None = None
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Whether the user named the endpoints. The default endpoint may be reached by a socket that the user named.
+    is_named: bool = True
 
     @property
     def memory_threshold(self) -> float:
@@ -162,6 +164,9 @@ class ClientConfig:
             ttl_s=_TTL.chosen(None, environ),
             ca_file=_text(environ, CA_FILE_VARIABLE),
             tokens=_tokens(token, endpoints, environ),
+            is_named=service_endpoint is not None
+            or service_endpoints is not None
+            or any(split_endpoints(environ.get(variable, "")) for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
         )
 
 

@@ -59,11 +59,19 @@ class NoEndpointAnsweredError(ServiceUnavailableError, WorkerTimeoutError):
 class RequestRefusedError(PoolError, ValueError):
     """No endpoint could ever serve the request, or none lets this caller in. `reasons` are by endpoint id.
 
-    `has_granted`: an endpoint granted something else instead, which was released.
+    `has_granted`: an endpoint granted something else instead, which was released. `was_ended`: it was in a queue, and another
+    caller took it out, so it may be requested again.
     """
 
-    def __init__(self, reasons: Mapping[str, str] | None = None, *, has_granted: bool = False) -> None:
+    def __init__(
+        self, reasons: Mapping[str, str] | None = None, *, has_granted: bool = False, was_ended: bool = False
+    ) -> None:
         self.reasons = dict(reasons or {})
+        self.was_ended = was_ended
+        if was_ended and not has_granted:
+            again = "request again once that is settled"
+            super().__init__(f"the request was ended while it waited{_because(_listed(self.reasons))}; {again}")
+            return
         # A server that asks for proof names its own tokens; the caller needs to know where theirs goes.
         lacks_token = any("token" in reason.lower() for reason in self.reasons.values())
         remedy = "set GPU_POOL_TOKEN (or token=) to a token of that server" if lacks_token else "change the request"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import settings
 
+from gpu_worker_pool.host.holder_record import FOLDER, prefix
 from gpu_worker_pool.testing import ServerProcess
 from tests.preloaded import PreloadedPopen
 
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
+# The servers of tests leave no socket where those of this machine are, and their clients use none of these.
+os.environ.setdefault("GPU_POOL_SOCKET", "")
 
 # Servers that programs of examples, documents and tests/test_pytest_plugin.py start, start as a user's.
 ServerProcess.popen = PreloadedPopen
@@ -59,6 +63,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; all else as it was."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def pytest_sessionfinish() -> None:
+    """Remove what applications in this process have noted of their holders."""
+    for record in FOLDER.glob(f"{prefix()}*"):
+        with suppress(OSError):
+            record.unlink()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -340,7 +340,8 @@ def test_the_ca_file_is_taken_from_the_environment(text: str, expected: str | No
 
 
 def test_one_that_is_made_by_hand_has_the_same_defaults() -> None:
-    assert ClientConfig(build().endpoints, is_multi=False) == build()
+    assert ClientConfig(build().endpoints, is_multi=False, is_named=False) == build()
+    assert build({"GPU_SERVICE_ENDPOINT": "http://box:1"}).is_named
 
 
 @pytest.mark.parametrize("first", ["gpu_worker_pool.config", "gpu_worker_pool.client"])

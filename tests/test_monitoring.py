@@ -128,12 +128,15 @@ def shown_labels(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    """One whose GPUs are leased, shared, out of service and held for a waiter."""
+    """One whose GPUs are leased, shared, out of service and booked."""
     with ServerProcess({"SIMULATED_GPUS": "4", "GPU_POOL_NODE": "box1", "REFRESH_INTERVAL": "4"}) as server:
         assert server.ask("/admin/gpus/3/drain", "POST", body={"reason": "a fan"}).status == 200
         take(server, owner="ada")
         take(server, owner="cleo", memory_mb=1000)
         queue(server, owner="bob", gpus=3)
+        span = {"starts_at": "2100-01-01", "ends_at": "2100-01-02"}
+        assert server.ask("/bookings/course", "PUT", body={**span, "owner": "dora"}).status == 200
+        assert server.ask("/quotas/ada", "PUT", body={"gpus": 2, "ceiling": 3}).status == 200
         yield server
 
 
@@ -215,6 +218,28 @@ def test_the_states_are_those_that_are_described() -> None:
 def test_from_when_a_reading_is_stale(families: list[Metric]) -> None:
     samples = next(family.samples for family in families if family.name == "gpupool_reading_stale_after_seconds")
     assert [sample.value for sample in samples] == [12.0]
+
+
+def test_leases_by_their_terms_and_owners_beside_their_quotas(server: ServerProcess, families: list[Metric]) -> None:
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        if re.search("leases_(idle|warned|preemptible|expected)|owner|quota", family.name)
+        for sample in family.samples
+    }
+    share = values.pop(("gpupool_owner_gpus", "cleo"))
+    assert 0 < share < 0.1
+    assert values == {
+        ("gpupool_leases_idle",): 0,
+        ("gpupool_leases_warned",): 0,
+        ("gpupool_leases_preemptible",): 0,
+        ("gpupool_leases_expected", "declared"): 0,
+        ("gpupool_leases_expected", "predicted"): 0,
+        ("gpupool_leases_expected", "unknown"): 1,
+        ("gpupool_owner_gpus", "ada"): 1,
+        ("gpupool_quota_gpus", "ada"): 2,
+        ("gpupool_quota_ceiling_gpus", "ada"): 3,
+    }
 
 
 # --- the names -------------------------------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from .batch.command import batch
 from .commands.drain import drain, undrain
 from .commands.explain import explain
 from .commands.leases import leases
+from .commands.quota import list_quotas, remove_quota, set_quota
 from .commands.release import release
 from .commands.report import report
+from .commands.reserve import reservations, reserve
 from .commands.status import status
 from .commands.wait import wait
 from .demo.command import demo
@@ -40,17 +42,20 @@ class _Unwritable(Exception):  # noqa: N818 - what happened
         self.cause = cause
 
 
-def _as_flags(params: list[Any]) -> list[Any]:
-    """The parameters, of which a flag takes no value, and shows none in the help: typer would show `<bool>`."""
+def _in_words(params: list[Any]) -> list[Any]:
+    """The parameters, whose values the help names in words: typer would show `<bool>` or `<int range> [1<=x<=1024]`."""
     for param in params:
-        if getattr(param, "is_flag", False) and param.metavar is None:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda **_: None
+        elif getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
+        param._get_number_range_help_str = lambda: ""  # noqa: SLF001 - there is no other way
     return params
 
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _as_flags(super().get_params(ctx))
+        return _in_words(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The usage by the arguments' own words, which say what is optional and what repeats: typer would add braces."""
@@ -62,7 +67,7 @@ class _Commands(TyperGroup):
     """The commands. typer alone would treat a closed pipe as a failure, and any other OSError as a bug."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _as_flags(super().get_params(ctx))
+        return _in_words(super().get_params(ctx))
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _as_unwritable():
@@ -130,9 +135,17 @@ app.command(cls=_Command, rich_help_panel="Look")(leases)
 app.command(cls=_Command, rich_help_panel="Look")(explain)
 app.command(cls=_Command, rich_help_panel="Look")(report)
 app.command(cls=_Command, rich_help_panel="Operate")(release)
+app.command(cls=_Command, rich_help_panel="Look")(reservations)
+app.command(cls=_Command, rich_help_panel="Operate")(reserve)
 app.command(cls=_Command, rich_help_panel="Operate")(drain)
 app.command(cls=_Command, rich_help_panel="Operate")(undrain)
 app.command(cls=_Command, rich_help_panel="Try")(demo)
+
+quota = typer.Typer(cls=_Commands, no_args_is_help=True, help="Show and set who may use how much.")
+quota.command("set", cls=_Command)(set_quota)
+quota.command("list", cls=_Command)(list_quotas)
+quota.command("remove", cls=_Command)(remove_quota)
+app.add_typer(quota, name="quota", rich_help_panel="Operate")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -21,7 +21,10 @@ Endpoints = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, as docs/CLI.md describes it.")]
 Gpus = Annotated[
-    int, typer.Option("--gpus", "-g", min=1, max=1024, help="How many GPUs, all in one machine, all or nothing.")
+    int,
+    typer.Option(
+        "--gpus", "-g", metavar="NUMBER", min=1, max=1024, help="How many GPUs, all in one machine, all or nothing."
+    ),
 ]
 MemoryPerGpu = Annotated[
     float | None,
@@ -32,7 +35,7 @@ MemoryPerGpu = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="A100", help="A word of the GPU's name, or a pattern: `*80GB*`.")]
-Priority = Annotated[int, typer.Option("--priority", "-p", help="Higher is served first.")]
+Priority = Annotated[int, typer.Option("--priority", "-p", metavar="NUMBER", help="Higher is served first.")]
 Timeout = Annotated[
     float | None,
     typer.Option(parser=parse_duration_s, metavar="1h", help="How long to wait for GPUs; by default without limit."),
@@ -68,6 +71,7 @@ WhenLost = Annotated[
     OnLost,
     typer.Option(
         "--on-lost",
+        metavar="stop|finish",
         help="When the lease is lost: stop the command (SIGTERM, then SIGKILL), or let it finish without its lease.",
     ),
 ]

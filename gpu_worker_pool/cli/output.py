@@ -28,6 +28,12 @@ def out() -> Console:
     return console if console.is_terminal else _Console(highlight=False, width=200, soft_wrap=True)
 
 
+def asked_width() -> int | None:
+    """The width that COLUMNS asks for; shells do not set it for the programs they start."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
 def err() -> Console:
     return _Console(stderr=True, highlight=False, soft_wrap=True)
 

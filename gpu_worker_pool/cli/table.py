@@ -28,9 +28,11 @@ def make_table(*headings: str, whole: Collection[str] = ()) -> Table:
     return table
 
 
-def print_table(console: Console, table: Table) -> None:
-    """Print the table: on a terminal it fits the width; in a pipe nothing is wrapped, cut or padded at the end."""
-    if console.is_terminal:
+def print_table(console: Console, table: Table, *, is_whole: bool = False) -> None:
+    """Print the table: on a terminal it fits the width, unless it `is_whole`; in a pipe nothing is wrapped, cut or padded
+    at the end.
+    """
+    if console.is_terminal and not is_whole:
         console.print(table)
         return
     whole = Console(file=io.StringIO(), width=_UNBOUNDED_CELLS, color_system=None)

@@ -347,7 +347,8 @@ def _find(command: str) -> str:
         return path
     folders = [""] if os.sep in command else os.environ.get("PATH", os.defpath).split(os.pathsep)
     for folder in folders:
-        if (Path(folder) / command).is_file():
+        # Path.is_file would raise for a folder that this user may not enter.
+        if os.path.isfile(Path(folder) / command):  # noqa: PTH113
             raise ProbeUnavailable(
                 f"{Path(folder) / command} may not be executed by this user: permission denied. Make it executable, or "
                 "run the server as a user who may run it"

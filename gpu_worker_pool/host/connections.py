@@ -70,6 +70,21 @@ def uid_of_tcp_peer(peer: Address, own: Address, connected: socket.socket | None
     return _checked(uid)
 
 
+def uid_of_server(connected: socket.socket) -> int | None:
+    """The user whose server is at the other end of this TCP connection, if that end is on this machine; None where it is
+    not, where the platform cannot tell users, and for a Unix socket. UserNotKnown as above.
+    """
+    if not can_tell_users() or connected.family not in {socket.AF_INET, socket.AF_INET6}:
+        return None
+    try:
+        peer, own = connected.getpeername()[:2], connected.getsockname()[:2]
+    except OSError as error:
+        raise UserNotKnown(f"the connection was closed before its user was looked up ({error})") from None
+    if peer[0] != own[0] and not _plain(peer)[0].is_loopback:
+        return None
+    return uid_of_tcp_peer(peer, own, connected)
+
+
 def _is_open(connected: socket.socket | None) -> bool:
     try:
         return connected is None or connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _OPEN_STATES

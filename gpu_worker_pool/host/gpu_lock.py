@@ -36,8 +36,8 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """The process that has a GPU. `user` and `pid` are the kernel's word; `url` and `journal` are its own, and None if it
-    gave none.
+    """The process that has a GPU. `user` and `pid` are the kernel's word, and pid 0 if it has none; `url` and `journal` are
+    its own, and None if it gave none.
     """
 
     pid: int
@@ -46,6 +46,11 @@ class LockHolder:
     journal: str | None = None
 
     def __str__(self) -> str:
+        if not self.pid:  # bound, and not listening: not a server
+            return (
+                "a process of this machine has the lock of this GPU and does not answer, so its user is not known; "
+                "`sudo ss -xap | grep gpu-worker-pool` shows it; end it and restart this server"
+            )
         who = f"another server on this machine has this GPU (user {self.user}, pid {self.pid})"
         how = f"use it at {self.url}" if self.url else "use that one"
         return f"{who}; {how}, or end it and restart this server"

@@ -12,7 +12,8 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.request import Holder
 
 from .clock import boot_id
-from .processes import PROC, read_process
+from .processes import PROC, read_process, read_uids
+from .users import user_name
 
 HOSTS = Path("/etc/hosts")
 
@@ -23,6 +24,16 @@ class NoSuchProcess(Exception):  # noqa: N818 - a fact about the client, not a f
     def __init__(self, pid: int) -> None:
         super().__init__(f"pid {pid} is not running on this machine; send the pid of a running process, or none")
         self.pid = pid
+
+
+class ForeignProcess(Exception):  # noqa: N818 - a fact about the client, not a fault
+    """The client names a process of another user as the holder."""
+
+    def __init__(self, pid: int, user: str) -> None:
+        super().__init__(
+            f"pid {pid} is a process of {user}; the holder must be a process of the user who requests the lease. Only an "
+            "administrator may name another"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,12 @@ class Machine:
         if found is None:
             raise NoSuchProcess(holder.pid)
         return found
+
+    def check_owner(self, process: ProcessId, uid: int) -> None:
+        """Raise ForeignProcess if the process runs as another user. One whose user is hidden is taken as it is."""
+        uids = read_uids(self.proc, process.pid) if self.proc else ()
+        if uids and uid not in uids:
+            raise ForeignProcess(process.pid, user_name(uids[0]))
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether this very process runs. A process that cannot be checked counts as alive."""

@@ -48,6 +48,18 @@ def read_process(proc: Path, pid: int) -> ProcessFacts | None:
         return None
 
 
+def read_uids(proc: Path, pid: int) -> tuple[int, ...]:
+    """The real and the effective user of a process; none where `proc` does not show it.
+
+    The folder of a process may belong to root, also if another user runs it.
+    """
+    try:
+        status = (proc / str(pid) / "status").read_bytes()
+        return tuple(map(int, status.partition(b"\nUid:")[2].split(None, 2)[:2]))
+    except (OSError, ValueError):
+        return ()
+
+
 class ProcessTable:
     """The processes at one moment. Each is read once, so every reading needs a new table.
 

@@ -44,6 +44,11 @@ def client_sockets(environ: Mapping[str, str], *, port: int) -> list[Path]:
     return [_RUN / FOLDER / f"{port}.sock", *([of_user] if of_user else [])]
 
 
+def is_configured(environ: Mapping[str, str]) -> bool:
+    """Whether the user named the socket. Its path says nothing of the port of its server."""
+    return bool(environ.get(VARIABLE, "").strip())
+
+
 def _of_user(environ: Mapping[str, str], port: int) -> Path | None:
     folder = environ.get("XDG_RUNTIME_DIR", "")
     return Path(folder) / FOLDER / f"{port}.sock" if folder.startswith("/") else None
@@ -52,6 +57,17 @@ def _of_user(environ: Mapping[str, str], port: int) -> Path | None:
 def find_socket(environ: Mapping[str, str], *, port: int) -> Path | None:
     """The first of the client's candidates that is there and can be trusted."""
     return next((path for path in client_sockets(environ, port=port) if is_trustworthy(path, os.geteuid())), None)
+
+
+def is_dead(path: Path) -> bool:
+    """Whether the socket was left by a server that died."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(0)
+        try:
+            asker.connect(str(path))
+        except OSError as error:
+            return error.errno == errno.ECONNREFUSED
+    return False
 
 
 def is_trustworthy(path: Path, uid: int) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from math import inf
 
 from gpu_worker_pool.core.decider.condense import condense
@@ -21,20 +22,21 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
-from .journal import History, JournalDamaged, JournalError
-from .turn import Turn, Waiters, in_pieces
+from .journal import History, JournalDamaged, JournalError, NotWritten
+from .standstill import StandstillWatch
+from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
 
 # The longest timer: timers do not count the time while a machine sleeps.
 MAX_ALARM_S = 1.0
-# A running process is never this late for a timer; a suspended one is, or one on a machine that slept.
-SUSPENDED_S = 4.0
+# The shortest timer while leases are due that heartbeats which wait may save.
+MIN_ALARM_S = 0.02
 # The time between attempts to write a failed batch.
 RETRY_S = 0.5
 
@@ -44,16 +46,6 @@ LATE_FLUSH_S = 0.1
 NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
 
 EventListener = Callable[[Sequence[ev.Event]], None]
-
-
-class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless.
-    It helps where the trouble is temporary, and not where the history is not known.
-    """
-
-    def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
-        super().__init__(trouble)
-        self.is_temporary = is_temporary
 
 
 class Driver:
@@ -85,7 +77,7 @@ class Driver:
         self._waiters = Waiters()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
-        self._last_step_at = inf
+        self._standstill = StandstillWatch()
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
         self._turn = Turn()
@@ -113,9 +105,22 @@ class Driver:
         self.trouble = None
         self._carry_out(cmd.Open(boot_id, wall_offset_s))
 
-    async def do(self, command: cmd.Command) -> list[ev.Event]:
-        """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written."""
-        await self._turn.admit(1 + len(command.lease_ids) // 100 if isinstance(command, cmd.Renew) else 1)
+    async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
+        """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
+        arrived: when this was called.
+        """
+        arrived_at = self._clock()
+        await self._turn.admit(1 + ids // IDS_PER_COMMAND, caller, arrived_at)
+        return arrived_at
+
+    async def do(self, command: cmd.Command, caller: Hashable = None) -> list[ev.Event]:
+        """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written,
+        TooManyCalls if too many of this caller wait. A heartbeat that has its time of arrival had its `heartbeat_turn`.
+        """
+        if not isinstance(command, cmd.Renew):
+            await self._turn.admit(1, caller)
+        elif command.arrived_at is None:
+            command = replace(command, arrived_at=await self.heartbeat_turn(len(command.lease_ids), caller))
         if self.trouble is not None:
             return self._do_in_trouble(command)
         events, batch = self._carry_out(command)
@@ -218,7 +223,10 @@ class Driver:
 
     def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
         """One step, with the passes over the queue that this turn has left."""
-        events = step(self.state, command, now, self._turn.passes_left)
+        heard_until = self._turn.heard_until
+        if isinstance(command, cmd.Renew) and command.arrived_at is not None:
+            heard_until = min(heard_until, command.arrived_at)
+        events = step(self.state, command, now, self._turn.passes_left, heard_until)
         self._turn.spend_passes(sum(isinstance(event, ev.LeaseGranted) for event in events))
         return events
 
@@ -238,12 +246,11 @@ class Driver:
         return events, batch
 
     def _wake_up(self, now: float) -> list[ev.Event]:
-        """After a suspension every lease gets its full TTL, as after a restart: heartbeats were not received meanwhile."""
-        stood_still_s, self._last_step_at = now - self._last_step_at, now
-        state = self.state
-        if stood_still_s < SUSPENDED_S or not state.leases or state.boot_id is None:
+        """After a long time in which no heartbeat could be received, every lease gets its full TTL, as after a restart."""
+        found, state = self._standstill.note_step(now), self.state
+        if found is None or not state.leases or state.boot_id is None:
             return []
-        logger.warning("this process was suspended for %.1f s; every lease has its full TTL again", stood_still_s)
+        logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
         return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
@@ -262,7 +269,8 @@ class Driver:
             raise self.not_written()
         now = self._clock()
         # A lease that is not written is not known to its client, so it cannot be renewed.
-        events = decide(self.state, cmd.Renew(tuple(filter(self.is_written, command.lease_ids))), now)
+        known = replace(command, lease_ids=tuple(filter(self.is_written, command.lease_ids)))
+        events = decide(self.state, known, now)
         replay(self.state, events)
         return events + [
             ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
@@ -283,7 +291,7 @@ class Driver:
                     lease_id = getattr(event, "lease_id", None)
                     if lease_id is not None:
                         self._unwritten[lease_id] = batch
-            if isinstance(event, ev.LeaseEnded) and (ended := _as_ended(self.state.find(event.lease_id))):
+            if isinstance(event, ev.LeaseEnded) and (ended := as_ended(self.state.find(event.lease_id))):
                 batch.ended.append(ended)
         if not self._is_flush_due:
             # At the end of this turn of the loop, so that all requests of one turn share a commit.
@@ -306,12 +314,13 @@ class Driver:
             self._alarm = None
         self._alarm_at = due_at
         if due_at < inf and not self.is_closed:
-            nap_s = min(max(due_at - now, 0.0), MAX_ALARM_S)
+            shortest_s = MIN_ALARM_S if self._turn.heard_until < due_at else 0.0
+            nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
             self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
-        self.note(cmd.Tick())
+        self.note(cmd.Tick(self._turn.heard_until))
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -373,17 +382,7 @@ class Driver:
                 if not caller.done():
                     caller.set_exception(NotWritten(self.trouble))
                     caller.exception()  # retrieved: the caller may be gone
-        again = WriteBatch(
-            asyncio.get_running_loop().create_future(),
-            is_urgent=True,
-            events=batch.events,
-            ended=batch.ended,
-            news=batch.news,
-        )
-        if later is not None:
-            again.events += later.events
-            again.ended += later.ended
-            again.news += later.news
+        again = batch.with_later(later)
         for lease_id in self._unwritten:
             self._unwritten[lease_id] = again
         if isinstance(error, JournalDamaged):
@@ -396,8 +395,3 @@ class Driver:
     def _try_again(self, batch: WriteBatch) -> None:
         if self._writer is not None:
             self._writer.write(batch, self._done)
-
-
-def _as_ended(lease: Lease | None) -> EndedLease | None:
-    ended = lease.ended if isinstance(lease, DrainingLease) else lease
-    return ended if isinstance(ended, EndedLease) else None

@@ -14,6 +14,16 @@ class JournalError(Exception):
     """The journal cannot be written or read; the message says why and what to do."""
 
 
+class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
+    """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless.
+    It helps where the trouble is temporary, and not where the history is not known.
+    """
+
+    def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
+        super().__init__(trouble)
+        self.is_temporary = is_temporary
+
+
 class StateDirUnsafe(JournalError):  # noqa: N818 - a state of affairs, not a mistake
     """Another user could change the journal. The message says why, and what to do."""
 
@@ -46,6 +56,10 @@ class Journal(Protocol):
 
     A call that raises JournalError has changed nothing and may be repeated.
     """
+
+    @property
+    def pool_id(self) -> str:
+        """The identity of the pool: random, made with the journal, and as lasting as that."""
 
     def load(self, most_ended: int) -> History:
         """Return all events, and at most this many ended leases."""

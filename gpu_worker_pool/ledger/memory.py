@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from secrets import token_hex
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
@@ -19,6 +20,7 @@ class MemoryJournal:
         self._most_ended = most_ended
         self._since_compaction = 0
         self._is_closed = False
+        self.pool_id = token_hex(8)
 
     def load(self, most_ended: int) -> History:
         self._is_closed = False

@@ -60,13 +60,29 @@ def check_is_private(folder: Path) -> None:
         )
 
 
-def refuse_links(*files: Path) -> None:
-    """StateDirUnsafe if one of the journal's files is a link: it might lead to a file of another user."""
+def check_files(*files: Path) -> None:
+    """StateDirUnsafe if another user could write to one of the journal's files, or if it is a link: that might lead to a
+    file of another user.
+    """
     for file in files:
-        if file.is_symlink():
+        try:
+            found = file.lstat()
+        except FileNotFoundError:
+            continue
+        if found.st_uid not in {0, os.geteuid()}:
+            raise StateDirUnsafe(
+                f"{file} belongs to another user (uid {found.st_uid}), who could change the leases; make sure that it was not "
+                f"changed, and give it to the user of the server (uid {os.geteuid()}), or move it away"
+            )
+        if stat.S_ISLNK(found.st_mode):
             raise StateDirUnsafe(
                 f"{file} is a link, and the files of the leases must not be; put the file itself there, or set "
                 "GPU_POOL_STATE_DIR to the folder that has it"
+            )
+        if found.st_mode & 0o022:
+            raise StateDirUnsafe(
+                f"other users may write to {file} (mode {stat.S_IMODE(found.st_mode):04o}), and could change the leases; "
+                f"make sure that it was not changed, and chmod go-w {file}"
             )
 
 

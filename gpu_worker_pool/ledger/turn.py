@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.state import PoolState
 
+from .fair_queue import FairQueue, UnheardHeartbeats, WaitingCall
+
 # Commands of callers, passes over the queue (one grant each, if GPUs are shared) and callers that are answered.
 MOST_COMMANDS = 12
+IDS_PER_COMMAND = 100  # so many ids in a heartbeat count as a command
 MOST_PASSES = 24
 MOST_ANSWERED = 64
 # Processes and leases on the GPUs whose readings are taken in.
@@ -29,18 +32,32 @@ class Turn:
         self.passes_left = MOST_PASSES
         self._commands_left = MOST_COMMANDS
         self._is_counted = False
-        self._held_back: deque[tuple[int, Caller]] = deque()
+        self._held_back = FairQueue()
+        self._unheard = UnheardHeartbeats()
         self._to_answer: deque[Caller] = deque()
 
-    async def admit(self, weight: int) -> None:
-        """Wait for a turn that has time for a command of this weight; first come, first served."""
+    @property
+    def heard_until(self) -> float:
+        """All heartbeats that arrived before this time are carried out."""
+        return self._unheard.since
+
+    async def admit(self, weight: int, caller: Hashable = None, arrived_at: float | None = None) -> None:
+        """Wait for a turn that has time for a command of this weight. Callers take turns; the commands of one are carried
+        out in order, light heartbeats first. TooManyCalls if too many of this caller wait.
+
+        `arrived_at` is the time at which a heartbeat arrived. It must be carried out at once after this returns.
+        """
         self._count()
-        if self._held_back or self._commands_left <= 0:
-            caller: Caller = asyncio.get_running_loop().create_future()
-            self._held_back.append((weight, caller))
-            await caller
-        else:
+        if not self._held_back and self._commands_left > 0:
             self._commands_left -= weight
+            return
+        call = WaitingCall(weight, arrived_at, asyncio.get_running_loop().create_future())
+        self._held_back.join(caller, call)
+        self._unheard.add(call)
+        try:
+            await call.turn
+        finally:
+            self._unheard.discard(call)
 
     def spend_passes(self, passes: int) -> None:
         self.passes_left -= passes
@@ -70,10 +87,10 @@ class Turn:
         self._is_counted = False
         self._commands_left, self.passes_left = MOST_COMMANDS, MOST_PASSES
         while self._held_back and self._commands_left > 0:
-            weight, caller = self._held_back.popleft()
-            if not caller.done():  # else the caller has left
-                caller.set_result(None)
-                self._commands_left -= weight
+            call = self._held_back.pop()
+            if not call.turn.done():  # else the caller has left
+                call.turn.set_result(None)
+                self._commands_left -= call.weight
         if self._held_back:
             self._count()
 
@@ -82,7 +99,8 @@ class Waiters:
     """The callers that wait for something to happen to a lease."""
 
     def __init__(self) -> None:
-        self._by_lease: dict[str, list[Caller]] = {}
+        # Ordered sets: a caller leaves the lines of a thousand leases without a search in each.
+        self._by_lease: dict[str, dict[Caller, None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_lease.values()))
@@ -91,7 +109,7 @@ class Waiters:
         """Wait until something happens to one of these leases, or until the timeout."""
         waiter: Caller = asyncio.get_running_loop().create_future()
         for lease_id in lease_ids:
-            self._by_lease.setdefault(lease_id, []).append(waiter)
+            self._by_lease.setdefault(lease_id, {})[waiter] = None
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
@@ -100,13 +118,13 @@ class Waiters:
         finally:
             for lease_id in lease_ids:
                 waiters = self._by_lease.get(lease_id)
-                if waiters is not None and waiter in waiters:
-                    waiters.remove(waiter)
+                if waiters is not None:
+                    waiters.pop(waiter, None)
                     if not waiters:
                         del self._by_lease[lease_id]
 
     def pop(self, lease_id: str) -> list[Caller]:
-        return self._by_lease.pop(lease_id, [])
+        return list(self._by_lease.pop(lease_id, ()))
 
     def release_all(self) -> None:
         for waiters in self._by_lease.values():

@@ -40,6 +40,17 @@ class WriteBatch:
     replaces_damaged: bool = False
     write_s: float = 0.0
 
+    def with_later(self, later: WriteBatch | None) -> WriteBatch:
+        """A batch with all of this one, then all of a later one, for which no caller waits."""
+        parts = (self,) if later is None else (self, later)
+        return WriteBatch(
+            asyncio.get_running_loop().create_future(),
+            is_urgent=True,
+            events=[event for part in parts for event in part.events],
+            ended=[lease for part in parts for lease in part.ended],
+            news=[event for part in parts for event in part.news],
+        )
+
 
 Done = Callable[[WriteBatch, JournalError | None], None]
 

@@ -107,8 +107,16 @@ class PoolApp:
         usage = UsageCalls(self.pool, lambda: Accounts(journal_path(settings)))
         timeline = TimelineCalls(self.pool, lambda: Accounts(journal_path(settings)))
         has_tokens = not self.tokens.is_unset
+        quotas = QuotaCalls(self.pool)
         self._page_data = PageData(
-            settings, self.pool, self._sampler, usage=usage, timeline=timeline, peers=self._peers, has_tokens=has_tokens
+            settings,
+            self.pool,
+            self._sampler,
+            usage=usage,
+            timeline=timeline,
+            peers=self._peers,
+            quotas=quotas,
+            has_tokens=has_tokens,
         )
         self._docs = Docs(TABLE, settings, assets_folder())
         self._leases = LeaseCalls(self.pool, self.tokens)
@@ -116,7 +124,7 @@ class PoolApp:
             self.statistics,
             self._leases,
             AdminCalls(self.pool),
-            QuotaCalls(self.pool),
+            quotas,
             BookingCalls(self.pool, self.tokens),
             usage,
             timeline,

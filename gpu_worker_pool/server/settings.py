@@ -73,7 +73,7 @@ def _without_host_of_tcsh(environ: MutableMapping[str, str]) -> Iterator[None]:
     is_set_by_tcsh = {"HOSTTYPE", "MACHTYPE"} <= environ.keys() and environ.get("HOST") == socket.gethostname()
     host = environ.pop("HOST") if is_set_by_tcsh else None
     if host is not None:
-        logger.info("HOST=%s was set by tcsh and is left out; to bind to an address, set HOST to it", host)
+        logger.warning("HOST=%s was set by tcsh and is left out; to bind to an address, set HOST to it", host)
     try:
         yield
     finally:
@@ -204,14 +204,19 @@ class ServerSettings(BaseSettings):
     def load(cls, **given: Any) -> ServerSettings:
         """Load the given values, else the environment, else .env; a file that cannot be read is logged and ignored."""
         try:
-            left_out = {"_env_file": None} if cls._is_foreign(Path(".env")) else {}
-            with _without_host_of_tcsh(os.environ):
-                return cls(**given, **left_out)
+            return cls.load_strictly(**given)
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
             settings = cls(**given, _env_file=None)
             settings._is_env_file_unreadable = True
             return settings
+
+    @classmethod
+    def load_strictly(cls, **given: Any) -> ServerSettings:
+        """Load the same values; a file that cannot be read raises OSError or UnicodeDecodeError."""
+        left_out = {"_env_file": None} if cls._is_foreign(Path(".env")) else {}
+        with _without_host_of_tcsh(os.environ):
+            return cls(**given, **left_out)
 
     @classmethod
     def _is_foreign(cls, file: Path) -> bool:

@@ -14,7 +14,8 @@ class UsageTotal:
     `gpu_hours` is of exclusive leases, `shared_gpu_hours` of leases with an amount of memory, which overlap on a GPU.
     `leases` is the number of leases that held GPUs, `running` how many still do, `longest_hours` the duration of the
     longest. `wait_hours` is the time in the queue, also of requests that left it without a GPU. The durations of
-    `unknown_leases` and `unknown_waits` are unknown, because a clock was set meanwhile.
+    `unknown_leases` and `unknown_waits` are unknown, because a clock was set meanwhile. `time_limit_ends`,
+    `preempted_ends` and `idle_ends` are leases that the server ended within the span, by why.
     """
 
     gpu_hours: float
@@ -25,6 +26,9 @@ class UsageTotal:
     wait_hours: float
     unknown_leases: int
     unknown_waits: int
+    time_limit_ends: int = 0
+    preempted_ends: int = 0
+    idle_ends: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +73,9 @@ class UsageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
-    """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`."""
+    """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`;
+    `ended_by` names the caller that ended it, unless its holder did.
+    """
 
     lease_id: str
     owner: str | None
@@ -79,6 +85,7 @@ class TimelineSpan:
     until: str | None
     end_reason: EndReason | None
     is_shared: bool
+    ended_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

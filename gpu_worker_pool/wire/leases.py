@@ -173,13 +173,20 @@ class WaitingLeaseView(LeaseView):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveLeaseView(LeaseView):
+    """An active lease, shown by its id. `pool_id` identifies the pool that granted it, through restarts of its server."""
+
+    pool_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainingLeaseView(LeaseView):
     """A lease that ended while its processes still hold memory on some of its GPUs."""
 
     draining_gpus: tuple[GpuRef, ...] = ()
 
 
-AnyLease = LeaseView | WaitingLeaseView | DrainingLeaseView
+AnyLease = LeaseView | WaitingLeaseView | ActiveLeaseView | DrainingLeaseView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +220,11 @@ class NotRenewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewAnswer:
-    """The outcome for each id."""
+    """The outcome for each id. The leases were renewed `held_s` after the call had come, or later. `pool_id` identifies the
+    pool that answers.
+    """
 
     renewed: tuple[Renewed, ...] = ()
     lost: tuple[NotRenewed, ...] = ()
+    held_s: float | None = None
+    pool_id: str | None = None

@@ -15,40 +15,75 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gpu_worker_pool.host.addresses import is_this_machine
-from gpu_worker_pool.host.unix_socket import find_socket
+from gpu_worker_pool.host.connections import UserNotKnown
+from gpu_worker_pool.host.unix_socket import VARIABLE, find_socket, is_configured, is_dead
+from gpu_worker_pool.host.users import user_name
 
 logger = logging.getLogger(__name__)
 
 # What follows the prefix of a server in the path of a call.
-_CALL = re.compile(r"/(leases|pool|gpu|usage|timeline|admin|events|peers|health|config|ui)\b.*")
+_CALL = re.compile(r"/(leases|pool|gpu|usage|timeline|admin|events|peers|health|config|ui|quotas|bookings)\b.*")
 # The comparison runs beside the work; a command that ends sooner waits this long for it.
 _PATIENCE_S = 0.3
 # Asks for a URL by the socket, or, with None, by the port; None where there is no answer.
 Ask = Callable[[str, Path | None], Awaitable[Any]]
 _compared: set[str] = set()
+_told_dead: set[str] = set()
+_ROOT = 0
 
 
 class LocalSockets:
-    """Decides for each server on this machine: its socket or its port. The first answer settles it for this client."""
+    """Decides for each server on this machine: its socket or its port. The first answer settles it for this client.
 
-    def __init__(self) -> None:
+    `ask` calls a server. `is_named`: the user named the endpoints.
+    """
+
+    def __init__(self, ask: Ask, *, is_named: bool) -> None:
+        self._ask = ask
+        self._is_named = is_named
         self._settled: dict[str, Path | None] = {}
         self._comparisons: set[asyncio.Task[None]] = set()
+        self._deciding = asyncio.Lock()
 
-    def choose(self, url: str) -> Path | None:
+    async def choose(self, url: str) -> Path | None:
         """The socket for this call; None for the port."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not is_this_machine(parts.hostname or ""):
             return None
         if parts.netloc in self._settled:
             return self._settled[parts.netloc]
-        return find_socket(os.environ, port=parts.port or 80)
+        path = find_socket(os.environ, port=parts.port or 80)
+        if path is None or not (self._is_named and is_configured(os.environ)) or is_dead(path):
+            return path  # for a socket that is dead, the caller decides about the port
+        async with self._deciding:
+            if parts.netloc not in self._settled:
+                await self._decide(parts, path)
+        return self._settled.get(parts.netloc)
+
+    async def _decide(self, parts: SplitResult, path: Path) -> None:
+        """Use a socket that the user named only for its own server: the endpoint, which they named too, may be another."""
+        by_socket, by_port = await self._pools(parts, path)
+        if by_port is None:
+            return  # it may be one server or two: to be seen when it answers
+        known = _server_id(by_socket)
+        if known is not None and known == _server_id(by_port):
+            self._settled[parts.netloc] = path
+        elif known is not None and parts.netloc not in _compared:
+            logger.warning(
+                "%s=%s is the socket of another server than that of %s, which was named and is used; "
+                "unset %s, or name the endpoint of its server",
+                VARIABLE,
+                path,
+                parts.netloc,
+                VARIABLE,
+            )
+        _compared.add(parts.netloc)
 
     def is_settled(self, url: str) -> bool:
         """Whether it was decided before. A server's port is not taken for its socket when the server is away."""
         return urlsplit(url).netloc in self._settled
 
-    def answered(self, url: str, path: Path | None, ask: Ask) -> None:
+    def answered(self, url: str, path: Path | None) -> None:
         """Note where a call was answered; the first time by a socket, compare it with the port."""
         parts = urlsplit(url)
         if parts.netloc in self._settled:
@@ -56,7 +91,7 @@ class LocalSockets:
         self._settled[parts.netloc] = path
         if path is not None and parts.netloc not in _compared:
             _compared.add(parts.netloc)
-            task = asyncio.create_task(_compare(parts, path, ask))
+            task = asyncio.create_task(self._compare(parts, path))
             self._comparisons.add(task)
             task.add_done_callback(self._comparisons.discard)
 
@@ -66,20 +101,52 @@ class LocalSockets:
             for task in late:
                 task.cancel()
 
+    async def _compare(self, parts: SplitResult, path: Path) -> None:
+        by_socket, by_port = await self._pools(parts, path)
+        if by_socket is None or by_port is None:
+            return  # one of them does not answer
+        known = _server_id(by_socket)
+        if known is not None and _server_id(by_port) != known:
+            logger.warning(
+                "%s and %s are different servers; the socket is used, because only the user of its server can have put "
+                "it there. Another program has the port: `gpu-pool doctor` looks closer",
+                path,
+                parts.netloc,
+            )
 
-async def _compare(parts: SplitResult, path: Path, ask: Ask) -> None:
-    pool = f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0"
-    by_socket, by_port = await asyncio.gather(ask(pool, path), ask(pool, None))
-    if by_socket is None or by_port is None:
-        return  # one of them does not answer
-    known = _server_id(by_socket)
-    if known is not None and _server_id(by_port) != known:
-        logger.warning(
-            "%s and %s are different servers; the socket is used, because only the user of its server can have put it "
-            "there. Another program has the port: `gpu-pool doctor` looks closer",
-            path,
-            parts.netloc,
-        )
+    async def _pools(self, parts: SplitResult, path: Path) -> tuple[Any, Any]:
+        """The pools that the socket and the port show; None where there is no answer."""
+        pool = url_of_pool(parts.geturl())
+        return await asyncio.gather(self._ask(pool, path), self._ask(pool, None))
+
+
+def url_of_pool(url: str) -> str:
+    """The URL of the pool of the server that this call is for."""
+    parts = urlsplit(url)
+    return f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0&leases=0"
+
+
+def judge_port(netloc: str, path: Path, find_uid: Callable[[], int | None]) -> str | None:
+    """Why the server at the port must not be used instead of the socket, which does not answer; None if it may be.
+
+    It may be if its user is root, or the one to whom the directory of the socket belongs.
+    """
+    dead = f"the socket {path} does not answer"
+    try:
+        uid, owner = find_uid(), path.parent.stat().st_uid
+    except (UserNotKnown, OSError) as error:
+        whose = f"the user of the server at {netloc} is not known ({error})"
+    else:
+        if uid is None or uid in {_ROOT, owner}:
+            if netloc not in _told_dead:
+                _told_dead.add(netloc)
+                logger.warning("%s; the port %s is used instead", dead, netloc)
+            return None
+        whose = f"the server at {netloc} is of user {user_name(uid)}, not of {user_name(owner)}"
+    return (
+        f"{dead}, and {whose}, so it is not used; restart the server of that socket, or set {VARIABLE}= (empty) to use the "
+        "port all the same"
+    )
 
 
 def _server_id(pool: Any) -> str | None:

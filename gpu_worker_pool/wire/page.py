@@ -9,7 +9,7 @@ from typing import Literal
 from .leases import GpuRef
 from .pool import PoolView
 
-RecentKind = Literal["queued", "granted", "ended", "drained", "out_of_service", "in_service"]
+RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_service", "in_service"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .leases import GpuRef
+from .leases import DateBasis, GpuRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class QuotaView:
 class QuotaList:
     """All quotas, and the use of owners without one."""
 
+    node: str
+    server_id: str
     fair_share: bool
     quotas: tuple[QuotaView, ...]
     others: tuple[QuotaView, ...] = ()
@@ -48,6 +50,20 @@ class BookingView:
     owner: str | None = None
     reason: str = ""
     booked_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationView:
+    """GPUs that are kept for the first waiter that cannot be served, and when it will probably start with them: when the
+    lease of `after` has ended, as its time limit says or as is predicted (`basis`).
+    """
+
+    lease_id: str
+    holder: str
+    gpus: tuple[GpuRef, ...]
+    starts_at: str
+    basis: DateBasis
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .leases import DrainingLeaseView, LeaseView, VerdictView
+from .plans import BookingView, ReservationView
 
 GpuState = Literal[
     "free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "outside", "held"
@@ -67,7 +68,11 @@ class ThresholdsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """The node at a glance. `server_id` identifies the server until it restarts, `machine` the machine."""
+    """The node at a glance. `server_id` identifies the server until it restarts, `pool_id` its journal, `machine` the
+    machine.
+
+    `reservation` is that of the first waiter that cannot be served. Bookings without an owner are planned drains.
+    """
 
     node: str | None = None
     gpus: tuple[PoolGpu, ...]
@@ -75,6 +80,7 @@ class PoolView:
     workers_per_gpu: int | None = None
     queue_length: int | None = None
     server_id: str | None = None
+    pool_id: str | None = None
     machine: str | None = None
     ignored_processes: tuple[str, ...] = ()
     can_grant: bool | None = True
@@ -84,6 +90,8 @@ class PoolView:
     source: str | None = None
     leases: tuple[LeaseView | DrainingLeaseView, ...] = ()
     queue: tuple[LeaseView, ...] = ()
+    reservation: ReservationView | None = None
+    bookings: tuple[BookingView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 PAGE_HOURS = ("1", "6", "24", "168")
 # The refusals of every writing call, before it is carried out.
-WRITING = (400, 401, 403, 408, 413, 415, 422, 503)
+WRITING = (400, 401, 403, 408, 413, 415, 422, 429, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +180,11 @@ TABLE: tuple[Resource, ...] = (
             "Request GPUs, or repeat the request",
             leases.AnyLease,
             409,
-            429,
             form=forms.LeaseForm,
             query=(DEVICES,),
             statuses=ASKED,
         ),
-        _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 503), query=(WAIT_S, DEVICES)),
+        _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 429, 503), query=(WAIT_S, DEVICES)),
         _write(
             "DELETE",
             "release_lease",
@@ -279,6 +278,7 @@ TABLE: tuple[Resource, ...] = (
     _for_page("/ui/data/pool", None, _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
     _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
     _for_page("/ui/data/usage", None, _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
+    _for_page("/ui/data/quotas", None, _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
     _for_page("/ui/data/peers", None, _get("page_peers", "Other servers, for the page", pool.PeersView, (422, 503))),
     _for_page(
         "/ui/data/timeline",

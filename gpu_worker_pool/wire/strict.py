@@ -131,6 +131,16 @@ def _text(name: str, value: Any, longest: int) -> str:
     return value
 
 
+def _owner(name: str, value: Any) -> str:
+    """A name that every terminal shows: owners that look the same would be taken for one."""
+    text = _text(name, value, MAX_TEXT)
+    if not text.isprintable():
+        raise _fault(
+            name, f"{_show(value)} has characters that are not shown everywhere; use letters, digits and signs"
+        )
+    return text
+
+
 def _model(name: str, value: Any) -> str:
     text = _text(name, value, MAX_MODEL)
     if not text.strip():
@@ -195,6 +205,7 @@ def _parent(name: str, value: Any) -> str:
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "owner": _owner,
     "model": _model,
     "among": _among,
     "labels": _labels,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.connections import uid_of_server
 
-from .local_sockets import LocalSockets
+from .local_sockets import LocalSockets, judge_port, url_of_pool
 from .reader import plain
 
 if TYPE_CHECKING:
@@ -25,11 +28,15 @@ COMPARE_S = 5.0
 
 
 class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
-    """A call without a usable answer. The message says why; `is_temporary` whether to try again at once."""
+    """A call without a usable answer. The message says why; `is_temporary` whether to try again at once.
 
-    def __init__(self, reason: str, *, is_temporary: bool = True) -> None:
+    `status` is that of an answer that leads elsewhere.
+    """
+
+    def __init__(self, reason: str, *, is_temporary: bool = True, status: int | None = None) -> None:
         super().__init__(reason)
         self.is_temporary = is_temporary
+        self.status = status
 
 
 class _NotConnected(CallFailed):
@@ -46,6 +53,14 @@ class Reply:
     took_s: float
     date: str | None = None
     body: bytes = b""
+    # Our end of the connection; None where it is not known.
+    connected: socket.socket | None = None
+
+    def server_uid(self) -> int | None:
+        """The Unix user of the server, if it is on this machine and was called by its port; None where it is not, or
+        where the platform cannot tell users. UserNotKnown if the kernel does not say.
+        """
+        return None if self.connected is None else uid_of_server(self.connected)
 
     @property
     def detail(self) -> str:
@@ -57,12 +72,20 @@ class Reply:
 class Transport:
     """Calls servers over HTTP. `open` loads aiohttp, so that importing the client is cheap.
 
-    `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted.
+    `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted. `is_named`:
+    the user named the endpoints, so a socket that the user named too is used only for the server it belongs to.
     """
 
-    def __init__(self, *, ca_file: str | None = None, max_bytes: int = MAX_BYTES, uses_sockets: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        ca_file: str | None = None,
+        max_bytes: int = MAX_BYTES,
+        uses_sockets: bool = True,
+        is_named: bool = True,
+    ) -> None:
         self._ca_file = ca_file
-        self._sockets = LocalSockets() if uses_sockets else None
+        self._sockets = LocalSockets(self._ask, is_named=is_named) if uses_sockets else None
         self._by_socket: dict[Path, aiohttp.ClientSession] = {}
         self._max_bytes = max_bytes
         self._session: aiohttp.ClientSession | None = None
@@ -113,18 +136,28 @@ class Transport:
     ) -> Reply:
         """Make one call; CallFailed if there is no readable answer. Without `is_parsed`, the answer has its body only."""
         sockets = self._sockets
-        path = None if sockets is None else sockets.choose(url)
+        path = None if sockets is None else await sockets.choose(url)
         try:
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         except _NotConnected:
             if path is None or sockets is None or sockets.is_settled(url):
                 raise
-            # The socket is that of a server that died: nothing was sent.
+            # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
+            await self._check_port(url, path)
             path = None
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         if sockets is not None:
-            sockets.answered(url, path, self._ask)
+            sockets.answered(url, path)
         return reply
+
+    async def _check_port(self, url: str, path: Path) -> None:
+        """Raise CallFailed unless the port's server is of the user whose socket does not answer."""
+        try:
+            reply = await self._call("GET", url_of_pool(url), None, None, None, timeout_s=COMPARE_S, is_parsed=False)
+        except CallFailed as failed:
+            raise CallFailed(f"the socket {path} does not answer, and by its port: {failed}") from None
+        if (refusal := judge_port(urlsplit(url).netloc, path, reply.server_uid)) is not None:
+            raise CallFailed(refusal, is_temporary=False)
 
     async def _ask(self, url: str, path: Path | None) -> Any:
         try:
@@ -165,10 +198,12 @@ class Transport:
             raise CallFailed(str(error) or type(error).__name__) from None
         status = response.status
         if 300 <= status < 400:
-            raise CallFailed(f"it redirects (status {status}), which is not followed; give the address it leads to")
+            why = f"it redirects (status {status}), which is not followed; give the address it leads to"
+            raise CallFailed(why, is_temporary=False, status=status)
         took_s = boot_time() - sent_at
         data = _parse(text, status) if is_parsed else None
-        return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text)
+        connected = getattr(response, "connected", None)
+        return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text, connected)
 
     def _session_for(self, path: Path | None) -> aiohttp.ClientSession:
         import aiohttp  # noqa: PLC0415 - loaded by now
@@ -196,6 +231,16 @@ class Transport:
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     import aiohttp  # noqa: PLC0415 - loaded by now
 
+    class AnswerWithConnection(aiohttp.ClientResponse):
+        """Keeps our end of the connection, which aiohttp forgets with the end of a short answer."""
+
+        connected: socket.socket | None = None
+
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            if connection.transport is not None:
+                self.connected = connection.transport.get_extra_info("socket")
+            return await super().start(connection)
+
     # No cookies, no proxy of the environment, no compression: two compressed megabytes may be gigabytes.
     return aiohttp.ClientSession(
         connector=connector,
@@ -203,6 +248,7 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
+        response_class=AnswerWithConnection,
     )
 
 

@@ -51,6 +51,12 @@ def test_what_a_terminal_cannot_show_does_not_end_the_command(server: ServerProc
     assert done.stdout.isascii()
 
 
+def test_every_line_on_standard_error_says_who_speaks(server: ServerProcess) -> None:
+    done = gpu_pool("status", env={"GPU_STATS_SERVICE_ENDPOINTS": f"ftp://box,{server.url}"})
+    assert done.code == 0
+    assert done.err.startswith("gpu-pool: GPU_STATS_SERVICE_ENDPOINTS: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -74,11 +80,11 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     assert "pip install 'gpu-worker-pool[cli]'" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "batch", "serve", "status", "drain"])
-def test_help_shows_a_flag_as_a_flag(command: str) -> None:
-    done = called(command, "--help", env={"COLUMNS": "120"})
+@pytest.mark.parametrize("command", ["run", "batch", "serve", "status", "drain", "leases", "demo"])
+def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
+    done = called(command, "--help", env={"COLUMNS": "80"})
     assert done.code == 0
-    assert "bool" not in done.out.lower()
+    assert not [sign for sign in ("bool", "<", "{", "…") if sign in done.out.lower()]
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 from datetime import datetime, timedelta
 
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from gpu_worker_pool.cli.pools.report import show_clock
+from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
-from gpu_worker_pool.cli.run.waiting_line import waiting_text
+from gpu_worker_pool.cli.run.waiting_line import WaitingLine, waiting_text
+from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
 from gpu_worker_pool.client.command_label import command_label, label_text
+from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.wire.leases import ObstacleView
 
 
@@ -99,6 +105,40 @@ def test_a_holder_whose_time_is_not_known_is_named_without_one() -> None:
         f"5 leased by ada, bob, eve {show_clock(400.0, 1000.0)} and 2 more"
     )
     assert waiting_text("in words of its own", obstacles, 65, now_s=1000.0) == "waiting 1m 5s. in words of its own"
+
+
+def test_a_row_that_is_kept_whole_is_one_line_on_a_narrow_terminal_too() -> None:
+    printed = io.StringIO()
+    table = make_table("ID", "WORKER")
+    table.add_row("0123456789", "a-worker-with-a-long-name-0123456789")
+    print_table(Console(file=printed, force_terminal=True, width=20), table, is_whole=True)
+    assert "a-worker-with-a-long-name-0123456789\n" in printed.getvalue()
+
+
+class Heard(io.StringIO):
+    """What is printed; `has` is set when these words are in it."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.has = asyncio.Event()
+        self._words = words
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._words in " ".join(self.getvalue().split()):
+            self.has.set()
+        return written
+
+
+async def test_a_narrow_terminal_shows_the_whole_waiting_line() -> None:
+    reason = "Position 1 of 1, waiting for 1 GPU of model T4: 2 leased by ada (train.py), bob; 2 Simulated A100, not T4"
+    heard = Heard(reason)
+    console = Console(file=heard, force_terminal=True, width=80, soft_wrap=True, color_system=None)
+    line = WaitingLine(Servers(["http://box:1"]), console)
+    line.note(ClientEvent("waiting", "w", "id", endpoint="elsewhere", detail=reason))
+    async with asyncio.timeout(30):
+        await heard.has.wait()
+    await line.close()
 
 
 def test_since_when_is_said_as_people_say_it() -> None:

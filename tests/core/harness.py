@@ -61,6 +61,8 @@ class CheckedPool(QueueChecks):
         self.seen: dict[tuple[Any, str], set[Any]] = {}
         # What looks at the queue found in this step, before each grant.
         self.outcomes: list[Outcome] = []
+        # The leases that the present step has granted.
+        self.just_granted: set[str] = set()
 
     def do(self, command: Any, now: float) -> list[Any]:
         assert self.core.decide.decide(self.state, command, now) == self.core.decide.decide(self.state, command, now)
@@ -68,6 +70,7 @@ class CheckedPool(QueueChecks):
         is_reboot = isinstance(command, self.core.commands.Open) and command.boot_id != self.model.boot_id
         # Time does not go back behind anything that has happened.
         self.model.now = now if is_reboot else max(now, self.state.clock)
+        self.just_granted.clear()
         events: list[Any] = self.core.step.step(self.state, command, now)
         self.log += events
         self.step_ends.append(len(self.log))
@@ -197,7 +200,7 @@ class CheckedPool(QueueChecks):
         model.busy.clear()
         model.reservation, model.claims, model.undated = None, {}, {}
         for lease in model.leases.values():
-            is_draining = lease.state == "draining"
+            is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
@@ -228,6 +231,7 @@ class CheckedPool(QueueChecks):
         assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
         model.fences[node] = event.fence
         self._activate(lease, event)
+        self.just_granted.add(lease.id)
 
     def _granted_inside(self, event: Any) -> None:
         model, lease = self.model, self.model.leases[event.lease_id]
@@ -244,7 +248,7 @@ class CheckedPool(QueueChecks):
     def _activate(self, lease: Lease, event: Any) -> None:
         model, request = self.model, lease.request
         lease.state, lease.gpus, lease.fence, lease.granted_at = "active", event.gpus, event.fence, event.granted_at
-        lease.due = event.at + model.lasts_s(lease)
+        lease.due, lease.began = event.at + model.lasts_s(lease), event.at
         limit_s = model.limit_s(request) if request.parent is None else request.time_limit_s
         lease.limit = None if limit_s is None else event.at + limit_s
         assert event.limit == lease.limit, "the wrong time limit"
@@ -322,11 +326,11 @@ class CheckedPool(QueueChecks):
             del self.model.leases[lease.id]
 
     def _is_taken_over(self, drained: Lease, gpu: Any) -> bool:
-        """Whether the process has the GPU again, as the same owner."""
+        """Whether the process has just been granted the GPU again, as the same owner."""
         theirs = drained.request.holder
         return theirs.process is not None and any(
             (holder.process, holder.owner) == (theirs.process, theirs.owner)
-            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.state == "active")
+            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.id in self.just_granted)
         )
 
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
@@ -346,7 +350,8 @@ class CheckedPool(QueueChecks):
             self.model.readings[key] = reading
             load = reading.utilization_percent
             if key not in self.model.busy or load is None or load >= self.settings.computing_percent:
-                self.model.busy[key] = max(reading.at, self.model.busy.get(key, reading.at))
+                # What it did before it was seen is unknown.
+                self.model.busy[key] = max(reading.at, self.model.busy.get(key, self.model.now))
             for lease in self.model.on(key):
                 mine = {tuple(p.id) for p in reading.processes or () if self.model.is_mine(key, lease, p)}
                 self.seen[key, lease.id] = mine

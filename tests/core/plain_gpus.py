@@ -24,6 +24,8 @@ class Lease:
     since: float = 0.0
     how: str = ""
     granted_at: float = 0.0
+    # When its grant was, on the clock of the readings.
+    began: float = -float("inf")
     weight: int = 0
     fence: int = 0
     limit: float | None = None
@@ -168,7 +170,11 @@ class PlainGpus:
             mine[leases[0].id] += max(observed - sum(asked), 0.0)
             explained += observed
         outside = float(max(reading.memory_used_mb - explained, 0.0))
-        faceless = [x.id for x in self.on(key) if self.is_faceless(key, x) and x.request.wishes.memory_mb is None]
+        faceless = [
+            x.id
+            for x in self.on(key)
+            if self.is_faceless(key, x) and x.request.wishes.memory_mb is None and x.began < reading.at
+        ]
         if faceless:
             mine[faceless[0]] += outside
             outside = 0.0

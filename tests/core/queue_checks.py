@@ -97,7 +97,8 @@ class QueueChecks:
             assert any(model.busy[key] == model.readings[key].at for key in lease.gpus), "it does not compute"
             lease.ending = None
             return
-        assert lease.ending is None, "warned twice"
+        was_idle = lease.ending is not None and lease.ending[0] == "idle"
+        assert lease.ending is None or (was_idle and event.reason == "time_limit"), "warned twice"
         limit = event.ends if lease.limit is None else lease.limit
         if event.reason == "time_limit":
             assert lease.limit is not None

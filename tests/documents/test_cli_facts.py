@@ -33,7 +33,8 @@ TOLD_AS = {"drain": "drain, undrain", "undrain": "drain, undrain"}
 
 def options_of(command: Any) -> set[str]:
     """As they are typed, in their long form."""
-    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    parts = [command, *getattr(command, "commands", {}).values()]
+    shown = [each for part in parts for each in part.params if not getattr(each, "hidden", False)]
     every = {text for parameter in shown for text in (*parameter.opts, *parameter.secondary_opts)}
     return {text for text in every if text.startswith("--")} - {"--help"}
 

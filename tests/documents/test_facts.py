@@ -90,7 +90,7 @@ def test_what_can_be_asked_for_is_all_there_with_its_defaults() -> None:
     assert table.keys() == {field.name for field in fields(LeaseForm)}
     for name, shown_default in table.items():
         default = getattr(LeaseForm(), name)
-        assert default in (None, {}) or float(shown_default) == default, name
+        assert default in (None, {}) or default is False or float(shown_default) == default, name
 
 
 def test_the_bound_of_among_is_that_of_the_code() -> None:

@@ -80,7 +80,7 @@ def test_a_holder_that_says_nothing_has_the_gpu_all_the_same(scope: str) -> None
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"\0gpu-worker-pool/{scope}/gpu/GPU-1")
 
-        assert GpuLocks(None, scope).take("GPU-1") is not None
+        assert "does not answer, so its user is not known" in str(GpuLocks(None, scope).take("GPU-1"))
 
 
 def test_a_lock_that_the_system_refuses_is_not_taken_for_had(scope: str) -> None:

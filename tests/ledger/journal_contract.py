@@ -165,12 +165,15 @@ class JournalContract:
 
     def test_beginning_anew_leaves_the_given_events_only(self, opens: Opens) -> None:
         with closing(opens()) as journal:
+            pool_id = journal.pool_id
             journal.append([note(1)], [ended("a")])
             journal.replace_damaged([note(2), note(3)])
             assert journal.load(10) == History((note(2), note(3)))
             assert journal.events_since_compaction == 0
             journal.append([note(4)], [ended("b")])
         with closing(opens()) as journal:
+            assert len(journal.pool_id) == 16
+            assert journal.pool_id == pool_id, "the pool is the same"
             assert journal.load(10) == History((note(2), note(3), note(4)), (ended("b"),))
             assert journal.events_since_compaction == 1
 

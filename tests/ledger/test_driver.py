@@ -16,8 +16,8 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.driver import Driver, NotWritten
-from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, NotWritten
 from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.turn import MOST_COMMANDS, MOST_PASSES
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Done, InlineWriter, WriteBatch, WriterThread

@@ -68,6 +68,24 @@ def test_no_file_of_a_journal_may_be_a_link(tmp_path: Path, end: str) -> None:
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.parametrize("end", FILES)
+def test_no_file_of_a_journal_may_be_one_that_another_user_can_write(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "state" / "leases.sqlite3"
+    SqliteJournal(path).close()
+    file = Path(f"{path}{end}")
+    file.touch(mode=0o600)
+    file.chmod(0o620)
+    with pytest.raises(StateDirUnsafe, match=f"may write to {file} .mode 0620.*chmod go-w {file}"):
+        SqliteJournal(path)
+    file.chmod(0o644)
+    SqliteJournal(path).close()
+    if os.geteuid() == 0:
+        file.touch(mode=0o600)
+        os.chown(file, ALICE, -1)
+        with pytest.raises(StateDirUnsafe, match=f"{file} belongs to another user .uid {ALICE}"):
+            SqliteJournal(path)
+
+
 def test_a_server_does_not_start_there(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,12 +83,17 @@ with gpu(service_endpoint=sys.argv[1]) as assignment:
 
 def test_holders_that_a_dead_server_left_keep_their_gpus_from_the_next_one(tmp_path: Path) -> None:
     smi = install(tmp_path)
-    smi.say(GPUS + GPUS.replace("0, GPU-aaaa", "1, GPU-bbbb"))
+    smi.say("".join(GPUS.replace("0, GPU-aaaa", f"{index}, GPU-{index}") for index in range(3)))
     scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
     env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", **scope}
     own = {**inherited_environment(os.environ), **scope}
     with ExitStack() as stack:
         first = stack.enter_context(ServerProcess(env))
+        # No mark of its own: another process names it, by HTTP.
+        bare = stack.enter_context(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE))
+        stack.callback(bare.kill)
+        named = {"pid": bare.pid, "host": socket.gethostname()}
+        assert first.ask("/leases/bare", "PUT", body=named).json["is_local"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": own, "text": True}
         client = stack.enter_context(PreloadedPopen([sys.executable, "-c", HOLDER, first.url], **pipes))
         command = [
@@ -107,18 +113,20 @@ def test_holders_that_a_dead_server_left_keep_their_gpus_from_the_next_one(tmp_p
         stack.callback(client.kill)
         assert client.stdout is not None
         assert run.stdout is not None
-        assert client.stdout.readline().strip() in {"0", "1"}
+        assert client.stdout.readline().strip() in {"0", "1", "2"}
         assert run.stdout.readline() == "on\n"
 
         first.kill()
         second = stack.enter_context(ServerProcess(env))
 
         gpus = second.json("/pool")["gpus"]
-        assert [gpu["verdict"]["code"] for gpu in gpus] == ["other_server", "other_server"]
+        assert [gpu["verdict"]["code"] for gpu in gpus] == ["other_server"] * 3
+        assert any(f"pid {bare.pid}, by the record /" in gpu["reason"] for gpu in gpus)
         assert any(f"pid {client.pid})" in gpu["reason"] for gpu in gpus)
         waiting = second.ask("/leases/next", "PUT", body={})
         assert (waiting.status, "free when that process ends" in waiting.json["reason"]) == (202, True)
 
-        client.kill()
+        bare.kill()
+        bare.wait()
 
         assert second.ask("/leases/next?wait_s=30").json["state"] == "active"

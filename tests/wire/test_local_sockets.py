@@ -14,6 +14,7 @@ import pytest
 from gpu_worker_pool.host.unix_socket import client_sockets, find_socket, is_trustworthy, server_socket
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.transport import CallFailed, Transport
+from tests.cli.in_process import called
 from tests.other_user import ALICE
 
 
@@ -76,8 +77,8 @@ def test_only_a_socket_that_no_other_user_can_have_put_there_counts(listening: P
         assert not is_trustworthy(listening, os.geteuid()), "another user has the directory above"
 
 
-async def ask(url: str) -> str:
-    async with Transport() as transport:
+async def ask(url: str, *, is_named: bool = False) -> str:
+    async with Transport(is_named=is_named) as transport:
         node: str = (await transport.call("GET", f"{url}/pool", timeout_s=10)).data["node"]
         return node
 
@@ -106,6 +107,27 @@ async def test_the_socket_is_used_and_a_different_port_is_told_once(
     assert f"{path} and 127.0.0.1:{false.port} are different servers; the socket is used" in said
 
 
+async def test_an_endpoint_that_was_named_wins_over_the_socket_of_another_server(
+    two: tuple[ServerProcess, ServerProcess, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, false, path = two
+    monkeypatch.setenv("GPU_POOL_SOCKET", str(path))
+    # Not under the address of the test before: what was told once is not told again.
+    named = f"http://localhost:{false.port}"
+    with caplog.at_level(logging.WARNING, "gpu_worker_pool"):
+        assert await ask(real.url, is_named=True) == "real"
+        assert await ask(named, is_named=True) == "false"
+        assert await ask(named, is_named=True) == "false"
+    (said,) = caplog.messages
+    assert f"{path} is the socket of another server than that of localhost:{false.port}, which was named" in said
+
+
+def test_status_shows_the_server_of_the_endpoint_that_was_named(two: tuple[ServerProcess, ServerProcess, Path]) -> None:
+    _, false, path = two
+    shown = called("status", "--endpoint", false.url, "--json", env={"GPU_POOL_SOCKET": str(path)})
+    assert shown.json["endpoints"][0]["node"] == "false"
+
+
 async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
     two: tuple[ServerProcess, ServerProcess, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -117,6 +139,7 @@ async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
     listener.close()
     monkeypatch.setenv("GPU_POOL_SOCKET", str(stale))
     assert await ask(false.url) == "false"
+    assert await ask(false.url, is_named=True) == "false"
 
     with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(stale)}) as mortal:
         async with Transport() as transport:

@@ -46,11 +46,19 @@ def batch(
         bool, typer.Option("--keep-going", "-k", help="Start further jobs after one has failed.")
     ] = False,
     retries: Annotated[
-        int, typer.Option("--retries", "-r", min=0, max=1000, help="How often to run a failed job again.")
+        int,
+        typer.Option("--retries", "-r", metavar="NUMBER", min=0, max=1000, help="How often to run a failed job again."),
     ] = 0,
     parallel: Annotated[
         int | None,
-        typer.Option("--parallel", "-j", min=1, max=1000, help="How many jobs at once; by default one for each GPU."),
+        typer.Option(
+            "--parallel",
+            "-j",
+            metavar="NUMBER",
+            min=1,
+            max=1000,
+            help="How many jobs at once; by default one for each GPU, with --memory eight.",
+        ),
     ] = None,
     logs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The folder for each job's output; by default FILE.logs.")
@@ -85,7 +93,11 @@ def batch(
     from .state import StateFile  # noqa: PLC0415
     from .view import print_summary  # noqa: PLC0415
 
-    jobs = read_jobs(_read(file))
+    text = _read(file)
+    try:
+        jobs = read_jobs(text)
+    except ValueError as error:
+        raise Failure(f"{file} cannot be used: {error}; is it a file of commands, one a line?", USAGE) from None
     if not jobs:
         raise Failure(f"{file} has no command in it; write one command a line", USAGE)
     name = "gpu-pool-batch" if file == "-" else file

@@ -65,12 +65,15 @@ class Progress:
 
 def read_jobs(text: str) -> list[Job]:
     """One job for each line; blank lines and lines that begin with # are skipped. Only a newline ends a line: str.splitlines
-    would also split a command at a form feed or at U+2028.
+    would also split a command at a form feed or at U+2028. ValueError for a line that cannot be a command.
     """
     seen: Counter[str] = Counter()
     jobs = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    # Some editors mark a file as UTF-8 by its first character.
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         command = line.strip()
+        if "\0" in command:
+            raise ValueError(f"line {number} has a NUL character, which no command can have")
         if not command or command.startswith("#"):
             continue
         seen[command] += 1

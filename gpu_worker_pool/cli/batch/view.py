@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import out, plain, print_json
 from gpu_worker_pool.cli.units import show_duration
 
 from .jobs import Batch, Job, Outcome, State
@@ -31,6 +31,11 @@ def outcome_text(outcome: Outcome) -> str:
     if outcome.is_good:
         return "ok"
     return outcome.why or f"exit code {outcome.exit_code}"
+
+
+def _shown(command: str) -> str:
+    """The command without what a terminal would obey."""
+    return plain(command.replace("\t", " "))
 
 
 class BatchDisplay:
@@ -62,7 +67,8 @@ class BatchDisplay:
         again = ", again later" if batch.progress[job.key].state is State.WAITING else ""
         took = "" if outcome.took_s is None else f" in {show_duration(outcome.took_s)}"
         where = f" on GPU {', '.join(map(str, outcome.gpus))}" if outcome.gpus else ""
-        text = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {job.line}{where}{took}: {job.command}"
+        what = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {job.line}{where}{took}"
+        text = f"gpu-pool: {plain(what)}: {_shown(job.command)}"
         line = Text(text, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis")
         with contextlib.suppress(BrokenPipeError):  # a reader that is gone is no reason to stop the batch
             self._console.print(line)
@@ -74,7 +80,7 @@ class BatchDisplay:
                 Text(f"line {started.job.line}", style="bold"),
                 f"GPU {', '.join(map(str, started.gpus))}",
                 show_duration(time() - started.started_at),
-                Text(started.job.command, no_wrap=True, overflow="ellipsis"),
+                Text(_shown(started.job.command), no_wrap=True, overflow="ellipsis"),
             )
         if len(self.running) > _MAX_SHOWN:
             table.add_row(f"and {len(self.running) - _MAX_SHOWN} more")
@@ -110,9 +116,9 @@ def summary_table(batch: Batch, logs: Path) -> Table:
             str(item.attempts or "-"),
             ", ".join(map(str, outcome.gpus)) if outcome and outcome.gpus else "-",
             show_duration(outcome.took_s) if outcome and outcome.took_s is not None else "-",
-            Text(outcome_text(outcome) if outcome else "-"),
-            Text(item.job.command),
-            Text(_log(item, logs) or "-"),
+            Text(plain(outcome_text(outcome)) if outcome else "-"),
+            Text(_shown(item.job.command)),
+            Text(plain(_log(item, logs) or "-")),
         )
     return table
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -9,11 +13,16 @@ from urllib.parse import quote
 import typer
 
 from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
+from gpu_worker_pool.cli.moments import parse_moment, show_moment
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import out, plain, print_json
-from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
-from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
+from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.pools.reading import ask_pool, ask_pools, read_gpu
+from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
+from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, show_gpus, show_holding
+from gpu_worker_pool.cli.pools.servers import Servers, find_endpoint
+from gpu_worker_pool.cli.status_line import StatusLine
+
+POLL_S = 1.0
 
 GpuArguments = Annotated[
     list[str] | None,
@@ -30,103 +39,176 @@ def drain(
     endpoint: Endpoints = None,
     *,
     every: AllGpus = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="TIME", help="From then on: '2026-12-01 09:00' of your time zone, 18:00, or 2h from now."
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until no lease is left on them; Ctrl-C ends the waiting only.")
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; every user is shown it.")] = "",
     json: Json = False,
 ) -> None:
-    """Take GPUs out of service: no new leases on them; those there run on. Only admin may."""
-    for found in _tell(gpus, endpoint, "drain", {"reason": reason} if reason else {}, every=every):
+    """Take GPUs out of service: no new leases on them; those there run on. For administrators.
+
+    Each GPU has its own line; those that cannot be changed are named at the end. With --at it is planned: until then,
+    leases whose time limit ends before are granted.
+    """
+    now = time.time()
+    starts_at = None if at is None else parse_moment(at, now, "--at")
+    drained: list[GpuReport] = []
+
+    def show(found: GpuReport) -> None:
+        drained.append(found)
         if json:
             print_json("drain", found.as_json())
-            continue
+            return
+        said = found.view.reason or found.view.state
+        if starts_at is not None and not found.view.is_out_of_service:
+            said = f"out of service from {show_moment(starts_at, now)} on" + (f": {reason}" if reason else "")
         runs_on = f"; {', '.join(found.view.leases)} on it runs on" if found.view.leases else ""
-        out().print(f"GPU {found.id}: {found.view.reason or found.view.state}{runs_on}", markup=False)
+        out().print(f"GPU {found.id}: {said}{runs_on}", markup=False)
+
+    body = ({"reason": reason} if reason else {}) | ({} if starts_at is None else {"at": f"{starts_at:.3f}"})
+    _tell(_Order("drain", body, show), gpus, endpoint, every=every)
+    if wait:
+        _wait_for(drained, endpoint)
 
 
 def undrain(
     gpus: GpuArguments = None, endpoint: Endpoints = None, *, every: AllGpus = False, json: Json = False
 ) -> None:
-    """Put GPUs back into service. Only admin may."""
-    for found in _tell(gpus, endpoint, "undrain", {}, every=every):
+    """Put GPUs back into service, and cancel a drain that is planned. For administrators."""
+
+    def show(found: GpuReport) -> None:
         if json:
             print_json("undrain", found.as_json())
-            continue
-        out().print(f"GPU {found.id} is in service; it is {found.view.state.replace('_', ' ')} now", markup=False)
+            return
+        state = found.view.state.replace("_", " ")
+        out().print(f"GPU {found.id} is in service, and no drain of it is planned; it is {state} now", markup=False)
+
+    _tell(_Order("undrain", {}, show), gpus, endpoint, every=every)
 
 
-def _tell(
-    gpus: list[str] | None, endpoint: list[str] | None, action: str, body: dict[str, Any], *, every: bool
-) -> list[GpuReport]:
+@dataclass(frozen=True)
+class _Order:
+    """What to do with each GPU, and how to show that it was done."""
+
+    action: str
+    body: dict[str, Any]
+    show: Callable[[GpuReport], None]
+
+
+def _wait_for(drained: list[GpuReport], endpoint: list[str] | None) -> None:
+    """Return once no lease is left on these GPUs, and they are out of service."""
+    names = show_gpus([gpu.id for gpu in drained])
+    try:
+        Servers(endpoint).run(lambda servers: _wait_until_empty(servers, drained))
+    except KeyboardInterrupt:
+        complain(f"the waiting has ended; {names} stay drained, and `gpu-pool undrain` puts them back")
+        raise
+    complain(f"no lease is left on {names}")
+
+
+async def _wait_until_empty(servers: Servers, drained: list[GpuReport]) -> None:
+    line = StatusLine()
+    try:
+        while True:
+            endpoints = dict.fromkeys(gpu.naming.endpoint for gpu in drained)
+            reports = {name: await ask_pool(servers, name, "?queue=0") for name in endpoints}
+            left = [said for gpu in drained if (said := _what_is_left(gpu, reports[gpu.naming.endpoint]))]
+            if not left:
+                return
+            line.show(f"waiting: {'; '.join(left)}")
+            await asyncio.sleep(POLL_S)
+    finally:
+        line.close()
+
+
+def _what_is_left(gpu: GpuReport, report: PoolReport) -> str:
+    """What there is to wait for; empty if there is nothing. Failure where the GPU is back in service."""
+    if report.error is not None:
+        return f"{report.endpoint} is down: {report.error}"
+    now = time.time()
+    there = next((each for each in report.gpus if each.key == gpu.key), None)
+    if there is None:
+        return ""
+    if not there.view.is_out_of_service:
+        planned = [each for each in report.bookings if each.is_drain and each.has(gpu.view)]
+        if not planned:
+            raise Failure(f"GPU {gpu.id} is back in service; there is nothing to wait for", REFUSED)
+        return f"GPU {gpu.id} is {planned[0].in_words(now)}"
+    holders = [show_holding(lease, now, lease.command) for lease in report.leases if lease.id in there.view.leases]
+    return f"GPU {gpu.id} has {' and '.join(holders or there.view.leases)}" if there.view.leases else ""
+
+
+def _tell(order: _Order, gpus: list[str] | None, endpoint: list[str] | None, *, every: bool) -> None:
+    """Show each GPU as it is changed; Failure at the end for those that could not be changed."""
     if bool(gpus) == every:
+        action = order.action
         raise Failure(f"name the GPUs to {action}, as `gpu-pool status` shows them, or give --all, and not both", USAGE)
 
-    async def tell(servers: Servers) -> list[GpuReport]:
-        names = [name for given in gpus or () for name in await _gpus_of(servers, given)]
-        if every:
-            names = [name for server in servers.ids for name in await _gpus_of(servers, server)]
-        return [await _ask(servers, name, action, body) for name in dict.fromkeys(names)]
+    async def tell(servers: Servers) -> None:
+        names, silent = await _named_gpus(servers, gpus)
+        refused: dict[str, list[str]] = {}
+        codes: list[int] = [FAILED] if silent else []
+        for name in names:
+            try:
+                order.show(await _ask(servers, name, order))
+            except Failure as failure:
+                refused.setdefault(str(failure), []).append(name)
+                codes.append(failure.code)
+        if codes:
+            reasons = [f"cannot {order.action} GPU {', '.join(which)}: {why}" for why, which in refused.items()]
+            reasons += [f"cannot {order.action} the GPUs of {box.endpoint} ({box.url}): {box.error}" for box in silent]
+            raise Failure("; ".join(reasons), max(codes))
 
-    return Servers(endpoint).run(tell)
-
-
-async def _gpus_of(servers: Servers, name: str) -> list[str]:
-    """The GPU of this name; of an endpoint or its node, all GPUs."""
-    if name not in servers.ids and (not name or name.isdigit() or name.startswith(("GPU-", "MIG-")) or ":" in name):
-        find_endpoint(name, servers.ids)  # before anything is changed
-        return [name]
-    reports = [await ask_pool(servers, endpoint, "?queue=0") for endpoint in servers.ids]
-    meant = [report for report in reports if name in (report.endpoint, report.view.node)]
-    for report in meant:
-        if report.error is not None:
-            raise Failure(f"{report.endpoint} is down: {report.error}; nothing was changed")
-    return [gpu.id for report in meant for gpu in report.gpus] if meant else [name]
+    Servers(endpoint).run(tell)
 
 
-async def _ask(servers: Servers, gpu: str, action: str, body: dict[str, Any]) -> GpuReport:
-    """The GPU as its server shows it afterwards; Failure where the server refuses."""
+async def _named_gpus(servers: Servers, gpus: list[str] | None) -> tuple[list[str], list[PoolReport]]:
+    """The GPUs that are meant, without names all of them; and the servers that were meant and do not answer."""
+    boxes = [name for name in gpus or () if _may_be_box(name, servers.ids)]
+    reports: list[PoolReport] = []
+    if not gpus or any(name not in servers.ids for name in boxes):
+        reports = await ask_pools(servers, "?queue=0")
+    elif boxes:
+        reports = [await ask_pool(servers, name, "?queue=0") for name in dict.fromkeys(boxes)]
+    names: list[str] = []
+    silent: list[PoolReport] = []
+    for given in gpus or servers.ids:
+        meant = [report for report in reports if given in (report.endpoint, report.view.node)]
+        if not meant:
+            find_endpoint(given, servers.ids)  # before anything is changed
+            names.append(given)
+        for report in meant:
+            if report.error is None:
+                names += [gpu.id for gpu in report.gpus]
+            else:
+                silent.append(report)
+    return list(dict.fromkeys(names)), silent
+
+
+def _may_be_box(name: str, endpoints: list[str]) -> bool:
+    """Whether this may be the name of an endpoint or of its node, and not of a GPU."""
+    return name in endpoints or not (not name or name.isdigit() or name.startswith(("GPU-", "MIG-")) or ":" in name)
+
+
+async def _ask(servers: Servers, gpu: str, order: _Order) -> GpuReport:
+    """The GPU as its server shows it afterwards; Failure where the server refuses, with the reason alone."""
     endpoint, local = find_endpoint(gpu, servers.ids)
-    answer = await servers.ask(endpoint, f"/admin/gpus/{quote(local, safe='')}/{action}", "POST", body)
+    answer = await servers.ask(endpoint, f"/admin/gpus/{quote(local, safe='')}/{order.action}", "POST", order.body)
     if answer.status == HTTPStatus.NOT_FOUND:
         # The server may not know this GPU, or not know this call.
-        raise not_found(answer, await ask_pool(servers, endpoint, "?queue=0&leases=0"), f"cannot {action} GPU {gpu}")
+        raise not_found(answer, await ask_pool(servers, endpoint, "?queue=0&leases=0"))
     if not answer.is_ok:
-        raise failure_of(answer, f"cannot {action} GPU {gpu}: {plain(answer.error)}")
+        raise failure_of(answer, plain(answer.error))
     found = read_gpu(servers, answer)
     if found is None:
         raise Failure(
-            f"whether GPU {gpu} is {action}ed is not known: the answer of {answer.url} shows no GPU; "
+            f"whether it was done is not known, as the answer of {answer.url} shows no GPU; "
             "`gpu-pool status` shows how it is"
         )
     return found
-
-
-def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
-    """The endpoint of a GPU that is named `2` or `server1:2`, and its name there."""
-    endpoint, colon, local = gpu.rpartition(":")
-    if colon and local and endpoint in endpoints:
-        return endpoint, local
-    if len(endpoints) == 1 and not colon and gpu:
-        return endpoints[0], gpu
-    example = f"{endpoints[0]}:2" if len(endpoints) > 1 else "2"
-    raise Failure(
-        f"{gpu!r} names no GPU of {', '.join(endpoints)}; write {example} as `gpu-pool status` shows it", USAGE
-    )
-
-
-def not_found(answer: ServerAnswer, report: PoolReport, message: str) -> Failure:
-    """The failure for a server that answered 404, by what kind of server it is."""
-    if not report.is_up:
-        return Failure(f"{message}: {answer.url} is not a GPU server ({report.error}); `gpu-pool doctor` looks closer")
-    if not report.has_leases:
-        return Failure(
-            f"{message}: {answer.url} has statistics only, and hands out nothing that could be kept back; for leases, run "
-            "`gpu-pool serve` on that machine"
-        )
-    return Failure(f"{message}: {plain(answer.error)} `gpu-pool status` shows what it has.", REFUSED)
-
-
-def failure_of(answer: ServerAnswer, message: str) -> Failure:
-    if answer.status is None:
-        return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer")
-    if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        message += " From another machine, set GPU_POOL_TOKEN to the token of admin."
-    return Failure(message, FAILED if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else REFUSED)

@@ -15,6 +15,7 @@ from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools_or_fail, find_lease
 from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_holding, show_since
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.pools.terms import show_start, show_terms
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.host.clock import iso_time
@@ -50,8 +51,10 @@ def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) 
     console.print(_sentence(lease, report, now), markup=False)
     if lease.view.state != "queued":
         return
+    start = show_start(lease.view, now)
+    console.print(f"It starts {start}." if start else "When it will start is not known.", markup=False)
+    console.print(f"Why: {lease.why or 'the server does not say'}", markup=False)
     if not lease.obstacles:
-        console.print(lease.why or "The server does not say why.", markup=False)
         return
     table = make_table("GPU", "MODEL", "VERDICT", "HELD BY", whole=("GPU",))
     models = {gpu.key: gpu.view.name for gpu in report.gpus}
@@ -68,12 +71,13 @@ def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) 
 def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     view, who = lease.view, f"{lease.holder} ({lease.id})"
     runs = f", for `{lease.command}`" if lease.command else ""
+    terms = "".join(f", {term}" for term in show_terms(view, now))
     match view.state:
         case "queued":
             place = f"position {view.position}"
             place += lease.inside or f" of {max(report.queue_length, view.position or 0)}"
             return (
-                f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}, since "
+                f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}{terms}, since "
                 f"{_moment(lease.requested_at, now)}."
             )
         case "active":
@@ -81,7 +85,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
             place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
                 f"{who} holds {show_gpus(lease.gpu_ids)}{lease.inside} at {lease.endpoint}{runs}{place}, since "
-                f"{_moment(lease.granted_at, now)}.{lasts}"
+                f"{_moment(lease.granted_at, now)}{terms}.{lasts}"
             )
         case "draining":
             end = ending(view.end_reason or "unknown", view.ended_by, view.end_note)

@@ -19,6 +19,7 @@ from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
 from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.pools.terms import short_start, show_terms
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.host.users import user_name
 
@@ -34,7 +35,10 @@ def leases(
     *,
     mine: Annotated[bool, typer.Option("--mine", help="Only those of the user who asks.")] = False,
     state: Annotated[
-        list[LiveState] | None, typer.Option("--state", help="Only those in this state; may be given again.")
+        list[LiveState] | None,
+        typer.Option(
+            "--state", metavar="STATE", help="Only those in this state: active, draining or queued; may be given again."
+        ),
     ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
     json: Json = False,
@@ -64,17 +68,19 @@ def leases(
     console = out()
     ids = [lease.id for lease in live]
     shown = short_ids(ids) if console.is_terminal else dict(zip(ids, ids, strict=True))
-    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1, is_wide=wide))
+    print_table(console, _table(console, found, shown, with_endpoint=len(reports) > 1, is_wide=wide), is_whole=wide)
 
 
 def _table(
     console: Console, found: Sequence[LeaseReport], ids: Mapping[str, str], *, with_endpoint: bool, is_wide: bool
 ) -> Table:
     now = time.time()
-    headings = ["ID", "STATE", *(["SERVER"] if with_endpoint else []), "OWNER", "GPUS", "SINCE", "PRIORITY", "COMMAND"]
+    notes = [_notes(lease, now) for lease in found]
+    headings = ["ID", "STATE", *(["SERVER"] if with_endpoint else []), "OWNER", "GPUS", "SINCE", "PRIORITY"]
+    headings += [*(["NOTES"] if any(notes) else []), "COMMAND"]
     headings += ["WORKER", "HOST", "PID"] if is_wide else []
     table = make_table(*headings, whole=("ID", "STATE", "SINCE", "PRIORITY"))
-    for lease in found:
+    for lease, note in zip(found, notes, strict=True):
         view = lease.view
         table.add_row(
             Text(ids[lease.id]),
@@ -84,10 +90,16 @@ def _table(
             Text((", ".join(lease.gpu_ids) or f"waits for {lease.wants}") + lease.inside),
             show_clock(lease.since_at, now).removeprefix("since "),
             str(view.priority),
+            *([Text(note)] if "NOTES" in headings else []),
             Text(cut(console, lease.command or "-")),
             *(Text(str(fact or "-")) for fact in ((view.worker_id, view.host, view.pid) if is_wide else ())),
         )
     return table
+
+
+def _notes(lease: LeaseReport, now: float) -> str:
+    start = short_start(lease.view, now)
+    return ", ".join([*([f"starts {start}"] if start else []), *show_terms(lease.view, now)])
 
 
 def short_ids(ids: Sequence[str], at_least: int = 8) -> dict[str, str]:

@@ -29,6 +29,8 @@ DEFAULT_SPAN_S: Final = 24 * 3600.0
 ANSWER_S: Final = 30.0
 LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
 NOBODY: Final = "(no owner)"
+# The leases that the server ended, by why; a column is shown only if there are some.
+_ENDS: Final = (("TIME LIMIT", "time_limit_ends"), ("PREEMPTED", "preempted_ends"), ("IDLE", "idle_ends"))
 # In the year 6000; later ones cannot be shown in every time zone.
 LATEST_S: Final = 127_174_492_800.0
 
@@ -187,6 +189,8 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
     is_shared, has_unknown = total.shared_gpu_hours > 0, total.unknown_leases > 0
     headings = ["GPU-HOURS", *(["SHARED"] if is_shared else []), "LEASES", "RUNNING", "LONGEST", "WAITED"]
     headings += ["UNKNOWN"] if has_unknown else []
+    ends = [(word, name) for word, name in _ENDS if getattr(total, name)]
+    headings += [word for word, _ in ends]
     table = make_table("OWNER", *headings, whole=headings)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -200,6 +204,7 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
             show_duration(usage.longest_hours * 3600),
             show_duration(usage.wait_hours * 3600),
             *([str(usage.unknown_leases)] if has_unknown else []),
+            *(str(getattr(usage, name)) for _, name in ends),
             style="bold" if usage is total else None,
         )
     print_table(console, table)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.pools.plans import Plan, show_plan
 from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.report import (
     GpuReport,
@@ -24,11 +25,13 @@ from gpu_worker_pool.cli.pools.report import (
     show_outsiders,
 )
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.pools.terms import show_start, show_terms
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import count
 
 # So many waiting requests are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
+MOST_BOOKINGS: Final = 10
 BAR_CELLS: Final = 10
 # On a narrower terminal the bars are left out: the holders need the room.
 _WIDE: Final = 110
@@ -97,12 +100,19 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
         print_table(console, _queue_table(console, report.queue, now))
     if (more := report.queue_length - len(report.queue)) > 0:
         console.print(f"and {more} more; `gpu-pool leases --state queued` lists all")
+    plans: list[Plan] = [*([report.reservation] if report.reservation else []), *report.bookings[:MOST_BOOKINGS]]
+    for plan in plans:
+        console.print(show_plan(plan, now), markup=False)
+    if (more := len(report.bookings) - MOST_BOOKINGS) > 0:
+        console.print(f"and {more} more; `gpu-pool reservations` lists all")
 
 
 def _heading(report: PoolReport) -> Text:
     heading = Text.assemble((report.endpoint, "bold"), f" {report.url}")
     if report.error is not None:
-        return heading.append(": ").append(f"down: {report.error}", _TROUBLE)
+        return heading.append(": ").append(
+            f"{'down' if report.status is None else 'cannot be used'}: {report.error}", _TROUBLE
+        )
     if report.same_as is not None:
         return heading.append(f": the same server as {report.same_as}")
     heading.append(f": {count(len(report.gpus), 'GPU')}, {report.free} free")
@@ -143,13 +153,14 @@ def _gpu_table(console: Console, report: PoolReport, now: float) -> Table:
 def _queue_table(console: Console, queue: Sequence[LeaseReport], now: float) -> Table:
     table = make_table("POSITION", "OWNER", "COMMAND", "WANTS", "SINCE", "BECAUSE", whole=("POSITION", "SINCE"))
     for lease in queue:
+        priority = [f"priority {lease.view.priority}"] if lease.view.priority else []
         table.add_row(
             "?" if lease.view.position is None else str(lease.view.position),
             Text(lease.holder),
             Text(cut(console, lease.command or "-")),
-            Text(lease.wants + lease.inside + (f", priority {lease.view.priority}" if lease.view.priority else "")),
+            Text(", ".join([lease.wants + lease.inside, *priority, *show_terms(lease.view, now)])),
             show_clock(lease.requested_at, now).removeprefix("since "),
-            Text(lease.why or ""),
+            Text("; ".join(part for part in (lease.why, show_start(lease.view, now)) if part)),
         )
     return table
 

@@ -7,20 +7,21 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 from typing import Final
 
 import typer
-from rich.text import Text
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
 from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, MemoryPerGpu, Model, Timeout
-from gpu_worker_pool.cli.output import complain, err, out, print_json
+from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.status_line import StatusLine
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.core.model.memory import MB_PER_GB, show_mb
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
 POLL_S: Final = 1.0
@@ -53,7 +54,7 @@ class WantedGpus(Wishes):
             return standing
         rooms = sorted((_room_mb(gpu, gpu.view.memory_committed_mb, report) or 0.0 for gpu in open_), reverse=True)
         # Each of the wanted number of GPUs has at least this much.
-        fits = f"; {int(rooms[self.gpus - 1])}MB would fit now" if rooms[self.gpus - 1] >= 1 else ""
+        fits = f"; {_at_most(rooms[self.gpus - 1])} would fit now" if rooms[self.gpus - 1] >= 1 else ""
         return f"{standing} with so much room under {_threshold(report)}{fits}"
 
     def most_mb(self, report: PoolReport) -> float | None:
@@ -83,6 +84,12 @@ def _room_mb(gpu: GpuReport, committed_mb: float | None, report: PoolReport) -> 
     if total_mb is None or committed_mb is None:
         return None
     return total_mb * (100.0 if percent is None else percent) / 100 - committed_mb
+
+
+def _at_most(memory_mb: float) -> str:
+    """The amount, or a little less: what is shown must fit."""
+    tenths = floor(memory_mb * 10 / MB_PER_GB)
+    return show_mb(floor(memory_mb) if tenths < 100 else tenths * MB_PER_GB / 10)
 
 
 def _threshold(report: PoolReport) -> str:
@@ -151,7 +158,7 @@ async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple
     """Poll every server once a second, until the time is over. Returns the free GPUs, all of one endpoint."""
     clock = asyncio.get_running_loop().time
     began = clock()
-    watch, line = _ServerWatch(servers), _StatusLine(wanted)
+    watch, line = _ServerWatch(servers), StatusLine()
     tasks = [asyncio.create_task(watch.poll(id_)) for id_ in servers.ids]
     try:
         while True:
@@ -164,8 +171,9 @@ async def _wait(servers: Servers, wanted: WantedGpus, timeout_s: float) -> tuple
             if left_s <= 0:
                 silent = [endpoint for endpoint in servers.ids if endpoint not in watch.reports]
                 return TimeOver(list(watch.reports.values()), silent)
-            if watch.reports:
-                line.show(watch)
+            if watch.has_seen_all or (watch.reports and line.is_live):
+                standing = (f"{each.endpoint}: {wanted.standing_in(each)}" for each in watch.reports.values())
+                line.show(f"waiting for {wanted}: {'; '.join(standing)}")
             await watch.news(left_s)
     finally:
         line.close()
@@ -213,27 +221,7 @@ def _check_can_come(wanted: WantedGpus, watch: _ServerWatch) -> None:
             f"how much memory is left is not known of {', '.join(untold)}, with statistics only; leave --memory out"
         )
     most = [room for report in reports if (room := wanted.most_mb(report)) is not None]
-    fits = f"; the most that a GPU has below its threshold is {int(max(most))}MB" if wanted.memory_mb and most else ""
+    fits = (
+        f"; the most that a GPU has below its threshold is {_at_most(max(most))}" if wanted.memory_mb and most else ""
+    )
     raise Failure(f"no server has {wanted}, free or not{fits}; `gpu-pool status` shows what there is")
-
-
-class _StatusLine:
-    def __init__(self, wanted: WantedGpus) -> None:
-        self._wanted = wanted
-        console = err()
-        self._live = console.status("") if console.is_terminal else None
-        self._was_said = False
-
-    def show(self, watch: _ServerWatch) -> None:
-        standing = (f"{report.endpoint}: {self._wanted.standing_in(report)}" for report in watch.reports.values())
-        line = f"waiting for {self._wanted}: {'; '.join(standing)}"
-        if self._live is not None:
-            self._live.update(Text(line))
-            self._live.start()
-        elif watch.has_seen_all and not self._was_said:
-            complain(line)
-            self._was_said = True
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()

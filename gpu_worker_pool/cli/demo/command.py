@@ -23,16 +23,22 @@ _BESIDE_S: Final = 14.0
 
 
 def demo(
-    workers: Annotated[int, typer.Option(min=2, max=64, help="How many worker processes compete.")] = 12,
+    workers: Annotated[
+        int, typer.Option(metavar="NUMBER", min=2, max=64, help="How many worker processes compete.")
+    ] = 12,
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=32, help="Number of simulated GPUs. By default this machine's GPUs, or four simulated ones."
+            metavar="NUMBER",
+            min=1,
+            max=32,
+            help="Number of simulated GPUs. By default this machine's GPUs, or four simulated ones.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=3, max=600, help="How long they compete.")] = 14.0,
+    seconds: Annotated[float, typer.Option(metavar="NUMBER", min=3, max=600, help="How long they compete.")] = 14.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the times for which GPUs are held; random by default.")
+        int | None,
+        typer.Option(metavar="NUMBER", min=0, help="Seed of the times for which GPUs are held; random by default."),
     ] = None,
     json: Json = False,
     cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after its release.")] = False,

@@ -51,6 +51,7 @@ class EndpointFacts:
     has_token: bool
     took_s: float = 0.0
     error: str | None = None
+    status: int | None = None
     version: str | None = None
     pool: PoolView = NOTHING
     has_leases: bool = True
@@ -75,7 +76,8 @@ async def _ask(servers: Servers, endpoint: str) -> EndpointFacts:
     report = await ask_pool(servers, endpoint, "?queue=0&leases=0")
     facts = replace(facts, took_s=time.monotonic() - began, pool=report.view, has_leases=report.has_leases)
     if report.error is not None:
-        return replace(facts, error=NO_GPU_SERVER if report.status == HTTPStatus.NOT_FOUND else report.error)
+        error = NO_GPU_SERVER if report.status == HTTPStatus.NOT_FOUND else report.error
+        return replace(facts, error=error, status=report.status)
     answer = await servers.ask(endpoint, "/")
     clock_off_s = _clock_off_s(answer)
     home = read(Home, answer.data)
@@ -148,6 +150,10 @@ def judge_reachable(facts: EndpointFacts, *, is_wanted: bool) -> Finding:
     where = f"{facts.id} ({facts.url.url})"
     if facts.error is not None:
         text = f"{where} cannot be used: {facts.error}"
+        if facts.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            # A GPU server shows its pool to every caller.
+            how = "another program answers there, or a proxy that asks for a login: check the address and the proxy"
+            return Finding("endpoint", "problem", text, how, facts.id)
         if not is_wanted:
             how = f"start one here with gpu-pool serve, or set {SINGULAR_VARIABLE} to the one you use"
             return Finding("endpoint", "warning", text, how, facts.id)

@@ -89,7 +89,8 @@ class StateDir:
     def of(cls, journal: Path) -> StateDir:
         """Look without locking: a lock taken here would keep a server that starts just now from starting."""
         folder = journal.absolute().parent
-        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        # Path.exists would raise for a folder that this user may not enter.
+        nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110
         return cls(
             journal.absolute(),
             nearest,

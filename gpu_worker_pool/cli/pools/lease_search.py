@@ -48,7 +48,7 @@ _id_argument = partial(
     typer.Argument, help="Its id, or a beginning that no other has.", autocompletion=complete_lease_id
 )
 LeaseId = Annotated[str, _id_argument(metavar="ID")]
-LeaseIds = Annotated[list[str], _id_argument(metavar="ID...")]
+LeaseIds = Annotated[list[str] | None, _id_argument(metavar="[ID]...")]
 
 
 async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:

@@ -13,7 +13,9 @@ from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.same_server import same_as
 from gpu_worker_pool.wire.statistics import GpuInShort, GpuSummary
 
-from .report import GpuReport, LeaseReport, Naming, PoolReport
+from .naming import Naming
+from .plans import BookingReport, ReservationReport
+from .report import GpuReport, LeaseReport, PoolReport
 from .servers import ServerAnswer, Servers
 
 
@@ -47,6 +49,8 @@ def read_pool(answer: ServerAnswer, *, is_multi: bool) -> PoolReport:
         gpus=tuple(GpuReport(naming, gpu) for gpu in view.gpus),
         leases=tuple(LeaseReport(naming, lease) for lease in view.leases),
         queue=tuple(LeaseReport(naming, lease) for lease in view.queue),
+        reservation=None if view.reservation is None else ReservationReport(naming, view.reservation),
+        bookings=tuple(BookingReport(naming, booking) for booking in view.bookings),
     )
 
 
@@ -64,7 +68,7 @@ def read_gpu(servers: Servers, answer: ServerAnswer) -> GpuReport | None:
 
 
 def _without_pool(answer: ServerAnswer) -> PoolReport:
-    error = "its answer shows no GPUs; is this a GPU statistics server?" if answer.is_ok else plain(answer.error)
+    error = "its answer shows no GPUs; is this a GPU statistics server?" if answer.is_ok else plain(answer.why_not)
     return PoolReport(answer.endpoint, answer.url, error, answer.status)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,28 +15,16 @@ from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, Ob
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read_time
 
+from .naming import Naming
+from .naming import show_gpus as show_gpus  # noqa: PLC0414 - for all commands
+from .plans import BookingReport, ReservationReport
 from .servers import ServerAnswer, nobody_answered
+from .terms import show_terms
 
 NOTHING = PoolView(gpus=())
 _WEEK_S: Final = 6 * 86_400.0
 _HEAVY_MB: Final = 1024.0
 _USED_FROM_OUTSIDE: Final = frozenset({"busy", "outside"})
-
-
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """How people call the GPUs of an endpoint: `2`, or `server1:2` where there are several endpoints."""
-
-    endpoint: str
-    is_multi: bool
-
-    def id_of(self, gpu: GpuRef | PoolGpu | ObstacleView) -> str:
-        """The name of one GPU: its index, or its UUID where there is no index yet."""
-        local = gpu.uuid or "?" if gpu.gpu_id is None else str(gpu.gpu_id)
-        return f"{self.endpoint}:{local}" if self.is_multi else local
-
-    def as_json(self, gpu: GpuRef | PoolGpu | ObstacleView) -> dict[str, Any]:
-        return {"id": self.id_of(gpu), "gpu_id": gpu.gpu_id, "uuid": gpu.uuid or None, "name": gpu.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +158,18 @@ class LeaseReport:
             "granted_at": iso_time(self.granted_at),
             "ended_at": iso_time(self.ended_at),
             "end_reason": view.end_reason,
+            "ended_by": view.ended_by,
+            "end_note": view.end_note,
             "expires_in_s": view.expires_in_s,
             "parent": view.parent,
+            "time_limit_s": view.time_limit_s,
+            "preemptible": view.preemptible,
+            "ends_at": iso_time(read_time(view.ends_at)),
+            "warning": None if view.warning is None else asdict(view.warning),
+            "idle_s": view.idle_s,
+            "expected_start_at": iso_time(read_time(view.expected_start_at)),
+            "expected_start_basis": view.expected_start_basis,
+            "expected_after": view.expected_after,
         }
 
 
@@ -192,6 +190,8 @@ class PoolReport:
     gpus: tuple[GpuReport, ...] = ()
     leases: tuple[LeaseReport, ...] = ()
     queue: tuple[LeaseReport, ...] = ()
+    reservation: ReservationReport | None = None
+    bookings: tuple[BookingReport, ...] = ()
 
     @property
     def is_up(self) -> bool:
@@ -233,12 +233,16 @@ class PoolReport:
             "leases": [lease.as_json() for lease in self.leases],
             "queue": [lease.as_json() for lease in self.queue],
             "queue_length": self.queue_length,
+            "reservation": None if self.reservation is None else self.reservation.as_json(),
+            "bookings": [booking.as_json() for booking in self.bookings],
         }
 
 
 def check_any_is_up(reports: Sequence[PoolReport]) -> None:
     if not any(report.is_up for report in reports):
-        raise nobody_answered([ServerAnswer(item.endpoint, item.url, error=item.error) for item in reports])
+        raise nobody_answered(
+            [ServerAnswer(item.endpoint, item.url, item.status, error=item.error) for item in reports]
+        )
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
@@ -257,8 +261,9 @@ def show_clock(at: float | None, now: float) -> str:
 
 
 def show_holding(lease: LeaseReport, now: float, command: str | None) -> str:
-    """Who holds it, for what, since when: `carol, train.py, since 14:02`."""
-    return ", ".join(part for part in (lease.holder, command, show_clock(lease.since_at, now)) if part)
+    """Who holds it, for what, since when and on what terms: `carol, train.py, since 14:02, ends 16:02`."""
+    parts = (lease.holder, command, show_clock(lease.since_at, now), *show_terms(lease.view, now))
+    return ", ".join(part for part in parts if part)
 
 
 def show_inside(leases: Iterable[LeaseReport]) -> str:
@@ -285,7 +290,3 @@ def show_outsiders(gpu: PoolGpu) -> list[str]:
 def show_since(at: float | None, now: float) -> str:
     """How long ago that was. The server's clock may be ahead of ours: then it is 0 s."""
     return "unknown" if at is None else show_duration(now - at)
-
-
-def show_gpus(ids: Sequence[str]) -> str:
-    return f"GPU{'s' if len(ids) > 1 else ''} {', '.join(ids)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Self, TypeVar
@@ -37,6 +37,12 @@ class ServerAnswer:
     def is_ok(self) -> bool:
         return self.error is None
 
+    @property
+    def why_not(self) -> str:
+        """The error, with the status of the answer if there was one."""
+        error = str(self.error).rstrip(".? ")
+        return error if self.status is None or str(self.status) in error else f"{error} (status {self.status})"
+
 
 def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
     """The client's parameters for the values of --endpoint; several URLs make it a client of many endpoints."""
@@ -57,7 +63,7 @@ class Servers:
         except ValueError as error:
             raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
         self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
-        self._transport = Transport(ca_file=self.config.ca_file)
+        self._transport = Transport(ca_file=self.config.ca_file, is_named=self.config.is_named)
 
     async def __aenter__(self) -> Self:
         try:
@@ -110,35 +116,57 @@ class Servers:
         """
         began = monotonic()
         asked = {endpoint: asyncio.create_task(ask(endpoint)) for endpoint in self.ids}
-        waiting = set(asked.values())
         try:
-            while waiting and not any(_is_answer(task) for task in asked.values()):
-                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if waiting:
-                grace_s = max(_GRACE_S, _GRACE_RATIO * (monotonic() - began))
-                _, waiting = await asyncio.wait(waiting, timeout=grace_s)
+            late = await wait_for_answers(asked.values(), _is_answer)
         finally:
             await cancel_and_wait(*asked.values())
         error = f"it has not answered within {monotonic() - began:.1f} s, and others have"
         return [
             when_late(ServerAnswer(endpoint, self.config.endpoints[endpoint].url, error=error))
-            if task in waiting
+            if task in late
             else task.result()
             for endpoint, task in asked.items()
         ]
 
 
-def _is_answer(task: asyncio.Task[Any]) -> bool:
+async def wait_for_answers(asked: Collection[asyncio.Task[T]], is_answer: Callable[[T], bool]) -> set[asyncio.Task[T]]:
+    """Wait for these tasks; once the result of one is an answer, the others have a moment left. Returns the late ones."""
+    began = monotonic()
+    waiting = set(asked)
+    while waiting and not any(task.done() and is_answer(task.result()) for task in asked):
+        _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if waiting:
+        grace_s = max(_GRACE_S, _GRACE_RATIO * (monotonic() - began))
+        _, waiting = await asyncio.wait(waiting, timeout=grace_s)
+    return waiting
+
+
+def _is_answer(found: Any) -> bool:
     """Whether a server was reached, with whatever answer."""
-    if not task.done():
-        return False
-    found = task.result()
     return found.error is None or found.status is not None
 
 
 def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
-    reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {str(answer.error).rstrip('.?')}" for answer in answers)
+    reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {answer.why_not}" for answer in answers)
+    start = "Start one with `gpu-pool serve`, or name" if any(answer.status is None for answer in answers) else "Name"
     return Failure(
-        f"no GPU server can be used: {reasons}. Start one with `gpu-pool serve`, or name another one with --endpoint; "
-        "`gpu-pool doctor` looks closer."
+        f"no GPU server can be used: {reasons}. {start} another one with --endpoint; `gpu-pool doctor` looks closer."
     )
+
+
+def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
+    """The endpoint of a GPU that is named `2` or `server1:2`, and its name there."""
+    endpoint, colon, local = gpu.rpartition(":")
+    if colon and local and endpoint in endpoints:
+        return endpoint, local
+    if len(endpoints) == 1 and not colon and gpu:
+        return endpoints[0], gpu
+    known = ", ".join(endpoints)
+    if colon and local and len(endpoints) == 1:
+        why = f"the server asked is {known}, not {endpoint}; write {local} for its GPU, or give the other's --endpoint"
+    elif colon and local:
+        why = f"{endpoint} is none of the servers asked: {known}"
+    else:
+        example = f"{endpoints[0]}:2" if len(endpoints) > 1 else "2"
+        why = f"it names no GPU of {known}; write {example} as `gpu-pool status` shows it"
+    raise Failure(f"{gpu!r}: {why}", USAGE)

@@ -80,8 +80,12 @@ def _is_whole(view: UsageView, data: Any) -> bool:
 
 
 async def ask_usage(servers: Servers, path: str) -> UsageReport:
-    """What all servers report; Failure where none has anything to report."""
-    asked = await asyncio.gather(*(_ask_one(servers, endpoint, path) for endpoint in servers.ids))
+    """What all servers report; Failure where none has anything to report.
+
+    Adding up may take a server long, so one that is silent is found by another call, and not waited for.
+    """
+    reached = await servers.ask_all("/health")
+    asked = await asyncio.gather(*(_ask_one(servers, answer, path) for answer in reached))
     found = mark_same(usage for _, usage in asked)
     if any(usage.error is None for usage in found):
         return UsageReport(found)
@@ -94,8 +98,9 @@ async def ask_usage(servers: Servers, path: str) -> UsageReport:
     raise Failure(f"there is nothing to report from: {reasons.rstrip('.')}.{hint}")
 
 
-async def _ask_one(servers: Servers, endpoint: str, path: str) -> tuple[ServerAnswer, ServerUsage]:
-    answer = await servers.ask(endpoint, path)
+async def _ask_one(servers: Servers, reached: ServerAnswer, path: str) -> tuple[ServerAnswer, ServerUsage]:
+    endpoint = reached.endpoint
+    answer = reached if reached.status is None else await servers.ask(endpoint, path)
     if answer.status != HTTPStatus.NOT_FOUND:
         return answer, read_usage(answer)
     # It does not know this call: why, is known by what kind of server it is.

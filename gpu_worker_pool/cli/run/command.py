@@ -21,7 +21,8 @@ def run(
     on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
     name: Annotated[
-        str | None, typer.Option(help="The name that others see in `status`; otherwise program and script.")
+        str | None,
+        typer.Option(metavar="TEXT", help="The name that others see in `status`; otherwise the script or module."),
     ] = None,
     remote: options.Remote = False,
     new: options.New = False,

@@ -12,7 +12,6 @@ from time import monotonic
 from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.output import err, pass_on_warnings
-from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
@@ -87,10 +86,10 @@ class Runner:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise Failure("no GPU within --timeout: no server has answered in full", TIMED_OUT) from None
+            raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
 
     async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int:
-        async with Servers(sources.urls) as servers:
+        async with sources.servers() as servers:
             line = WaitingLine(servers, err(), is_quiet=self.reporter.is_quiet or self.reporter.is_json)
             async with AsyncExitStack() as started:
                 async with self._in_time():

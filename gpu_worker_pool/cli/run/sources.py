@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import complain
+from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
+from gpu_worker_pool.client.backends.server_leases import HOPELESS
 from gpu_worker_pool.client.events import Hook
-from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE, InheritedLease, inherited_lease
+from gpu_worker_pool.client.inherited_lease import (
+    LEASE_ID_VARIABLE,
+    LEASE_URL_VARIABLE,
+    InheritedLease,
+    inherited_lease,
+)
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
+from gpu_worker_pool.core.model.visible_devices import InstalledGpu, names_in, select_visible
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import machine_fingerprint
-from gpu_worker_pool.wire.leases import LeaseView
+from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
-from .lease_facts import VISIBLE_DEVICES_VARIABLE
+from .lease_facts import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -32,11 +42,16 @@ class Sources:
     among: tuple[str, ...] | None
     gpu_count: int
     ttl_s: float
+    # Whether the user named the servers; else there is one, the default.
+    is_named: bool = True
+
+    def servers(self) -> Servers:
+        return Servers(self.urls if self.is_named else None)
 
     def client(self, on_event: Hook | None = None) -> GPUWorkerPoolClient:
-        endpoints: dict[str, Any] = (
-            {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
-        )
+        endpoints: dict[str, Any] = {}
+        if self.is_named:
+            endpoints = {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
         try:
             return GPUWorkerPoolClient(**endpoints, on_event=on_event)
         except ValueError as error:
@@ -57,16 +72,17 @@ async def choose_sources(
         lease = inherited_lease(environ)
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
+    config = Servers(endpoints).config
     if lease is not None:
-        known = Servers(endpoints).config.endpoints.values()
-        if not endpoints and not lease.is_among(known):
+        if not endpoints and not lease.is_among(config.endpoints.values()):
             endpoints = [lease.url.url]
-        elif not lease.is_among(known):
+        elif not lease.is_among(config.endpoints.values()):
             lease = None  # these servers know nothing of it
     if lease is not None and not is_new:
-        async with Servers([lease.url.url]) as servers:
+        inside = [lease.url.url] if config.is_named or endpoints else None
+        async with Servers(inside) as servers:
             return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)
-    if is_new and environ.get(LEASE_ID_VARIABLE):
+    if is_new and environ.get(LEASE_ID_VARIABLE) and _is_set_by_lease(environ):
         # The lease around this process set it, and this request is for other GPUs.
         environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
     async with Servers(endpoints) as servers:
@@ -100,11 +116,20 @@ async def _find_inside(
                 "one. Use --new to request GPUs of this machine, or --remote if the command goes there itself."
             )
     gpus = [InstalledGpu(gpu.gpu_id, gpu.uuid) for gpu in view.gpus if gpu.gpu_id is not None]
-    among = None if is_remote else _visible_uuids(environ, gpus, warn)
+    own = ", ".join(str(gpu.index) for gpu in gpus)
+    missing = f"names no GPU of the lease around this command, which has GPU {own}; unset it, or use --new"
+    among = None if is_remote else _visible_uuids(environ, gpus, warn, missing)
     if among is not None and len(among) == len(gpus):
         among = None  # as the lease around this command set it
     count = len(view.gpus if among is None else among)
-    return Sources((answer.url,), is_multi=False, among=among, gpu_count=count, ttl_s=servers.config.ttl_s)
+    return Sources(
+        (answer.url,),
+        is_multi=False,
+        among=among,
+        gpu_count=count,
+        ttl_s=servers.config.ttl_s,
+        is_named=servers.config.is_named,
+    )
 
 
 async def find_sources(
@@ -121,13 +146,17 @@ async def find_sources(
     `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out.
     """
     answers = await servers.ask_all("/pool?queue=0&leases=0")
-    if all(answer.status is None for answer in answers):
-        raise nobody_answered(answers)
+    found = {answer.endpoint: await _why_wrong(servers, answer) for answer in answers}
+    wrong = {endpoint: why for endpoint, why in found.items() if why is not None}
+    if all(answer.status is None or answer.endpoint in wrong for answer in answers):
+        raise nobody_answered([replace(answer, error=wrong.get(answer.endpoint, answer.error)) for answer in answers])
     urls: list[str] = []
     gpus: list[InstalledGpu] = []
     for answer in answers:
         pool = read(PoolView, answer.data)
-        if is_remote or _is_here(answer.url, pool):
+        if answer.endpoint in wrong:
+            note(f"{answer.endpoint} is left out: {wrong[answer.endpoint]}")
+        elif is_remote or _is_here(answer.url, pool):
             urls.append(answer.url)
             gpus += _installed_gpus(pool)
         else:
@@ -138,8 +167,20 @@ async def find_sources(
             "if the command itself goes there (by ssh, say), add --remote."
         )
     among = None if is_remote else _visible_uuids(environ, gpus, warn)
+    if among is not None:
+        await _check_not_of_ancestor(servers, among)
     gpu_count = len(gpus if among is None else among)
-    return Sources(tuple(urls), servers.config.is_multi, among, gpu_count, servers.config.ttl_s)
+    config = servers.config
+    return Sources(tuple(urls), config.is_multi, among, gpu_count, config.ttl_s, config.is_named)
+
+
+async def _why_wrong(servers: Servers, answer: ServerAnswer) -> str | None:
+    """Why waiting will not help there: it is not a GPU server, or does not let this caller in. None where it may help."""
+    final = {HTTPStatus.OK, *HOPELESS}
+    if answer.status not in final or (answer.is_ok and read(PoolView, answer.data) is not None):
+        return None
+    report = await ask_pool(servers, answer.endpoint, "?queue=0&leases=0")
+    return report.error if report.status in final else None
 
 
 def _why_left_out(answer: ServerAnswer, pool: PoolView | None) -> str:
@@ -159,24 +200,53 @@ def _installed_gpus(pool: PoolView | None) -> list[InstalledGpu]:
     return [InstalledGpu(gpu.gpu_id, gpu.uuid) for gpu in pool.gpus if gpu.gpu_id is not None] if pool else []
 
 
+def _is_set_by_lease(environ: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES is as the lease around this process set it, and not as the user did since."""
+    names, _ = names_in(environ.get(VISIBLE_DEVICES_VARIABLE, ""))
+    own = {gpu_id.rpartition(":")[2] for gpu_id in environ.get(LEASE_GPUS_VARIABLE, "").split(",")}
+    # A UUID is the lease's: a user inside a lease has nothing to take one from.
+    return set(names) == own or not all(name.isdigit() for name in names)
+
+
+async def _check_not_of_ancestor(servers: Servers, among: Sequence[str]) -> None:
+    """Raise Failure if a program that holds all these GPUs has started this one, which would wait for itself."""
+    ancestors = {process.pid for process in ProcessTable().ancestors(os.getpid())}
+    for answer in await servers.ask_all("/leases"):
+        found = read(LeaseList, answer.data) if answer.status == 200 else None
+        for lease in found.leases if found else ():
+            is_whole = lease.state == "active" and lease.memory_mb is None
+            if (
+                is_whole
+                and lease.is_local
+                and lease.pid in ancestors
+                and {gpu.uuid for gpu in lease.gpus} >= set(among)
+            ):
+                raise Failure(
+                    f"pid {lease.pid}, which has started this command, holds the GPUs in {VISIBLE_DEVICES_VARIABLE} itself "
+                    f"(lease {lease.id}): this would wait for its own parent. Start the command without gpu-pool run; or "
+                    f"inside that lease, with {LEASE_ID_VARIABLE}={lease.id} and {LEASE_URL_VARIABLE}={answer.url} in its "
+                    f"environment; or unset {VISIBLE_DEVICES_VARIABLE} to request others."
+                )
+
+
 def _visible_uuids(
-    environ: Mapping[str, str], gpus: Sequence[InstalledGpu], warn: Callable[[str], None]
+    environ: Mapping[str, str],
+    gpus: Sequence[InstalledGpu],
+    warn: Callable[[str], None],
+    missing: str = "names no GPU of the pool; unset it, or name GPUs that `gpu-pool status` shows",
 ) -> tuple[str, ...] | None:
     """The UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves visible; None where it is not set."""
     value = environ.get(VISIBLE_DEVICES_VARIABLE)
     if value is None:
         return None
     chosen = select_visible(value, gpus)
+    if not chosen.is_filtering or not chosen.indices:
+        raise Failure(f"{VISIBLE_DEVICES_VARIABLE}={value!r} {missing}")
     for warning in chosen.warnings:
         warn(warning)
     if environ.get(LEASE_ID_VARIABLE) and inherited_lease(environ) is None:
         warn(
             f"{VISIBLE_DEVICES_VARIABLE} was set by an outer gpu-pool run, which holds those GPUs; "
             "use --new to request others"
-        )
-    if not chosen.is_filtering or not chosen.indices:
-        raise Failure(
-            f"{VISIBLE_DEVICES_VARIABLE}={value!r} names no GPU of the pool; "
-            "unset it, or name GPUs that `gpu-pool status` shows"
         )
     return tuple(sorted(gpu.uuid for gpu in gpus if gpu.index in chosen.indices))

@@ -79,11 +79,11 @@ class WaitingLine:
             while True:
                 self._write(await self._lines())
                 await asyncio.sleep(_POLL_S)
+        self._console.soft_wrap = False  # or what is wider than the terminal would be cut off
         spinner = Spinner("dots")
         with Live(spinner, console=self._console, transient=True, refresh_per_second=8):
             while True:
-                text = Text("\n").join(Text(line, no_wrap=True, overflow="ellipsis") for line in await self._lines())
-                spinner.update(text=text)
+                spinner.update(text=Text("\n".join(await self._lines())))
                 await asyncio.sleep(_POLL_S)
 
     def _write(self, lines: list[str]) -> None:

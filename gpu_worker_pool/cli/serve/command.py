@@ -50,7 +50,7 @@ def serve(
         str | None, _option("--host", "ADDRESS", "The address to listen on; by default 0.0.0.0, all addresses. [HOST]")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="By default 8000; 0 takes a free port. [PORT]")
+        int | None, typer.Option("--port", "-p", metavar="NUMBER", help="By default 8000; 0 takes a free port. [PORT]")
     ] = None,
     simulated_gpus: Annotated[
         str | None, _gpu_option("--simulated-gpus", "SPEC", "Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]")
@@ -115,7 +115,7 @@ def serve(
         str | None,
         _lease_option(
             "--durability",
-            "full|normal",
+            "MODE",
             "full: a grant survives a power failure; normal: a crash of the server. [GPU_POOL_DURABILITY]",
         ),
     ] = None,

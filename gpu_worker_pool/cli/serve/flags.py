@@ -49,7 +49,7 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSet
     if tokens_file := typed.get("gpu_pool_tokens_file"):
         _check_tokens(flags["gpu_pool_tokens_file"], Path(tokens_file))
     try:
-        return ServerSettings(**typed)
+        return ServerSettings.load_strictly(**typed)
     except (UnicodeDecodeError, OSError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror or str(error)
         raise Failure(f".env in this folder cannot be read: {reason}; fix it, or move it away", USAGE) from None

@@ -19,8 +19,8 @@ from rich.live import Live
 
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import out, print_json
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
+from gpu_worker_pool.cli.output import asked_width, out, print_json
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered, wait_for_answers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import parse_duration_s
 
@@ -58,7 +58,9 @@ def top(
         ),
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end, as where there is no terminal.")] = False,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many intervals.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="NUMBER", min=1, help="End after so many intervals.")
+    ] = None,
 ) -> int:
     """Watch GPUs, leases and the queue, live. q quits, p pauses, arrow keys scroll.
 
@@ -92,14 +94,16 @@ async def _until_first(showing: Coroutine[Any, Any, int], watches: list[Watch]) 
 
 
 async def _print(console: Console, watches: list[Watch], interval_s: float, count: int | None, *, is_json: bool) -> int:
-    """Print it `count` times, for ever where that is None; begins when every server has answered or failed."""
-    await asyncio.gather(*(watch.is_known.wait() for watch in watches))
+    """Print it `count` times, for ever where that is None; begins when every server has answered or failed, or is late."""
+    await _wait_until_known(watches)
     frame = frame_of(watches, interval_s)
     for shown in itertools.count(1):
         if is_json:
             print_json("top", frame.as_json())
         else:
-            console.print(draw_all(frame, console.width, is_whole=not console.is_terminal))
+            width = None if console.is_terminal else asked_width()
+            is_whole = not console.is_terminal and width is None
+            console.print(draw_all(frame, width or console.width, is_whole=is_whole))
         if shown == count:
             break
         await asyncio.sleep(interval_s)
@@ -108,6 +112,18 @@ async def _print(console: Console, watches: list[Watch], interval_s: float, coun
         down = [ServerAnswer(item.endpoint, item.url, error=item.error or "no answer") for item in frame.servers]
         raise nobody_answered(down)
     return 0
+
+
+async def _wait_until_known(watches: list[Watch]) -> None:
+    async def has_answered(watch: Watch) -> bool:
+        await watch.is_known.wait()
+        return watch.has_answered
+
+    asked = [asyncio.create_task(has_answered(watch)) for watch in watches]
+    try:
+        await wait_for_answers(asked, bool)
+    finally:
+        await cancel_and_wait(*asked)
 
 
 class _Screen:

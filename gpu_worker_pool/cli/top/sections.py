@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
+from gpu_worker_pool.cli.pools.plans import BookingReport
 from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_inside, show_outsiders, show_since
+from gpu_worker_pool.cli.pools.terms import short_start, show_terms
 from gpu_worker_pool.cli.table import Cell, Column, lay_out, line
 
-from .frame import Frame, GpuRow
+from .frame import Frame, GpuRow, ServerState
 from .sparkline import UNKNOWN, bar, sparkline
 
 _HEADING = "bold white on grey23"
@@ -42,12 +44,14 @@ _LEASE_COLUMNS = (
     Column("SINCE", 5, 8, rank=1, is_number=True),
     Column("ID", 8, 36, rank=5),
     Column("FROM", 6, 24, rank=6),
+    Column("TERMS", 5, 36, rank=3),
     Column("RUNS", 8, _NO_LIMIT, rank=2),
 )
 _QUEUE_COLUMNS = (
     Column("QUEUE", 6, 28),
     Column("SINCE", 5, 8, rank=2, is_number=True),
     Column("PRIO", 4, 6, rank=4),
+    Column("START", 6, 10, rank=1),
     Column("WANTS", 8, 40, rank=3),
     Column("COMMAND", 7, 30, rank=1),
     Column("WAITS BECAUSE", 16, _NO_LIMIT),
@@ -86,10 +90,7 @@ def gpu_section(frame: Frame, width: int) -> Section:
     rows = []
     for server in frame.distinct:
         leases = {lease.id: lease for lease in server.report.leases} if server.report else {}
-        threshold_percent = server.report.view.thresholds.memory_percent if server.report else None
-        for row in server.gpus:
-            holders = [leases[lease_id] for lease_id in row.report.view.leases if lease_id in leases]
-            rows.append(_gpu_cells(row, holders, threshold_percent, columns, frame.at.timestamp()))
+        rows += [_gpu_cells(row, server, leases, columns, frame.at.timestamp()) for row in server.gpus]
     return _section("GPUs", columns, rows, [row.is_stale for row in found], width)
 
 
@@ -151,8 +152,15 @@ def _short_name(name: str | None) -> str:
 
 
 def _gpu_cells(
-    row: GpuRow, holders: Sequence[LeaseReport], threshold_percent: float | None, columns: Sequence[Column], now: float
+    row: GpuRow,
+    server: ServerState,
+    leases: Mapping[str, LeaseReport],
+    columns: Sequence[Column],
+    now: float,
 ) -> list[Cell]:
+    threshold_percent = server.report.view.thresholds.memory_percent if server.report else None
+    holders = [leases[lease_id] for lease_id in row.report.view.leases if lease_id in leases]
+    bookings = [each for each in (server.report.bookings if server.report else ()) if each.has(row.report.view)]
     gpu, memory_percent = row.report.view, row.report.memory_percent
     is_over = memory_percent is not None and memory_percent >= (threshold_percent or 100.0)
     memory_style = "red" if is_over else "cyan"
@@ -168,7 +176,7 @@ def _gpu_cells(
         lambda width: Text(sparkline(row.utilization_percents, width), "green"),
         Text(UNKNOWN) if heat_c is None else Text(f"{heat_c:.0f}°C", "bold red" if heat_c >= 85 else ""),
         _stepped(_power_texts(row), columns[_POWER]),
-        _held_by(row, holders, now),
+        _held_by(row, holders, bookings, now),
     ]
 
 
@@ -194,7 +202,7 @@ def _stepped(texts: tuple[str, str], column: Column) -> Callable[[int], Text]:
     return lambda width: Text(texts[0] if width >= column.most else texts[1])
 
 
-def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
+def _held_by(row: GpuRow, holders: Sequence[LeaseReport], bookings: Sequence[BookingReport], now: float) -> Text:
     gpu = row.report.view
     if gpu.state not in SAID_BY_HOLDERS:
         holders, text = (), Text(gpu.reason or "the server does not say why", "italic")
@@ -203,6 +211,8 @@ def _held_by(row: GpuRow, holders: Sequence[LeaseReport], now: float) -> Text:
     for number, lease in enumerate(holders):
         holding = show_holding(lease, now, lease.command).removeprefix(lease.holder)
         text.append("; " if number else "").append(lease.holder, "bold").append(holding, "dim")
+    for booking in bookings if gpu.state in SAID_BY_HOLDERS else ():
+        text.append("; " if text else "").append(booking.in_words(now), "italic")
     for process in show_outsiders(gpu):
         text.append("; " if text else "").append(f"outside the pool: {process}", "italic")
     return text
@@ -218,6 +228,7 @@ def _lease_cells(lease: LeaseReport, now: float) -> list[Cell]:
         Text(show_since(lease.since_at, now)),
         Text(lease.id, "dim"),
         Text(where),
+        Text(", ".join(show_terms(view, now)), "bold red" if view.warning else ""),
         Text(runs or ""),
     ]
 
@@ -228,6 +239,7 @@ def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
         Text(f"{position} " if is_one else f"{lease.endpoint} {position} ").append(lease.holder, "bold"),
         Text(show_since(lease.requested_at, now)),
         Text(str(lease.view.priority) if lease.view.priority else ""),
+        Text(short_start(lease.view, now)),
         Text(lease.wants + lease.inside),
         Text(lease.command or ""),
         Text(lease.why or "the server does not say why"),

@@ -59,6 +59,10 @@ class Watch:
             due = max(due + self._interval_s, monotonic())
             await asyncio.sleep(due - monotonic())
 
+    @property
+    def has_answered(self) -> bool:
+        return self._report is not None
+
     def state(self) -> ServerState:
         url = self._servers.config.endpoints[self._endpoint].url
         if self._report is None:

@@ -42,6 +42,8 @@ WAIT_S = 25.0
 ONE_TRY_S = 1.0
 # How soon an endpoint that could not answer is asked again.
 ASK_AGAIN_S = 1.0
+# After so many failures in a row the user is told, although the request goes on.
+FAILURES_TO_TELL = 2
 # How long a request that gives up waits for its releases; what takes longer goes on in the background.
 LEAVE_S = 0.5
 # A grant is new where no more than this part of its TTL can have run: a quarter of the time to a heartbeat.
@@ -94,6 +96,9 @@ class Acquisition:
         self._numbers = count(1)
         self._waiting_at: dict[str, Queued] = {}
         self._refused: dict[str, str] = {}
+        # How often each endpoint has failed in a row, and why at last.
+        self._failures: dict[str, tuple[int, str]] = {}
+        self._was_ended = False
         self._ask_again_at: dict[str, float] = {}
 
     async def run(self, timeout_s: float) -> Won:
@@ -182,7 +187,8 @@ class Acquisition:
             found = await self._take_in(task, member, book)
             won = won or found
         if won is None and self._refused.keys() >= self._members.keys():
-            raise RequestRefusedError(self._refused, has_granted=self._granted_at & self._refused.keys() != set())
+            has_granted = self._granted_at & self._refused.keys() != set()
+            raise RequestRefusedError(self._refused, has_granted=has_granted, was_ended=self._was_ended)
         return won
 
     async def _take_in(self, task: asyncio.Task[LeaseAnswer], member: Member, book: LeaseBook) -> Won | None:
@@ -190,8 +196,12 @@ class Acquisition:
         try:
             answer = task.result()
         except EndpointError as error:
-            self._fail(member, error)
+            if error.status is not None and 300 <= error.status < 400:
+                self._refused[member.id] = error.reason
+            else:
+                self._fail(member, error)
             return None
+        self._failures.pop(member.id, None)
         match answer:
             case Granted():
                 self._granted_at.add(member.id)
@@ -215,12 +225,15 @@ class Acquisition:
         self._granted_at.add(member.id)
         self._refused[member.id] = f"its grant is not used, because {reason}"
         fields = {"lease_id": self._id_at(member), "endpoint": member.id}
-        logger.warning("endpoint %s: %s", member.id, self._refused[member.id], extra=fields)
+        # Where no other endpoint is left, the error says it.
+        level = logging.INFO if self._refused.keys() >= self._members.keys() else logging.WARNING
+        logger.log(level, "endpoint %s: %s", member.id, self._refused[member.id], extra=fields)
 
     def _ask_under_new_id(self, member: Member, over: Over) -> None:
         """Ask under another id after the lease ended under this one, unless a person ended it."""
         if over.is_final:
             self._refused[member.id] = over.words
+            self._was_ended = True
             return
         ended_id = self._id_at(member)
         fields = {"lease_id": ended_id, "endpoint": member.id}
@@ -242,13 +255,19 @@ class Acquisition:
             self._fail(member, error)
             return None
         if lease_id in renewal.renewed:
-            return Won(member, book, lease_id, grant, renewal.sent_at)
+            return Won(member, book, lease_id, grant, renewal.renewed_at)
         self._ask_under_new_id(member, renewal.lost.get(lease_id, Over("unknown")))
         return None
 
     def _fail(self, member: Member, error: EndpointError) -> None:
         self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
         self._fleet.note_failure(member, error)
+        times = self._failures.get(member.id, (0, ""))[0] + 1
+        self._failures[member.id] = (times, error.reason)
+        if times == FAILURES_TO_TELL and member.endpoint.is_healthy:
+            fields = {"lease_id": self._id_at(member), "endpoint": member.id}
+            text = "endpoint %s has failed this request %d times: %s; it is asked again"
+            logger.warning(text, member.id, times, error.reason.rstrip(". "), extra=fields)
 
     def _leave_the_others(self, won: Won | None) -> list[asyncio.Task[None]]:
         """Release what was requested and is not kept; returns what to wait for. This does not wait itself, so that
@@ -288,6 +307,7 @@ class Acquisition:
             return NoEndpointAnsweredError(self._fleet.reasons(), waited_s=round(waited_s, 3))
         reasons = [f"{id_}: {queued.reason}" for id_, queued in self._waiting_at.items()]
         reasons += [f"{id_}: {reason}" for id_, reason in self._refused.items()]
-        silent = {member.id for member, _ in self._tasks.values()} - self._waiting_at.keys()
+        reasons += [f"{id_}: {reason}" for id_, (_, reason) in self._failures.items() if id_ not in self._refused]
+        silent = {member.id for member, _ in self._tasks.values()} - self._waiting_at.keys() - self._failures.keys()
         reasons += [f"{id_}: it has not answered" for id_ in sorted(silent)]
         return WorkerTimeoutError(waited_s=round(waited_s, 3), reason="; ".join(reasons) or "no endpoint granted it")

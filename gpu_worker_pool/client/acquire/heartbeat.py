@@ -115,7 +115,7 @@ class Heartbeat:
             renewal = await self._book.renew(ids[start : start + MOST_IDS], wait_s if is_last else 0.0)
             for lease_id in renewal.renewed:
                 if lease_id in self._held:
-                    _extend(self._held[lease_id], renewal.sent_at)
+                    _extend(self._held[lease_id], renewal.renewed_at)
             for lease_id, over in renewal.lost.items():
                 self._give_up(lease_id, over.words or over.reason)
 

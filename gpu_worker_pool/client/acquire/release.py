@@ -60,7 +60,7 @@ class Releases:
 
 def _go_on(config: ClientConfig, left: Sequence[tuple[str, str]]) -> None:
     async def release_all() -> None:
-        async with Transport(ca_file=config.ca_file) as transport:
+        async with Transport(ca_file=config.ca_file, is_named=config.is_named) as transport:
             books = {id_: ServerLeases(Endpoint(id_, config.endpoints[id_], transport, config)) for id_, _ in left}
             await asyncio.gather(*(release_lease(books[id_], lease_id, None) for id_, lease_id in left))
 

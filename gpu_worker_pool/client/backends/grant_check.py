@@ -44,6 +44,10 @@ def check_grant(lease: LeaseView, data: Mapping[str, Any], wishes: Wishes) -> tu
         raise UnbelievableGrant(f"it grants {len(gpus)} GPUs, and {wishes.gpus} were asked for")
     if len({gpu.key.uuid for gpu in gpus}) < len(gpus) or len({gpu.index for gpu in gpus}) < len(gpus):
         raise UnbelievableGrant("it grants the same GPU twice")
+    fence = data.get("fence")
+    # Nothing that compares fences could do so with another kind of value.
+    if fence is not None and (lease.fence is None or lease.fence < 1 or isinstance(fence, bool)):
+        raise UnbelievableGrant(f"its fence is {str(fence)[:20]!r}, which is not a whole number from 1 on")
     if wishes.among is not None:
         for gpu in gpus:
             if not any(_is_named(gpu, name) for name in wishes.among):

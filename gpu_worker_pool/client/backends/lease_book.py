@@ -58,9 +58,9 @@ LeaseAnswer = Granted | Queued | NeverGranted | Over | NotBelieved
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of leases that were renewed, and when the call was sent. `lost` says how each of those ended."""
+    """What became of leases that were renewed, and when they were, at the earliest. `lost` says how each of those ended."""
 
-    sent_at: float
+    renewed_at: float
     renewed: frozenset[str]
     lost: dict[str, Over]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -21,12 +22,16 @@ from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.leases import LeaseView, RenewAnswer
+from gpu_worker_pool.wire.leases import ActiveLeaseView, LeaseView, RenewAnswer
+from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read
 from gpu_worker_pool.wire.transport import Reply
 
 from .grant_check import NotReadYet, UnbelievableGrant, check_grant
+from .granter import Granter
 from .lease_book import Granted, LeaseAnswer, NeverGranted, NotBelieved, Over, Queued, Renewal
+
+logger = logging.getLogger("gpu_worker_pool.client")
 
 # What a server says of times is rounded.
 ROUNDED_S = 0.001
@@ -65,6 +70,9 @@ class ServerLeases:
         # Whether the server holds the answer to a renewal; an older one refuses to be asked.
         self._holds_renewals = True
         self._marks = HolderMarks()
+        # Which server granted each lease. Another one may answer at the same address later.
+        self._granters: dict[str, Granter] = {}
+        self._strangers: set[Granter] = set()
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         is_local = is_this_machine(self._endpoint.url.host)
@@ -90,11 +98,18 @@ class ServerLeases:
         answer = read(RenewAnswer, reply.data, clean=plain) if reply.status == 200 else None
         if answer is None:
             raise self._endpoint.error(reply.detail, status=reply.status)
-        for item in answer.lost:
-            self._marks.drop(item.id)
-        renewed = frozenset(item.id for item in answer.renewed)
+        # The user of the server is looked up only if a loss is told.
+        answering = Granter.of(reply, answer.pool_id) if answer.lost else Granter(answer.pool_id)
+        own = {lease_id for lease_id in lease_ids if self._is_granter(lease_id, answering, is_whole=bool(answer.lost))}
+        if not own:
+            raise self._endpoint.error("another server answers")
+        lost = [item for item in answer.lost if item.id in own]
+        for item in lost:
+            self._forget(item.id)
         return Renewal(
-            reply.sent_at, renewed, {item.id: _over(item.reason, item.by, item.note) for item in answer.lost}
+            _renewed_at(reply, answer),
+            frozenset(item.id for item in answer.renewed if item.id in own),
+            {item.id: _over(item.reason, item.by, item.note) for item in lost},
         )
 
     async def release(self, lease_id: str) -> None:
@@ -104,13 +119,42 @@ class ServerLeases:
             reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
+        if reply.status == 404 and lease_id in self._granters:
+            # The server that granted it may come back, and has the lease still.
+            reply = await self._endpoint.call("GET", "/pool?queue=0&leases=0", is_vital=True)
+            pool = read(PoolView, reply.data, clean=plain) if reply.status == 200 else None
+            if not self._is_granter(lease_id, Granter.of(reply, pool.pool_id if pool else None)):
+                raise self._endpoint.error("another server answers")
+        self._forget(lease_id)
+
+    def _forget(self, lease_id: str) -> None:
+        self._marks.drop(lease_id)
+        self._granters.pop(lease_id, None)
+
+    def _is_granter(self, lease_id: str, answering: Granter, *, is_whole: bool = True) -> bool:
+        """Whether the server that answers granted this lease; if not, that is said once. Not `is_whole`: by its pool only."""
+        granter = self._granters.get(lease_id)
+        if granter is None or (granter if is_whole else Granter(granter.pool_id)).has_answered(answering):
+            return True
+        if answering not in self._strangers:
+            self._strangers.add(answering)
+            logger.warning(
+                "another server answers at %s (%s); lease %s is the affair of the one that granted it (%s), so it goes on "
+                "as if no server answered",
+                self._endpoint.url.url,
+                answering,
+                lease_id,
+                granter,
+                extra={"lease_id": lease_id, "endpoint": self.endpoint_id},
+            )
+        return False
 
     def _answer(self, reply: Reply, lease_id: str, request: Request) -> LeaseAnswer:
         if reply.status in HOPELESS:
             return NeverGranted(reply.detail)
         if reply.status not in {200, 201, 202}:
             raise self._endpoint.error(reply.detail, status=reply.status)
-        lease = read(LeaseView, reply.data, clean=plain)
+        lease = read(ActiveLeaseView, reply.data, clean=plain)
         if lease is None:
             raise self._endpoint.error("its answer is not a lease")
         if lease.id != lease_id:
@@ -124,6 +168,7 @@ class ServerLeases:
                 except UnbelievableGrant as error:
                     return NotBelieved(str(error))
                 is_local = lease.is_local and lease.expires_in_s is None
+                self._granters.setdefault(lease.id, Granter.of(reply, lease.pool_id))
                 if is_local and lease.pid == os.getpid():
                     self._marks.add(lease.id, (gpu.key.uuid for gpu in gpus))
                 return Granted(gpus, lease.fence, env, _safe_since(reply, lease), is_local)
@@ -153,6 +198,12 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
 
 def _over(reason: str, by: str | None, note: str | None) -> Over:
     return Over(reason, ending(reason, by, note), is_final=reason == EndReason.REVOKED or by is not None)
+
+
+def _renewed_at(reply: Reply, answer: RenewAnswer) -> float:
+    """When the leases were renewed at the earliest: once the call had been sent, and the server had held it back."""
+    held_s = answer.held_s or 0.0
+    return reply.sent_at + (held_s if 0 <= held_s <= reply.took_s else 0.0)
 
 
 def _safe_since(reply: Reply, lease: LeaseView) -> float | None:

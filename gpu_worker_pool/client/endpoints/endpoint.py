@@ -112,7 +112,7 @@ class Endpoint:
         except CallFailed as failed:
             self._report(permit, has_failed=True)
             self._last_failure = str(failed)
-            raise self.error(str(failed), is_temporary=failed.is_temporary) from None
+            raise self.error(str(failed), status=failed.status, is_temporary=failed.is_temporary) from None
         except BaseException:
             if permit is not None:
                 self.breaker.cancelled(permit)

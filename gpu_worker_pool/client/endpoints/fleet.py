@@ -85,7 +85,7 @@ class Member:
 class Fleet:
     def __init__(self, config: ClientConfig, on_lost: Callable[[str, str], None]) -> None:
         self._config = config
-        self._transport = Transport(ca_file=config.ca_file)
+        self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
         self.members: dict[str, Member] = {}
         for endpoint_id, url in config.endpoints.items():
             endpoint = Endpoint(endpoint_id, url, self._transport, config)

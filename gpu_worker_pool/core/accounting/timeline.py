@@ -8,7 +8,10 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 
 
 class LeaseSpan(NamedTuple):
-    """The time a lease held a GPU, in seconds since 1970. `until` and `end_reason` are None while it holds it."""
+    """The time a lease held a GPU, in seconds since 1970. `until` and `end_reason` are None while it holds it.
+
+    `ended_by` names the caller that ended it, unless its holder did.
+    """
 
     lease_id: str
     owner: str | None
@@ -18,6 +21,7 @@ class LeaseSpan(NamedTuple):
     until: float | None
     end_reason: EndReason | None
     is_shared: bool
+    ended_by: str | None = None
 
 
 class Timeline:
@@ -37,7 +41,8 @@ class Timeline:
         self._room = most
 
     def add(self, lease: ActiveLease | EndedLease) -> None:
-        until, reason = (lease.ended_at, lease.reason) if isinstance(lease, EndedLease) else (None, None)
+        ended = lease if isinstance(lease, EndedLease) else None
+        until, reason, by = (ended.ended_at, ended.reason, ended.by) if ended else (None, None, None)
         granted_at, ended_at = lease.granted_at, self.now if until is None else until
         # A clock that was never set says 1970. A time before 1970 or after now comes from a clock that was set.
         if granted_at is None or not 0 <= granted_at <= ended_at <= self.now:
@@ -59,6 +64,7 @@ class Timeline:
             until,
             reason,
             lease.request.wishes.is_shared,
+            by,
         )
         for gpu in lease.gpus:
             self.by_gpu.setdefault(gpu.uuid, []).append(span)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from gpu_worker_pool.core.model.lease import EndReason
+
 US_PER_S = 1_000_000
 # Beyond any calendar: a larger value, an infinity or NaN is not a time.
 MOST_S = 1e12
@@ -28,6 +30,7 @@ class LeaseTimes(NamedTuple):
     granted_at: float | None
     ended_at: float | None
     is_live: bool = False
+    end_reason: str | None = None
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class UsageTotals:
     `gpu_us` is the time of exclusive leases, `shared_gpu_us` that of sharing leases, which overlap on a GPU. `leases`
     is how many held GPUs, `running` how many of these still do, `longest_us` the longest time of one. `wait_us` is time
     in the queue, including that of requests that left it without a GPU. `unknown_leases` held GPUs for an unknown time;
-    `unknown_waits` waited for an unknown time.
+    `unknown_waits` waited for an unknown time. The last three count the leases that the pool ended within the span.
     """
 
     gpu_us: int = 0
@@ -48,6 +51,9 @@ class UsageTotals:
     wait_us: int = 0
     unknown_leases: int = 0
     unknown_waits: int = 0
+    time_limit_ends: int = 0
+    preempted_ends: int = 0
+    idle_ends: int = 0
 
     def add(self, other: UsageTotals) -> None:
         self.gpu_us += other.gpu_us
@@ -58,6 +64,9 @@ class UsageTotals:
         self.wait_us += other.wait_us
         self.unknown_leases += other.unknown_leases
         self.unknown_waits += other.unknown_waits
+        self.time_limit_ends += other.time_limit_ends
+        self.preempted_ends += other.preempted_ends
+        self.idle_ends += other.idle_ends
 
 
 class UsageAccount:
@@ -113,6 +122,10 @@ class UsageAccount:
             usage.leases += 1
             usage.running += lease.is_live
             usage.longest_us = max(usage.longest_us, held_us)
+            if self._is_in_span(ended):
+                usage.time_limit_ends += lease.end_reason == EndReason.TIME_LIMIT
+                usage.preempted_ends += lease.end_reason == EndReason.PREEMPTED
+                usage.idle_ends += lease.end_reason == EndReason.IDLE
             if lease.is_shared:
                 usage.shared_gpu_us += held_us * lease.gpu_count
             else:

@@ -24,7 +24,7 @@ from gpu_worker_pool.core.model.lease import (
 )
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
-from gpu_worker_pool.core.queue.booking import book, due_bookings
+from gpu_worker_pool.core.queue.booking import book, due_bookings, is_repeated
 from gpu_worker_pool.core.queue.idleness import idle_warnings
 from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, why_beyond_limits
@@ -36,9 +36,6 @@ UNNAMED = "an unnamed caller"
 
 # So many leases end by one tick. While a decision lasts, no caller is answered.
 MOST_DUE = 256
-
-# If a warning comes late, the holder still has this part of the usual time.
-LEAST_WARNING = 1 / 6
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
@@ -96,6 +93,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
 
 
 def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
+    arrived_at = now if command.arrived_at is None else min(command.arrived_at, now)
     renewed: list[str] = []
     refused: list[ev.Event] = []
     for lease_id in dict.fromkeys(command.lease_ids):
@@ -106,7 +104,7 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(ev.RenewalRefused(now, lease_id, lease.ended.reason))
         elif isinstance(lease, EndedLease):
             refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
-        elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= now:
+        elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= arrived_at:
             refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
         else:
             renewed.append(lease_id)
@@ -205,11 +203,11 @@ def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tupl
     return tuple(newest.values())
 
 
-def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
+def _tick(state: PoolState, command: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
     over: set[str] = set()
     # The others stay due: the next tick, at once, ends them.
-    for lease_id in islice(state.deadlines.due(now), MOST_DUE):
+    for lease_id in islice(state.deadlines.due(min(now, command.heard_until)), MOST_DUE):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
             # The drain limit has passed: what is left of the lease is outside the pool from here on.
@@ -220,7 +218,7 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
             events += ended
     for lease_id in islice(state.timetable.due(now), MOST_DUE):
         if lease_id not in over:
-            on_time = _on_timetable(state, lease_id, now)
+            on_time = [event for event in _on_timetable(state, lease_id, now) if event.lease_id not in over]
             over.update(event.lease_id for event in on_time)
             events += on_time
     return events + [event for event in due_bookings(state, now) if getattr(event, "lease_id", None) not in over]
@@ -232,8 +230,7 @@ def _on_timetable(state: PoolState, lease_id: str, now: float) -> list[ev.LeaseW
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
     if lease.ending is not None:
         return [*_all_ended(state, lease, lease.ending.reason, now)]
-    ends = max(lease.limit or now, now + lease.warning_s * LEAST_WARNING)
-    return [ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, ends)]
+    return [ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, lease.end_if_warned(now))]
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
@@ -325,8 +322,8 @@ def _set_quota(state: PoolState, command: cmd.SetQuota, now: float) -> list[ev.E
 
 def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.Event]:
     known = state.bookings.get(command.booking.id)
-    if known is not None and replace(command.booking, gpus=command.booking.gpus or known.gpus) == known:
-        return []  # asked again
+    if known is not None and is_repeated(state, known, command.booking, command.wishes):
+        return []
     booked = book(state, command.booking, command.wishes, now)
     if isinstance(booked, str):
         return [ev.BookingRefused(now, command.booking.id, booked)]

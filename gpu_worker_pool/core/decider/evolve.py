@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.accounting.fair_share import RECENT_LEASES, OwnerUse
@@ -50,6 +51,9 @@ def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
     state.touch(state.slots)
     for slot in list(state.slots.values()):
         slot.reading = slot.busy = None
+        for lease_id, occupant in slot.occupants.items():
+            # What is read from here on is read after its grant, whatever the clock says.
+            slot.occupants[lease_id] = replace(occupant, since=-inf)
         if not slot.occupants:
             state.forget_slot(slot.key)
     for lease in state.leases.values():
@@ -312,7 +316,7 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
         # Unknown is not idle. What it did before it was first read is unknown, too.
         load_percent = reading.load_percent
         if slot.busy is None or load_percent is None or load_percent >= state.settings.computing_percent:
-            slot.busy = max(reading.at, slot.busy or reading.at)
+            slot.busy = event.at if slot.busy is None else max(reading.at, slot.busy)
     state.touch(reading.gpu.key for reading in event.readings)
 
 

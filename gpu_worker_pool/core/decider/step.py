@@ -12,7 +12,9 @@ from .decide import decide
 from .evolve import replay
 
 
-def step(state: PoolState, command: cmd.Command, now: float, most_passes: float = inf) -> list[ev.Event]:
+def step(
+    state: PoolState, command: cmd.Command, now: float, most_passes: float = inf, heard_until: float = inf
+) -> list[ev.Event]:
     """Decide and evolve until nothing more follows; return all events in order.
 
     The queue is served after every command, because every command may free or take GPUs. The state is then ahead of the
@@ -21,6 +23,8 @@ def step(state: PoolState, command: cmd.Command, now: float, most_passes: float 
 
     After `most_passes` over the queue it stops, with the queue as it is then. The next step, at any time, goes on: every
     pass begins with the first waiter. The pool is settled (`settled_until`) only when all is done.
+
+    `heard_until` is that of the `Tick` which comes before every other command.
     """
     happened: list[ev.Event] = []
 
@@ -31,7 +35,7 @@ def step(state: PoolState, command: cmd.Command, now: float, most_passes: float 
         return bool(events)
 
     if not isinstance(command, cmd.Open | cmd.Tick):
-        carry_out(cmd.Tick())
+        carry_out(cmd.Tick(heard_until))
     carry_out(command)
     while most_passes > 0 and carry_out(cmd.ServeQueue()):
         most_passes -= 1

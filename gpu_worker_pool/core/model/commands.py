@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from .booking import Booking
 from .gpu import GpuKey, Reading
@@ -28,9 +29,10 @@ class RequestLease:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A heartbeat for these leases, active or queued."""
+    """A heartbeat for these leases, active or queued. It counts as of `arrived_at`, if it is carried out later."""
 
     lease_ids: tuple[str, ...]
+    arrived_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,11 @@ class Observe:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Only time has passed."""
+    """Only time has passed. Heartbeats that arrived after `heard_until` are not carried out yet, so no lease that was due
+    later expires.
+    """
+
+    heard_until: float = inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from .request import Request
 
 # So long before its time limit the holder of a lease is warned.
 WARNING_S = 60.0
+# If a warning comes late, the holder still has this part of that time.
+LEAST_WARNING = 1 / 6
 # What one whole GPU weighs.
 FULL_WEIGHT = 1000
 
@@ -80,6 +82,10 @@ class ActiveLease:
         declared_s = self.request.time_limit_s
         return WARNING_S if declared_s is None else min(WARNING_S, declared_s / 2)
 
+    def end_if_warned(self, now: float) -> float:
+        """When its time limit ends it, if its holder is warned now: even a late warning leaves some time."""
+        return max(now if self.limit is None else self.limit, now + self.warning_s * LEAST_WARNING)
+
     @property
     def ttl_s(self) -> float | None:
         """How long it lasts without a heartbeat; None if it lasts as long as its holder's process, which is watched."""
@@ -120,3 +126,9 @@ class EndedLease:
 
 LiveLease = QueuedLease | ActiveLease | DrainingLease
 Lease = LiveLease | EndedLease
+
+
+def as_ended(lease: Lease | None) -> EndedLease | None:
+    """The end of this lease, also while its GPUs drain; None if it has not ended."""
+    ended = lease.ended if isinstance(lease, DrainingLease) else lease
+    return ended if isinstance(ended, EndedLease) else None

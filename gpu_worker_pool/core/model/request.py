@@ -64,7 +64,7 @@ class Wishes:
     def __str__(self) -> str:
         what = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs on one node"
         if self.memory_mb is not None:
-            what += f" with {show_mb(self.memory_mb)} each"
+            what += f" with {show_mb(self.memory_mb)}{' each' if self.gpus > 1 else ''}"
         if self.model is not None:
             what += f" of model {self.model}"
         if self.among is not None:

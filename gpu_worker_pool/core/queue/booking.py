@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import is_suitable
@@ -38,9 +38,22 @@ def book(state: PoolState, booking: Booking, wishes: Wishes, now: float) -> Book
     return replace(booking, gpus=chosen)
 
 
+def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wishes) -> bool:
+    """Whether a booking is the same as one that is known, and so are the GPUs that are wished for."""
+    if booking.gpus:
+        return booking == known
+    if replace(booking, gpus=known.gpus) != known or len(known.gpus) != wishes.gpus:
+        return False
+    if wishes.among is not None and not state.capacity.named(wishes.among) >= set(known.gpus):
+        return False
+    read = [state.slots[key].reading for key in known.gpus if key in state.slots]
+    return all(matches_model(wishes.model, reading.gpu.name) for reading in read if reading is not None)
+
+
 def _choose(state: PoolState, booking: Booking, wishes: Wishes, now: float) -> tuple[GpuKey, ...]:
     """GPUs of one node that nothing keeps at that time: first those whose leases are sure to have ended by then."""
-    taken = {key for other in state.bookings.values() if _overlap(booking, other) for key in other.gpus}
+    others = (other for other in state.bookings.values() if other.id != booking.id and _overlap(booking, other))
+    taken = {key for other in others for key in other.gpus}
     starts = booking.starts_at - state.wall_offset_s
     forecast = Forecast(state, now)
     by_node: dict[str, list[tuple[bool, float, GpuKey]]] = defaultdict(list)

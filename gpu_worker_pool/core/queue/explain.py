@@ -10,7 +10,18 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, Leased, NoRoom, OverCeiling, OverQuota, Verdict, judge
+from .eligibility import (
+    Eligible,
+    Leased,
+    NoRoom,
+    NotAmong,
+    OverCeiling,
+    OverQuota,
+    TooSmall,
+    Verdict,
+    WrongModel,
+    judge,
+)
 from .keeps import why_kept
 from .order import Order, why_later
 from .quotas import obstacle
@@ -19,6 +30,8 @@ from .sub_leases import judge_inside, parent_of
 MAX_NAMES = 3
 # So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.
 MOST_VERDICTS = 100_000
+# What does not change while a request waits.
+_NEVER = (WrongModel, NotAmong, TooSmall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +166,12 @@ def _obstacles_inside(explanation: Explanation) -> str:
 
 
 def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:
-    """One phrase for each kind of verdict, with its number of GPUs."""
+    """One phrase for each kind of verdict, with its number of GPUs; last the GPUs for which waiting is of no use."""
     by_code: dict[str, list[Verdict]] = {}
     for item in verdicts:
         by_code.setdefault(item.verdict.code, []).append(item.verdict)
-    return [f"{len(alike)} {_phrase(alike)}" for alike in by_code.values()]
+    kinds = sorted(by_code.values(), key=lambda alike: isinstance(alike[0], _NEVER))
+    return [f"{len(alike)} {_phrase(alike)}" for alike in kinds]
 
 
 def _phrase(alike: list[Verdict]) -> str:

@@ -38,5 +38,8 @@ def idle_warnings(state: PoolState, readings: Iterable[Reading], now: float) -> 
             ends = now + state.settings.preempt_grace_s
             events.append(ev.LeaseWarned(now, lease_id, EndReason.IDLE, min(ends, lease.limit or ends)))
         elif lease.ending is not None and lease.ending.reason is EndReason.IDLE and is_busy:
-            events.append(ev.LeaseWarned(now, lease_id, None, now))
+            is_near = lease.limit is not None and now >= lease.limit - lease.warning_s
+            # Near its time limit it is warned of that instead.
+            reason, ends = (EndReason.TIME_LIMIT, lease.end_if_warned(now)) if is_near else (None, now)
+            events.append(ev.LeaseWarned(now, lease_id, reason, ends))
     return events

@@ -48,9 +48,10 @@ class Accounts:
             account = begin()
             until = inf if account.until is None else account.until
             rows = connection.execute(self._sql["read_ended_within"], (account.since, until, until, until))
-            for lease_id, owner, gpu_count, is_shared, requested_at, granted_at, ended_at in _in_chunks(rows):
+            for lease_id, owner, gpu_count, is_shared, requested, granted, ended, reason in _in_chunks(rows):
                 if lease_id not in but_for:
-                    account.count(LeaseTimes(owner, gpu_count, bool(is_shared), requested_at, granted_at, ended_at))
+                    times = LeaseTimes(owner, gpu_count, bool(is_shared), requested, granted, ended, end_reason=reason)
+                    account.count(times)
         return account, complete_since
 
     def trace(self, begin: Callable[[], Timeline], *, but_for: Container[str] = ()) -> tuple[Timeline, float | None]:

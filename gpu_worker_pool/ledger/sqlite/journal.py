@@ -9,28 +9,26 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from json import dumps
 from pathlib import Path
 from time import time
 from typing import Literal
-from zlib import crc32
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.codec import decode_ended, decode_event, encode_ended, encode_event
+from gpu_worker_pool.ledger.codec import decode_ended, decode_event
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import describe, is_environmental, journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
-from gpu_worker_pool.ledger.state_dir import make_state_dir, refuse_links
+from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
 
 from . import quarantine
 from .high_water_mark import HighWaterMark
 from .lock import FileLock, JournalLock
 from .migrations import Migration, back_up, create_private, known_migrations, migrate, version_of
 from .queries import load_queries
+from .rows import Row, checked_crc, ended_row, event_rows
 
 Durability = Literal["full", "normal"]
-Row = tuple[object, ...]
 
 # Enough for years of accounting; bounds the growth.
 MOST_ENDED = 1_000_000
@@ -66,6 +64,7 @@ class SqliteJournal:
         self._migrations = known_migrations() if migrations is None else migrations
         self._sql = load_queries()
         self._connection: sqlite3.Connection | None = None
+        self.pool_id = ""
         self._inode = 0
         self._crc = 0
         self._position = 0
@@ -78,7 +77,7 @@ class SqliteJournal:
         self._file_lock: FileLock | None = None
         with journal_errors(self._path):
             make_state_dir(self._path.parent)
-            refuse_links(*(Path(f"{self._path}{end}") for end in FILES))
+            check_files(*(Path(f"{self._path}{end}") for end in FILES))
             self._lock: JournalLock | None = JournalLock(self._path)
         try:
             with journal_errors(self._path):
@@ -97,8 +96,8 @@ class SqliteJournal:
                 return History(tuple(self._read_events(connection)), tuple(self._read_ended(connection, most_ended)))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
-        rows, crc = _event_rows(events, self._crc)
-        ended_rows = [_ended_row(lease) for lease in ended]
+        rows, crc = event_rows(events, self._crc)
+        ended_rows = [ended_row(lease) for lease in ended]
         if not rows and not ended_rows:
             return
         reach("before_append")
@@ -113,7 +112,7 @@ class SqliteJournal:
         reach("after_append")
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
-        rows, crc = _event_rows(events, 0)
+        rows, crc = event_rows(events, 0)
         with self._transaction() as connection:
             self._rewrite(connection, rows)
             most = self._most_ended_within_bounds(connection)
@@ -225,12 +224,12 @@ class SqliteJournal:
     def _read_events(self, connection: sqlite3.Connection) -> Iterator[DurableEvent]:
         crc = 0
         for body, noted_crc in connection.execute(self._sql["read_events"]):
-            crc = _checked_crc(body, noted_crc, crc)
+            crc = checked_crc(body, noted_crc, crc)
             yield decode_event(body)
 
     def _read_ended(self, connection: sqlite3.Connection, most: int) -> Iterator[EndedLease]:
         for body, noted_crc in connection.execute(self._sql["read_last_ended"], (most,)):
-            _checked_crc(body, noted_crc, 0)
+            checked_crc(body, noted_crc, 0)
             yield decode_ended(body)
 
     def _create_unless_damaged(self) -> None:
@@ -245,7 +244,7 @@ class SqliteJournal:
 
     def _build(self, events: Sequence[DurableEvent], *, lost_at: float | None = None) -> Path:
         """Build a complete journal under another name. `lost_at`: records of leases that ended before are lost."""
-        rows, _ = _event_rows(events, 0)
+        rows, _ = event_rows(events, 0)
         new = Path(f"{self._path}.new")
         # Remains of a process that was killed while building.
         for suffix in ("", "-journal", "-wal", "-shm"):
@@ -258,6 +257,8 @@ class SqliteJournal:
             connection.executemany(self._sql["append_event"], rows)
             connection.execute(self._sql["note_compaction"])
             connection.execute(self._sql["note_lost"], (lost_at,))
+            if self.pool_id:
+                connection.execute(self._sql["keep_pool_id"], (self.pool_id,))
             connection.execute("COMMIT")
         return new
 
@@ -288,6 +289,7 @@ class SqliteJournal:
             (self._since_compaction,) = connection.execute(self._sql["count_since_compaction"]).fetchone()
             (self._bytes_since_compaction,) = connection.execute(self._sql["bytes_since_compaction"]).fetchone()
             (self._position,) = connection.execute(self._sql["last_position"]).fetchone()
+            (self.pool_id,) = connection.execute(self._sql["read_pool_id"]).fetchone()
             missing = self._high_water_mark.missing_after(self._position)
             if missing:
                 raise ValueError(f"its last {missing} events, which were written, are missing")
@@ -352,47 +354,3 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
-
-
-def _event_rows(events: Sequence[DurableEvent], crc: int) -> tuple[list[Row], int]:
-    rows: list[Row] = []
-    for event in events:
-        body = encode_event(event)
-        crc = crc32(body.encode(), crc)
-        rows.append((event.at, type(event).__name__, body, crc))
-    return rows, crc
-
-
-def _checked_crc(body: object, noted_crc: object, crc: int) -> int:
-    if not isinstance(body, str):
-        raise ValueError(f"{body!r} is not a text")  # noqa: TRY004 - the file is wrong, not a type
-    crc = crc32(body.encode(), crc)
-    if crc != noted_crc:
-        raise ValueError(f"this was altered, or what came before it: {body[:120]}")
-    return crc
-
-
-def _ended_row(lease: EndedLease) -> Row:
-    body = encode_ended(lease)
-    holder = lease.request.holder
-    return (
-        _storable(lease.id),
-        _storable(holder.owner),
-        _storable(holder.worker_id),
-        _storable(holder.host),
-        len(lease.gpus),
-        lease.request.wishes.memory_mb,
-        lease.fence,
-        lease.requested_at,
-        lease.granted_at,
-        lease.ended_at,
-        lease.reason.value,
-        dumps(lease.gpus),
-        body,
-        crc32(body.encode()),
-    )
-
-
-def _storable(text: str | None) -> str | None:
-    """Escape lone surrogates, which are not UTF-8; the body has them unchanged."""
-    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -20,6 +20,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time, wall_offset
+from gpu_worker_pool.host.holder_record import HolderRecord
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 TRY_AGAIN_S = 2.0
 # A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
 GRACE_S = 2.0
+# A caller that was told that its request could not be written has this long to ask again once it is written after all,
+# or its TTL if that is shorter. Then the lease ends.
+UNCLAIMED_S = 5.0
+NOT_ASKED_AGAIN = "its request was answered with 503, and was not repeated"
 # How soon a released GPU is read if no request waits.
 LATE_SAMPLE_S = 0.1
 
@@ -64,6 +69,7 @@ class Authority:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Task[None] | None = None
         self._late_sample: asyncio.TimerHandle | None = None
+        self._record: HolderRecord | None = None
         self._driver.early_listeners.append(self._follow_early)
         self._driver.listeners.append(self._follow)
 
@@ -92,6 +98,8 @@ class Authority:
         if self._deaths is not None:
             self._deaths.close()
         self._driver.close()
+        if self._record is not None:
+            self._record.close()
         self._loop = None
 
     def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
@@ -114,7 +122,14 @@ class Authority:
         except JournalError:
             journal.close()
             raise
-        logger.info("leases: %r", self._driver.state)
+        self.pool.pool_id = journal.pool_id
+        if self._simulated is None:
+            self._record = HolderRecord(journal.pool_id)
+            self._sampler.records.own = self._record.path
+            active = [lease for lease in self._driver.state.leases.values() if isinstance(lease, ActiveLease)]
+            self._record.begin(_held_here(active))
+        state = self._driver.state
+        logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
         for lease in list(self._driver.state.leases.values()):
             if not isinstance(lease, DrainingLease):
                 self._watch(lease.request.holder, lease.id)
@@ -189,8 +204,18 @@ class Authority:
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         changed: set[GpuKey] = set()
+        if self._record is not None:
+            # The answers leave after this, so no holder is missing in the record if this server is killed.
+            ids = [event.lease_id for event in events if isinstance(event, ev.LeaseGranted)]
+            leases = [lease for id_ in ids if isinstance(lease := self._driver.state.leases.get(id_), ActiveLease)]
+            self._record.note(
+                _held_here(leases), [event.lease_id for event in events if isinstance(event, ev.LeaseEnded)]
+            )
         for event in events:
-            if isinstance(event, ev.LeaseGranted):
+            if isinstance(event, ev.LeaseQueued) and self._presence.is_unclaimed(event.lease_id):
+                limit_s = min(UNCLAIMED_S, event.request.ttl_s)
+                asyncio.get_running_loop().call_later(limit_s, self._end_if_unclaimed, event.lease_id)
+            elif isinstance(event, ev.LeaseGranted):
                 changed.update(event.gpus)
                 if self._presence.is_away(event.lease_id):
                     asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
@@ -210,6 +235,10 @@ class Authority:
             logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
             self._driver.note(cmd.ReportDeath(lease_id))
 
+    def _end_if_unclaimed(self, lease_id: str) -> None:
+        if self._presence.is_unclaimed(lease_id):
+            self._driver.note(cmd.Release(lease_id, by="the server", why=NOT_ASKED_AGAIN))
+
     def _update_simulated(self, keys: set[GpuKey]) -> None:
         if self._simulated is None:
             return
@@ -226,6 +255,15 @@ class Authority:
                 self._simulated.occupy(key.uuid, holders)
             except ValueError:
                 logger.debug("there is no simulated GPU %s any more", key.uuid)
+
+
+def _held_here(leases: Iterable[ActiveLease]) -> dict[str, tuple[ProcessId, list[str]]]:
+    """The leases of processes of this machine, with the UUIDs of their GPUs."""
+    return {
+        lease.id: (process, [key.uuid for key in lease.gpus])
+        for lease in leases
+        if (process := lease.request.holder.process) is not None
+    }
 
 
 def _is_draining(slot: GpuSlot | None) -> bool:

@@ -22,6 +22,7 @@ from gpu_worker_pool.core.queue.expectation import expected_starts
 from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import until_gone
 
@@ -39,11 +40,13 @@ FORECAST_SHARE = 20.0
 class Pool:
     """The pool of this box. A change returns once it is written; NotWritten if it cannot be.
 
-    `id` identifies this server, whatever names it has, until it restarts.
+    `id` identifies this server, whatever names it has, until it restarts; `pool_id` identifies its journal, and is None
+    until that is open.
     """
 
     def __init__(self, driver: Driver, sampler: Sampler, machine: Machine, presence: Presence, *, node: str) -> None:
         self.id = secrets.token_hex(8)
+        self.pool_id: str | None = None
         self.node = node
         self._driver = driver
         self._sampler = sampler
@@ -62,6 +65,8 @@ class Pool:
         self._starts_good_until = -inf
         # Notes that the clients of leases are there, without renewing the leases.
         self.note_heartbeat = presence.note_heartbeat
+        self.heartbeat_turn = driver.heartbeat_turn
+        self.has_room_to_wait_for = presence.has_room_for
 
     @property
     def state(self) -> PoolState:
@@ -117,38 +122,65 @@ class Pool:
         if not self._driver.is_open:
             raise self._driver.not_written()
 
-    async def request(self, lease_id: str, request: Request, *, is_known: bool, is_loopback: bool) -> list[ev.Event]:
-        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist."""
+    async def request(
+        self,
+        lease_id: str,
+        request: Request,
+        *,
+        caller: str,
+        is_known: bool,
+        is_loopback: bool,
+        uid: int | None = None,
+    ) -> list[ev.Event]:
+        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist,
+        ForeignProcess if that runs as another user than `uid`.
+        """
         if not is_known:
             process = self._machine.local_process(request.holder, is_loopback=is_loopback)
             if process is not None:
+                if uid is not None:
+                    self._machine.check_owner(process, uid)
                 request = replace(request, holder=replace(request.holder, process=process))
-        events = await self._driver.do(cmd.RequestLease(lease_id, request))
+        try:
+            events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
+        except NotWritten:
+            if not self._driver.is_written(lease_id):
+                self._presence.note_unclaimed(lease_id)
+            raise
         self._presence.note_heartbeat(lease_id)
         return events
 
-    async def renew(self, *lease_ids: str) -> list[ev.Event]:
+    async def renew(self, *lease_ids: str, caller: str, arrived_at: float | None = None) -> list[ev.Event]:
+        """Renew these leases; with `arrived_at`, in the turn that `heartbeat_turn` has waited for."""
         self._presence.note_heartbeat(*lease_ids)
-        return await self._driver.do(cmd.Renew(lease_ids))
+        return await self._driver.do(cmd.Renew(lease_ids, arrived_at), caller)
 
-    async def renew_until_ended(self, lease_ids: Sequence[str], wait_s: float, receive: Receive) -> list[ev.Event]:
-        """Renew these leases until one of them has ended or was warned, or the time is over; return the events of the last renewal.
+    async def renew_until_ended(
+        self, lease_ids: Sequence[str], wait_s: float, receive: Receive, *, caller: str
+    ) -> tuple[list[ev.Event], float]:
+        """Renew these leases until one of them has ended or was warned, or the time is over; return the events of the last
+        renewal, and after how many seconds it was made.
 
         ClientGone if the client disconnects first.
         """
-        return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s), None, receive)
+        with self._presence.watching(len(lease_ids), caller):
+            return await self._hold(partial(self._renew_until_ended, tuple(lease_ids), wait_s, caller), None, receive)
 
-    async def _renew_until_ended(self, lease_ids: tuple[str, ...], wait_s: float) -> list[ev.Event]:
+    async def _renew_until_ended(
+        self, lease_ids: tuple[str, ...], wait_s: float, caller: str
+    ) -> tuple[list[ev.Event], float]:
         driver, leases = self._driver, self._driver.state.leases
-        until, known = driver.now() + wait_s, self._warnings(lease_ids)
+        began = driver.now()
+        until, known = began + wait_s, self._warnings(lease_ids)
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
         while True:
             left_s = max(until - driver.now(), 0.0)
             await driver.wait_for_change(lease_ids, min(left_s, step_s))
-            events = await self.renew(*lease_ids)
+            held_s = driver.now() - began
+            events = await self.renew(*lease_ids, caller=caller)
             is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
             if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
-                return events
+                return events, held_s
 
     def _warnings(self, lease_ids: Sequence[str]) -> list[Ending | None]:
         return [getattr(self.state.leases.get(lease_id), "ending", None) for lease_id in lease_ids]
@@ -166,19 +198,22 @@ class Pool:
         return await self._driver.do(command)
 
     async def release(
-        self, lease_id: str, *, is_holder: bool = False, by: str | None = None, why: str | None = None
+        self, lease_id: str, *, caller: str, is_holder: bool = False, by: str | None = None, why: str | None = None
     ) -> None:
-        await self._driver.do(cmd.Release(lease_id, is_holder, by, why))
+        await self._driver.do(cmd.Release(lease_id, is_holder, by, why), caller)
 
     async def revoke(self, lease_id: str, *, by: str | None = None, why: str | None = None) -> bool:
         """End a lease as the operator; return whether the lease is known."""
         events = await self._driver.do(cmd.Revoke(lease_id, by, why))
         return not any(isinstance(event, ev.LeaseUnknown) for event in events)
 
-    async def wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renews: bool) -> None:
-        """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first."""
-        work = partial(self._wait_and_renew, lease, wait_s, renews=renews)
-        await self._hold(work, lease.id if renews else None, receive)
+    async def wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renewed_by: str | None) -> None:
+        """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first.
+
+        Waiting renews the lease if its caller may renew it: that is `renewed_by`.
+        """
+        work = partial(self._wait_and_renew, lease, wait_s, renewed_by)
+        await self._hold(work, None if renewed_by is None else lease.id, receive)
 
     async def _hold(
         self, work: Callable[[], Coroutine[Any, Any, _WorkT]], lease_id: str | None, receive: Receive
@@ -197,15 +232,15 @@ class Pool:
                 gone.cancel()
                 waited.cancel()
 
-    async def _wait_and_renew(self, lease: QueuedLease, wait_s: float, *, renews: bool) -> None:
+    async def _wait_and_renew(self, lease: QueuedLease, wait_s: float, renewed_by: str | None) -> None:
         driver = self._driver
         until, step_s = driver.now() + wait_s, lease.request.ttl_s / RENEWALS_PER_TTL
         while (left_s := until - driver.now()) > 0:
             await driver.wait_while_queued(lease.id, min(left_s, step_s))
             if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
                 return
-            if renews:
-                await driver.do(cmd.Renew((lease.id,)))
+            if renewed_by is not None:
+                await driver.do(cmd.Renew((lease.id,)), renewed_by)
 
     async def operate(self, command: cmd.ExcludeGpu | cmd.IncludeGpu | cmd.IgnoreProcess | cmd.CountProcess) -> None:
         await self._driver.do(command)

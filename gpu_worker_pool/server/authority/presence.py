@@ -1,4 +1,4 @@
-"""The connections that wait for an answer, and the waiters whose connection broke."""
+"""The connections that wait for an answer, the waiters whose connection broke, and the callers that were told a 503."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+# So many leases may the connections of one caller wait for together. No honest caller has as many, and each costs memory.
+MOST_WATCHED = 10_000
 
 
 class TooManyWaiting(Exception):  # noqa: N818 - a state, not a mistake
@@ -29,11 +32,27 @@ class Presence:
         self.waiting = 0
         self._max_waiting = max_waiting
         self._polls: Counter[str] = Counter()
+        self._watched: Counter[str] = Counter()
         self._away: set[str] = set()
+        self._unclaimed: set[str] = set()
 
     @property
     def has_room(self) -> bool:
         return self.waiting < self._max_waiting
+
+    def has_room_for(self, leases: int, caller: str) -> bool:
+        """Whether a connection of this caller may wait for so many leases."""
+        return self.has_room and self._watched[caller] + leases <= MOST_WATCHED
+
+    @contextmanager
+    def watching(self, leases: int, caller: str) -> Iterator[None]:
+        self._watched[caller] += leases
+        try:
+            yield
+        finally:
+            self._watched[caller] -= leases
+            if not self._watched[caller]:
+                del self._watched[caller]
 
     @contextmanager
     def connection(self, lease_id: str | None) -> Iterator[WaitingConnection]:
@@ -64,6 +83,15 @@ class Presence:
     def note_heartbeat(self, *lease_ids: str) -> None:
         """Note a heartbeat of these leases, or their end."""
         self._away.difference_update(lease_ids)
+        self._unclaimed.difference_update(lease_ids)
+
+    def note_unclaimed(self, lease_id: str) -> None:
+        """Note that the caller was told that its request could not be written, which may be done later all the same."""
+        self._unclaimed.add(lease_id)
+
+    def is_unclaimed(self, lease_id: str) -> bool:
+        """Whether the caller was told so, and did not call again."""
+        return lease_id in self._unclaimed
 
     def is_away(self, lease_id: str) -> bool:
         """Whether the last connection of the lease's client broke, and no call came since."""

@@ -16,6 +16,7 @@ from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevi
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
 from gpu_worker_pool.host.gpu_lock import GpuLocks
 from gpu_worker_pool.host.holder_mark import HolderMark, MarkReader
+from gpu_worker_pool.host.holder_record import RecordReader
 
 from .snapshot import Snapshot
 
@@ -46,6 +47,7 @@ class Sampler:
         self._on_sample = on_sample
         self._locks = locks
         self._marks = MarkReader()
+        self.records = RecordReader()
         self._probe: Probe | None = None
         self._attempts = 0
         self._last_error: str | None = None
@@ -99,7 +101,8 @@ class Sampler:
             marks: tuple[HolderMark, ...] = ()
             if source != "simulated" or (self._locks is not None and self._locks.is_for_simulated):
                 visible = tuple(map(self._locked, visible))
-                marks = self._marks.read()
+                free = {reading.gpu.key.uuid for reading in visible if reading.other_server is None}
+                marks = (*self._marks.read(), *self.records.read(free))
             self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
             if for_history:
                 self.history.append(self.snapshot)

@@ -167,6 +167,9 @@ def _totals(usage: UsageTotals) -> dict[str, Any]:
         "wait_hours": _hours(usage.wait_us),
         "unknown_leases": usage.unknown_leases,
         "unknown_waits": usage.unknown_waits,
+        "time_limit_ends": usage.time_limit_ends,
+        "preempted_ends": usage.preempted_ends,
+        "idle_ends": usage.idle_ends,
     }
 
 

@@ -7,17 +7,16 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue.quotas import quota_of
-from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.wire.forms import BookingForm
-from gpu_worker_pool.wire.plans import BookingList, BookingView
+from gpu_worker_pool.wire.plans import BookingList
 from gpu_worker_pool.wire.strict import check_lease_id
 
-from .lease_view import gpu_ref
+from .plan_view import booking_view, booking_views
 from .times import read_time
 
 
@@ -39,10 +38,10 @@ class BookingCalls:
         caller = call.caller()
         call.query()
         form = await call.form(BookingForm)
-        owner = owner_for(caller, form.owner, self._tokens) or name_of(caller)
+        owner = self._owner(caller, form.owner)
         starts_at, ends_at = read_time("starts_at", form.starts_at), read_time("ends_at", form.ends_at)
         if not caller.is_admin:
-            self._check_quota(owner, form.gpus)
+            self._check_quota(booking_id, owner, form.gpus)
         known = self._pool.state.bookings.get(booking_id)
         if known is not None and not may_manage(caller, known.owner, self._tokens):
             raise Denied(403, f"The booking {booking_id} is not yours; use another id.")
@@ -53,7 +52,7 @@ class BookingCalls:
         for event in events:
             if isinstance(event, ev.BookingRefused):
                 raise Refused(409 if known is not None else 422, f"This cannot be booked: {event.why}.")
-        return Response(200, encode(self.view(self._pool.state.bookings[booking_id])))
+        return Response(200, encode(booking_view(self._pool.state, self._pool.state.bookings[booking_id])))
 
     async def cancel(self, call: Call) -> Response:
         booking_id = check_lease_id(call.parameters["booking_id"])
@@ -71,22 +70,22 @@ class BookingCalls:
         await self._pool.command(cmd.CancelBooking(booking_id))
         return self._list()
 
-    def view(self, booking: Booking) -> BookingView:
-        return BookingView(
-            id=booking.id,
-            gpus=tuple(gpu_ref(self._pool.state, key) for key in booking.gpus),
-            starts_at=iso_time(booking.starts_at) or "",
-            ends_at=iso_time(booking.ends_at),
-            owner=booking.owner,
-            reason=booking.reason,
-            booked_by=booking.by,
-        )
+    def _owner(self, caller: Caller, named: str | None) -> str:
+        """For whom it is: an administrator may book for every owner, others for themselves."""
+        named = (named or "").strip() or None
+        if caller.is_admin and named is not None:
+            return named
+        owner = owner_for(caller, named, self._tokens) or name_of(caller)
+        if named is not None and owner != named:
+            raise Denied(403, f"You are {owner}; only an administrator may book for {named}. Leave owner out.")
+        return owner
 
-    def _check_quota(self, owner: str, gpus: int) -> None:
-        """Who is no administrator may book as many GPUs as the quota of the owner has."""
+    def _check_quota(self, booking_id: str, owner: str, gpus: int) -> None:
+        """A caller that is not an administrator may book as many GPUs as the quota of the owner has."""
         state = self._pool.state
         allowed = quota_of(state, owner).gpus
-        booked = sum(len(booking.gpus) for booking in state.bookings.values() if booking.owner == owner)
+        others = (booking for booking in state.bookings.values() if booking.id != booking_id)
+        booked = sum(len(booking.gpus) for booking in others if booking.owner == owner)
         if allowed is None or booked + gpus > allowed:
             has = "has no quota" if allowed is None else f"has a quota of {allowed} GPUs, of which {booked} are booked"
             raise Denied(
@@ -95,8 +94,7 @@ class BookingCalls:
             )
 
     def _list(self) -> Response:
-        bookings = sorted(self._pool.state.bookings.values(), key=lambda booking: (booking.starts_at, booking.id))
-        return Response(200, encode(BookingList(node=self._pool.node, bookings=tuple(map(self.view, bookings)))))
+        return Response(200, encode(BookingList(node=self._pool.node, bookings=booking_views(self._pool.state))))
 
 
 def _may_cancel(caller: Caller, booking: Booking, tokens: Tokens) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -53,10 +54,11 @@ def lease_view(
     now: float,
     *,
     by_uuid: bool = False,
+    pool_id: str | None = None,
     starts: Mapping[str, FreeTime] = MappingProxyType({}),
 ) -> wire.LeaseView:
-    """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index. `starts` are the
-    expected starts of waiters.
+    """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index. An active lease names the
+    pool that granted it, if `pool_id` is given. `starts` are the expected starts of waiters.
     """
     match lease:
         case QueuedLease():
@@ -74,7 +76,7 @@ def lease_view(
         case ActiveLease():
             gpus = _refs(state, lease.gpus)
             return _view(
-                wire.LeaseView,
+                wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id),
                 lease,
                 "active",
                 gpus=gpus,
@@ -112,7 +114,7 @@ def verdict_view(verdict: Verdict, **where: Any) -> wire.VerdictView:
     return cast("wire.VerdictView", {**where, "code": verdict.code, "text": str(verdict), **own})
 
 
-def _view(kind: type[ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
+def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
     request, holder = lease.request, lease.request.holder
     wishes = request.wishes
     asked = lease.ended if isinstance(lease, DrainingLease) else lease

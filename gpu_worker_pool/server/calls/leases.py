@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from math import floor
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
@@ -18,7 +19,7 @@ from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Renewed
 from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, WAIT_S
-from gpu_worker_pool.wire.strict import check_lease_id
+from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_view import lease_view, left_s, outcome_view, warning_view
 from .pool_view import encode_leases, encode_pool
@@ -52,12 +53,19 @@ class LeaseCalls:
         for involved in (known, request.parent and await pool.find(request.parent)):
             if involved:
                 self._check_may_manage(caller, involved)
-        events = await pool.request(lease_id, request, is_known=known is not None, is_loopback=call.is_loopback)
+        events = await pool.request(
+            lease_id,
+            request,
+            caller=call.turn_name(caller),
+            is_known=known is not None,
+            is_loopback=call.is_loopback,
+            uid=None if caller.is_admin else call.uid,
+        )
         _refuse(lease_id, events)
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
         lease = await self._known(lease_id)
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
-            await pool.wait(lease, form.wait_s, call.receive, renews=True)
+            await pool.wait(lease, form.wait_s, call.receive, renewed_by=call.turn_name(caller))
             lease = await self._known(lease_id)
         status = 200
         if is_new and not isinstance(lease, DrainingLease | EndedLease):
@@ -72,11 +80,12 @@ class LeaseCalls:
         # Every caller may read a lease; only a caller that may release it renews it by that.
         caller = call.caller_or_none()
         may_renew = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
+        renewed_by = call.turn_name(caller) if caller is not None and may_renew else None
         if isinstance(lease, QueuedLease):
-            if may_renew:
-                await self._pool.renew(lease_id)
+            if renewed_by is not None:
+                await self._pool.renew(lease_id, caller=renewed_by)
             if query["wait_s"] > 0:
-                await self._pool.wait(lease, query["wait_s"], call.receive, renews=may_renew)
+                await self._pool.wait(lease, query["wait_s"], call.receive, renewed_by=renewed_by)
                 lease = await self._known(lease_id)
         elif may_renew:
             self._pool.note_heartbeat(lease_id)
@@ -85,7 +94,11 @@ class LeaseCalls:
     async def renew(self, call: Call) -> Response:
         caller = call.caller()
         call.query()
-        form = await call.form(RenewForm)
+        body = await call.body()
+        name = call.turn_name(caller)
+        # A thousand ids take long to read, so that is done in the caller's turn. Ids have no commas.
+        arrived_at = await self._pool.heartbeat_turn(body.count(b",") + 1, name)
+        form = parse_form(RenewForm, body)
         ids = form.ids
         state = self._pool.state
         leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
@@ -99,10 +112,10 @@ class LeaseCalls:
                 403,
                 f"Only their owner or an administrator may renew these leases: {', '.join(others[:5])}{_you_are(caller)}.",
             )
-        outcome = self._outcome(await self._pool.renew(*ids))
+        outcome = self._outcome(await self._pool.renew(*ids, caller=name, arrived_at=arrived_at))
         has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
-        if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait:
-            outcome = self._outcome(await self._pool.renew_until_ended(ids, form.wait_s, call.receive))
+        if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait_for(len(ids), name):
+            outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
         return Response(200, encode(outcome))
 
     async def release(self, call: Call) -> Response:
@@ -112,7 +125,13 @@ class LeaseCalls:
         await call.no_body()
         self._check_may_manage(caller, await self._known(lease_id))
         is_holder = query["as"] == "holder"
-        await self._pool.release(lease_id, is_holder=is_holder, by=name_of(caller), why=query["reason"])
+        await self._pool.release(
+            lease_id,
+            caller=call.turn_name(caller),
+            is_holder=is_holder,
+            by=name_of(caller),
+            why=query["reason"],
+        )
         return Response(200, encode(outcome_view(self._pool, await self._known(lease_id))))
 
     async def list_leases(self, _: Call) -> Response:
@@ -128,7 +147,7 @@ class LeaseCalls:
         most = call.lenient_query(QUEUE), call.lenient_query(LEASES)
         return Response(200, await self._shared.get(most, partial(encode_pool, self._pool, *most)))
 
-    def _outcome(self, events: list[ev.Event]) -> RenewAnswer:
+    def _outcome(self, events: list[ev.Event], held_s: float = 0.0) -> RenewAnswer:
         state, now = self._pool.state, self._pool.now()
         renewed: list[Renewed] = []
         lost: list[NotRenewed] = []
@@ -146,7 +165,9 @@ class LeaseCalls:
                 lost.append(_not_renewed(event.lease_id, state.find(event.lease_id), str(event.reason)))
             elif isinstance(event, ev.LeaseUnknown):
                 lost.append(NotRenewed(id=event.lease_id))
-        return RenewAnswer(renewed=tuple(renewed), lost=tuple(lost))
+        return RenewAnswer(
+            renewed=tuple(renewed), lost=tuple(lost), held_s=_rounded_down(held_s), pool_id=self._pool.pool_id
+        )
 
     def _check_may_manage(self, caller: Caller, lease: Lease) -> None:
         owner = lease.request.holder.owner
@@ -166,7 +187,8 @@ class LeaseCalls:
     def _encode(self, lease: Lease, query: dict[str, Any]) -> bytes:
         pool, by_uuid = self._pool, query["devices"] == "uuid"
         starts = pool.expected_starts() if isinstance(lease, QueuedLease) else {}
-        return encode(lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, starts=starts))
+        view = lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, pool_id=pool.pool_id, starts=starts)
+        return encode(view)
 
 
 def to_request(form: LeaseForm, owner: str | None) -> Request:
@@ -225,12 +247,17 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
                 raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
 
 
+def _rounded_down(seconds: float) -> float:
+    """Never too long: a holder counts its TTL from then."""
+    return floor(max(seconds, 0.0) * 1000) / 1000
+
+
 def _you_are(caller: Caller) -> str:
     return "" if caller.name is None else f", and you are {caller.name}"
 
 
 def _not_renewed(lease_id: str, lease: Lease | None, reason: str) -> NotRenewed:
-    ended = lease.ended if isinstance(lease, DrainingLease) else lease
-    if not isinstance(ended, EndedLease):
+    ended = as_ended(lease)
+    if ended is None:
         return NotRenewed(id=lease_id, reason=reason)
     return NotRenewed(id=lease_id, reason=str(ended.reason), by=ended.by, note=ended.why)

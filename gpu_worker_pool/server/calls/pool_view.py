@@ -21,6 +21,7 @@ from gpu_worker_pool.server.http.response import encode, encode_with
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
 from .lease_view import brief_view, verdict_view
+from .plan_view import booking_views, reservation_view
 
 # The state for each verdict on an ordinary request: one GPU, exclusive.
 _STATES: dict[str, GpuState] = {
@@ -72,6 +73,7 @@ async def encode_pool(pool: Pool, most_queued: int | None, most_leases: int | No
             workers_per_gpu=state.settings.workers_per_gpu,
             queue_length=len(state.queue) + len(state.inside),
             server_id=pool.id,
+            pool_id=pool.pool_id,
             machine=machine_fingerprint(),
             ignored_processes=tuple(sorted(state.ignored_processes)),
             can_grant=pool.trouble is None,
@@ -79,6 +81,8 @@ async def encode_pool(pool: Pool, most_queued: int | None, most_leases: int | No
             now=iso_time(pool.wall_now()) if pool.is_open else None,
             timestamp=pool.snapshot.timestamp,
             source=pool.snapshot.source,
+            reservation=reservation_view(state),
+            bookings=booking_views(state),
         ),
         gpus=gpus,
         leases=leases,

@@ -12,8 +12,9 @@ from gpu_worker_pool.core.model.quota import EVERYBODY_ELSE, Quota
 from gpu_worker_pool.core.queue.quotas import quota_of
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.call import Call, Handlers
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
 from gpu_worker_pool.wire.forms import QuotaForm
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
@@ -35,9 +36,7 @@ class QuotaCalls:
         return {"quotas": self.show, "set_quota": self.set, "remove_quota": self.remove}
 
     async def show(self, _: Call) -> Response:
-        self._pool.check_is_open()
-        await self._pool.caught_up()
-        return self._list()
+        return await self.listed()
 
     async def set(self, call: Call) -> Response:
         form = parse_form(QuotaForm, await check_admin(call))
@@ -49,7 +48,7 @@ class QuotaCalls:
         if owner not in self._pool.state.quotas and len(self._pool.state.quotas) >= MAX_QUOTAS:
             raise Refused(422, f"There are {MAX_QUOTAS} quotas already, which is the limit; remove one of them first.")
         await self._pool.command(cmd.SetQuota(owner, quota))
-        return Response(200, encode(self.view(owner, quota)))
+        return Response(200, encode(_Uses(self._pool).view(owner, quota)))
 
     async def remove(self, call: Call) -> Response:
         await check_admin(call)
@@ -57,40 +56,60 @@ class QuotaCalls:
         if owner not in self._pool.state.quotas:
             raise Refused(404, f"{owner} has no quota; GET /quotas lists all.")
         await self._pool.command(cmd.SetQuota(owner, None))
-        return self._list()
+        return await self.listed()
+
+    async def encoded(self) -> bytes:
+        """All quotas, with the use of their owners and of others. It yields to other work in between."""
+        self._pool.check_is_open()
+        await self._pool.caught_up()
+        state, uses, loop_share = self._pool.state, _Uses(self._pool), LoopShare()
+        quotas, others = [], []
+        for owner, quota in sorted(state.quotas.items()):
+            quotas.append(encode(uses.view(owner, quota)))
+            await loop_share.yield_if_due()
+        for owner in uses.most(MOST_OTHERS):
+            others.append(encode(uses.view(owner, quota_of(state, owner))))
+            await loop_share.yield_if_due()
+        frame = QuotaList(
+            node=self._pool.node, server_id=self._pool.id, fair_share=state.settings.fair_share, quotas=()
+        )
+        return encode_with(frame, quotas=quotas, others=others)
+
+    async def listed(self) -> Response:
+        return Response(200, await self.encoded())
+
+
+class _Uses:
+    """The use of all owners at one instant."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._state, self._now = pool.state, pool.now()
+        self._used = {owner: use.used_at(self._now) for owner, use in self._state.owners.items()}
+        self._all_used = sum(self._used.values())
+        sharing = {*self._state.owners, *self._state.queue.owners}
+        self._weights = {owner: quota_of(self._state, owner).weight for owner in sharing}
+        self._all_weights = sum(self._weights.values())
+
+    def most(self, number: int) -> list[str]:
+        """The owners without a quota of their own that used most."""
+        without = [owner for owner in self._used if owner is not None and owner not in self._state.quotas]
+        return sorted(without, key=lambda owner: (-self._used[owner], owner))[:number]
 
     def view(self, owner: str, quota: Quota) -> QuotaView:
-        """A quota, with the use of its owner."""
         if owner == EVERYBODY_ELSE:
             return QuotaView(owner=owner, **asdict(quota))
-        state, now = self._pool.state, self._pool.now()
-        use = state.owners.get(owner, OwnerUse())
-        owners = {*state.owners, *state.queue.owners, owner}
-        used = {each: state.owners[each].used_at(now) for each in state.owners}
-        weights = sum(quota_of(state, each).weight for each in owners)
-        share = factor(use.used_at(now), sum(used.values()), quota.weight, weights)
+        use = self._state.owners.get(owner, OwnerUse())
+        used = self._used.get(owner, 0.0)
+        # A newcomer would share with all others.
+        all_weights = self._all_weights + (0.0 if owner in self._weights else quota.weight)
         return QuotaView(
             owner=owner,
             **asdict(quota),
             held_gpus=round(use.held / FULL_WEIGHT, 3),
-            queued=state.queue.length_of(owner),
-            used_gpu_hours=round(use.used_at(now) / FULL_WEIGHT / 3600, 3),
-            share_factor=round(share, 4),
+            queued=self._state.queue.length_of(owner),
+            used_gpu_hours=round(used / FULL_WEIGHT / 3600, 3),
+            share_factor=round(factor(used, self._all_used, quota.weight, all_weights), 4),
         )
-
-    def _list(self) -> Response:
-        state = self._pool.state
-        others = sorted(
-            ((use.used_at(self._pool.now()), owner) for owner, use in state.owners.items() if owner is not None),
-            reverse=True,
-        )
-        without = [owner for _, owner in others if owner not in state.quotas][:MOST_OTHERS]
-        listed = QuotaList(
-            fair_share=state.settings.fair_share,
-            quotas=tuple(self.view(owner, quota) for owner, quota in sorted(state.quotas.items())),
-            others=tuple(self.view(owner, quota_of(state, owner)) for owner in without),
-        )
-        return Response(200, encode(listed))
 
 
 def _owner(call: Call) -> str:

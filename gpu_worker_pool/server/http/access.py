@@ -159,10 +159,11 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
 
 
 def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:
-    """The owner of a new lease: the proven name. A local administrator may request one for another owner."""
+    """The owner of a new lease: the proven name. An administrator may request one for another owner."""
     owner = (claimed or "").strip() or None
     if caller.name is not None:
-        if not caller.is_local or owner is None:
+        # Programs name the Unix user of their own machine; a token that is not an administrator's outweighs that.
+        if owner is None or not (caller.is_local or caller.is_admin):
             return caller.name
         if owner != caller.name and not caller.is_admin:
             raise Denied(

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
+from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.wire.bounds import is_printable
 from gpu_worker_pool.wire.routes import Parameter
@@ -54,11 +55,23 @@ class Call:
         except Denied:
             return None
 
+    def turn_name(self, caller: Caller) -> str:
+        """The name under which this caller takes turns with others: its own, or its address where it has none."""
+        return caller.name or self._connection.host or ""
+
     @property
     def is_loopback(self) -> bool:
         """Whether the call came directly from this machine, without a proxy."""
         is_here = self._connection.is_unix or is_loopback(self._connection.host)
         return is_here and proxy_header(self.headers) is None
+
+    @property
+    def uid(self) -> int | None:
+        """The Unix user of a caller on this machine; None if the caller is elsewhere, or the user is not known."""
+        try:
+            return self._connection.uid if self.is_loopback else None
+        except UserNotKnown:
+            return None
 
     def _find_user(self) -> User | None:
         uid = self._connection.uid

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from hashlib import sha256
 from html import escape
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class Docs:
         self._documented = tuple(table)
         self._settings = settings
         self._assets = assets
+        self._body: bytes | None = None
+        self._making = asyncio.Lock()
 
     def resources(self) -> list[Resource]:
         pages = {"openapi": "/openapi.json", "swagger": self._settings.docs_url, "redoc": self._settings.redoc_url}
@@ -84,15 +87,21 @@ class Docs:
         )
 
     async def openapi(self, _: Call) -> Response:
-        return Response(200, encode(self.document))
+        """The document, made once in a thread: it takes long, and no other caller must wait for it."""
+        async with self._making:
+            if self._body is None:
+                self._body = await asyncio.to_thread(lambda: encode(self.document))
+        return Response(200, self._body)
 
     async def swagger(self, _: Call) -> Response:
+        await asyncio.to_thread(import_module, "fastapi.openapi.docs")
         from fastapi.openapi.docs import get_swagger_ui_html  # noqa: PLC0415 - as above
 
         scripts = {"swagger_js_url": "swagger-ui-bundle.js", "swagger_css_url": "swagger-ui.css"}
         return self._page(get_swagger_ui_html, swagger_favicon_url="favicon.png", **scripts)
 
     async def redoc(self, _: Call) -> Response:
+        await asyncio.to_thread(import_module, "fastapi.openapi.docs")
         from fastapi.openapi.docs import get_redoc_html  # noqa: PLC0415 - as above
 
         make = partial(get_redoc_html, with_google_fonts=False)

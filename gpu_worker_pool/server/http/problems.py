@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from gpu_worker_pool.host.identity import NoSuchProcess
-from gpu_worker_pool.ledger.driver import NotWritten
+from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
+from gpu_worker_pool.ledger.fair_queue import TooManyCalls
+from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
 from gpu_worker_pool.wire.service import Problem
 from gpu_worker_pool.wire.strict import FormError
@@ -45,12 +46,19 @@ def _refusal(error: Exception) -> Refused:
             return Refused(error.status, error.detail)
         case NoSuchProcess():
             return Refused(422, f"{error}.")
+        case TooManyCalls():
+            return Refused(429, str(error), RETRY_AFTER)
+        case ForeignProcess():
+            return Refused(403, f"{error}.")
         case TooManyWaiting():
             return Refused(503, str(error), RETRY_AFTER)
         case NotWritten():
             detail = f"Nothing can be granted or ended now: {str(error).rstrip('.')}."
             if error.is_temporary:
-                detail += " Ask again with the same id; that is harmless."
+                detail += (
+                    " What this call asked for may still be written: ask again with the same id, which is harmless and tells. "
+                    "A lease that is not asked for again ends."
+                )
             return Refused(503, detail, RETRY_AFTER)
     logger.error("a call failed", exc_info=error)
     return Refused(500, "The server failed on this request; its log says why.")

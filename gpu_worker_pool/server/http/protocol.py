@@ -8,7 +8,7 @@ import asyncio
 import re
 from typing import Any, NoReturn
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .connection import KEY, Connection
 from .head import CLOSE
@@ -36,6 +36,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_in_head = True
         self._why_invalid = INVALID
+        # The call that is answered now. `cycle` is the one that came last: a client may send several without waiting.
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,6 +48,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_stall_timer()
         super().connection_lost(exc)
+        if self._answered is not None:
+            self._answered.disconnected = not self._answered.response_complete
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -83,6 +88,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head, self._head_bytes = False, 0
         self._check_authority()
         super().on_headers_complete()
+        if self._answered is None or self._answered.response_complete:
+            self._answered = self.cycle
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Cut off a caller that takes nothing of its answer for so long: what is buffered for it is not freed otherwise."""

@@ -14,8 +14,11 @@ from prometheus_client.registry import Collector
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.quota import EVERYBODY_ELSE
+from gpu_worker_pool.core.model.reservation import Basis
 from gpu_worker_pool.core.model.slot import memory_use
+from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
@@ -112,17 +115,36 @@ class LeaseMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._pool.state
         # Leases inside others are part of those, here and in the GPU-seconds.
-        kinds = Counter(type(lease) for lease in state.leases.values() if lease.request.parent is None)
+        own = [lease for lease in state.leases.values() if lease.request.parent is None]
+        kinds = Counter(map(type, own))
+        active, now = [lease for lease in own if isinstance(lease, ActiveLease)], self._pool.now()
         can_grant, stale_after_s = float(self._pool.trouble is None), state.settings.stale_after_s
         for name, text, value in (
             ("leases_active", "Leases that hold GPUs.", kinds[ActiveLease]),
             ("leases_queued", "Requests that wait.", kinds[QueuedLease]),
             ("leases_draining", "Ended leases whose GPUs are not free yet.", kinds[DrainingLease]),
+            (
+                "leases_idle",
+                "Leases whose GPUs compute nothing.",
+                sum(idle_s(state, each, now) is not None for each in active),
+            ),
+            (
+                "leases_warned",
+                "Leases that the server is about to end.",
+                sum(each.ending is not None for each in active),
+            ),
+            (
+                "leases_preemptible",
+                "Active leases that may be preempted.",
+                sum(each.request.preemptible for each in active),
+            ),
             ("waiting_connections", "Connections that wait for a lease.", self._pool.waiting),
             ("can_grant", "1 if the journal can be written.", can_grant),
             ("reading_stale_after_seconds", "Age from which a reading is too old for a grant.", stale_after_s),
         ):
             yield GaugeMetricFamily(f"gpupool_{name}", text, value)
+        yield self._expected([lease.id for lease in own if isinstance(lease, QueuedLease)])
+        yield from self._owner_gpus()
         yield self._gpu_states()
         outside = GaugeMetricFamily(
             "gpupool_gpu_memory_outside_bytes",
@@ -139,6 +161,38 @@ class LeaseMetrics(Collector):
         for owner, total_s in self._gpu_seconds_now().items():
             seconds.add_metric([owner], total_s)
         yield seconds
+
+    def _expected(self, waiting: Sequence[str]) -> GaugeMetricFamily:
+        starts = self._pool.expected_starts()
+        bases = Counter(starts[lease_id].basis if lease_id in starts else Basis.UNKNOWN for lease_id in waiting)
+        family = GaugeMetricFamily(
+            "gpupool_leases_expected",
+            "Requests that wait, by what their expected start rests on.",
+            labels=["basis"],
+        )
+        for basis in Basis:
+            family.add_metric([basis], bases[basis])
+        return family
+
+    def _owner_gpus(self) -> Iterator[GaugeMetricFamily]:
+        """What owners hold, and the quotas of those that held GPUs before: there may be very many quotas."""
+        state = self._pool.state
+        held: dict[str, float] = {}
+        for owner, use in state.owners.items():
+            if use.held:
+                label = self._label(owner)
+                held[label] = held.get(label, 0.0) + use.held / FULL_WEIGHT
+        with_quota = [owner for owner in (EVERYBODY_ELSE, *sorted(self._owners)) if owner in state.quotas]
+        for name, text, values in (
+            ("owner_gpus", "GPUs held now, by owner; a share of a GPU counts as a part.", held),
+            ("quota_gpus", "Quota of GPUs.", {owner: state.quotas[owner].gpus for owner in with_quota}),
+            ("quota_ceiling_gpus", "Most GPUs allowed.", {owner: state.quotas[owner].ceiling for owner in with_quota}),
+        ):
+            family = GaugeMetricFamily(f"gpupool_{name}", text, labels=["owner"])
+            for label, value in values.items():
+                if value is not None:
+                    family.add_metric([label], value)
+            yield family
 
     def _gpu_states(self) -> GaugeMetricFamily:
         """A sample of each state for each GPU, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""

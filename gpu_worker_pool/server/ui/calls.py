@@ -53,6 +53,7 @@ class PageCalls:
             "page_history": _share(data.history),
             "page_usage": _share(data.usage),
             "page_peers": _share(data.peers),
+            "page_quotas": _share(data.quotas),
             "page_timeline": self.timeline,
         }
 

@@ -14,6 +14,7 @@ from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
 from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
+from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.server.settings import ServerSettings
@@ -39,6 +40,7 @@ class PageData:
         usage: UsageCalls,
         timeline: TimelineCalls,
         peers: PeerCalls,
+        quotas: QuotaCalls,
         has_tokens: bool,
     ) -> None:
         self._settings = settings
@@ -57,7 +59,8 @@ class PageData:
         self.history = SharedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = SharedAnswer(usage.usage_today, 10.0, may_be_old=True)
         self.peers = SharedAnswer(peers.encoded, 1.0, may_be_old=True)
-        self._all = (self.pool, self.history, self.usage, self.peers, *self.timelines.values())
+        self.quotas = SharedAnswer(quotas.encoded, 2.0, may_be_old=True)
+        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *self.timelines.values())
 
     def stop(self) -> None:
         for answer in self._all:

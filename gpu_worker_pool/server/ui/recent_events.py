@@ -19,6 +19,7 @@ LABEL = "command"
 _KINDS: dict[type[ev.Event], RecentKind] = {
     ev.LeaseQueued: "queued",
     ev.LeaseGranted: "granted",
+    ev.LeaseWarned: "warned",
     ev.LeaseEnded: "ended",
     ev.GpuDrained: "drained",
     ev.GpuExcluded: "out_of_service",
@@ -61,18 +62,25 @@ class RecentEvents:
             worker_id=request.holder.worker_id if request else None,
             label=dict(request.labels).get(LABEL) if request else None,
             gpus=tuple(gpu_ref(state, key) for key in _gpus(event, lease)),
-            reason=str(event.reason) if isinstance(event, ev.LeaseEnded | ev.GpuExcluded) else None,
+            reason=_reason(event),
             by=event.by if isinstance(event, ev.LeaseEnded) else None,
             note=event.why if isinstance(event, ev.LeaseEnded) else None,
             parent=request.parent if request else None,
         )
 
 
+def _reason(event: ev.Event) -> str | None:
+    """Why; null of a warning that was withdrawn."""
+    if isinstance(event, ev.LeaseEnded | ev.LeaseWarned | ev.GpuExcluded):
+        return None if event.reason is None else str(event.reason)
+    return None
+
+
 def _gpus(event: ev.Event, lease: Lease | None) -> tuple[GpuKey, ...]:
     match event:
         case ev.LeaseGranted(gpus=gpus):
             return gpus
-        case ev.LeaseEnded():
+        case ev.LeaseEnded() | ev.LeaseWarned():
             ended = lease.ended if isinstance(lease, DrainingLease) else lease
             return () if ended is None or isinstance(ended, QueuedLease) else ended.gpus
         case ev.GpuDrained(gpu=gpu) | ev.GpuExcluded(gpu=gpu) | ev.GpuIncluded(gpu=gpu):

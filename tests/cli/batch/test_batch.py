@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from gpu_worker_pool.cli.batch.jobs import Batch, Job, Outcome, State, read_jobs
 from gpu_worker_pool.cli.batch.state import StateFile
+from gpu_worker_pool.cli.batch.view import BatchDisplay, summary_table
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
@@ -33,6 +36,24 @@ def test_a_line_is_a_command_unless_it_is_blank_or_a_comment() -> None:
         (5, "python a.py"),
     ]
     assert len({job.key for job in jobs}) == 3  # the same command twice is two jobs
+
+
+def test_a_mark_of_utf_8_is_no_part_of_the_first_command_and_nul_is_refused() -> None:
+    assert [job.command for job in read_jobs("\ufefftrue\n")] == ["true"]
+    with pytest.raises(ValueError, match="line 2 has a NUL character"):
+        read_jobs("true\nfal\0se\n")
+
+
+def test_what_a_terminal_would_obey_is_not_shown() -> None:
+    jobs = read_jobs("echo\t'\x1b[2Ja\u202eb'\n")
+    batch, printed = Batch(jobs), io.StringIO()
+    assert batch.next_job() == jobs[0]
+    batch.ended(jobs[0], GOOD)
+    BatchDisplay(batch, Console(file=printed, width=200)).attempt_ended(jobs[0], GOOD)
+    Console(file=printed, width=200).print(summary_table(batch, Path("logs")))
+    first, *_ = printed.getvalue().splitlines()
+    assert first == "gpu-pool: [1/1] ok: line 1: echo '\ufffd[2Ja\ufffdb'"
+    assert not set("\x1b\u202e") & set(printed.getvalue())
 
 
 def test_a_job_keeps_its_key_when_others_come_and_go() -> None:

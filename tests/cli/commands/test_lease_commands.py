@@ -167,7 +167,9 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
     queue(server, waiter, owner="carol", gpus=2)
     why = called("explain", waiter, server=server)
     assert why.code == 0
-    head, _, *rows = why.out.splitlines()
+    head, start, reason, _, *rows = why.out.splitlines()
+    assert "start" in start
+    assert reason.startswith("Why: ")
     assert head.startswith(f"carol ({waiter}) waits at 127.0.0.1 for 2 GPUs on one node: position 1 of 1")
     assert sorted(row.split("Tesla T4")[1].split()[0] for row in rows) == ["available", "leased"]
     assert any("leased by [red]bob" in row and "  [red]bob, python train.py, since " in row for row in rows)
@@ -246,16 +248,18 @@ def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
     much = WantedGpus(memory_mb=7950)
     assert much.free_in(report) is None
     assert much.standing_in(report) == (
-        "0 of 2 free with so much room under the memory threshold (80 %); 7900MB would fit now"
+        "0 of 2 free with so much room under the memory threshold (80 %); 7900 MB would fit now"
     )
     assert WantedGpus(memory_mb=7900).standing_in(report) == "2 of 2 free"
     first, second = report.gpus
     fuller = replace(second, view=replace(second.view, memory_committed_mb=3000.0))
     uneven = replace(report, gpus=(first, fuller))
-    assert WantedGpus(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000MB would fit now")
+    assert WantedGpus(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000 MB would fit now")
+    larger = replace(first, view=replace(first.view, memory_total_mb=82_000.0))
+    assert WantedGpus(memory_mb=66_000).standing_in(replace(report, gpus=(larger,))).endswith("; 63.9 GB would fit now")
     unknown = replace(report, gpus=(replace(first, view=replace(first.view, memory_committed_mb=None)),))
     assert "would fit" not in WantedGpus(memory_mb=1).standing_in(unknown)
-    assert "not free within 1.5s: 1 GPU with 7950 MB each (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
+    assert "not free within 1.5s: 1 GPU with 7950 MB (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
 
 
 def test_wait_does_not_call_busy_what_nobody_told(server: ServerProcess) -> None:
@@ -267,7 +271,7 @@ def test_wait_does_not_call_busy_what_nobody_told(server: ServerProcess) -> None
     assert "how much memory is left is not known of 127.0.0.1" in untold.err
     too_much = called("wait", "--memory", "64GB", server=server)
     assert too_much.code == 125
-    assert "the most that a GPU has below its threshold is 12288MB" in too_much.err
+    assert "the most that a GPU has below its threshold is 12 GB" in too_much.err
 
 
 # --- servers that are not ours, or in a bad way ------------------------------------------------------------------------
@@ -348,6 +352,18 @@ def test_drain_takes_several_gpus_or_all_of_a_box(server: ServerProcess, which: 
 def test_drain_of_what_is_not_there_changes_nothing(server: ServerProcess, which: tuple[str, ...]) -> None:
     assert called("drain", *which, server=server, env={"GPU_POOL_TOKEN": ADMIN}).code == 2
     assert [gpu["state"] for gpu in server.json("/pool")["gpus"]] == ["free"] * 2
+
+
+def test_drain_says_of_each_gpu_whether_it_was_done(server: ServerProcess) -> None:
+    done = called("drain", "0", "98", "99", server=server, env={"GPU_POOL_TOKEN": ADMIN})
+    assert (done.code, done.out) == (1, "GPU 0: taken out of service: drained by the operator\n")
+    assert "cannot drain GPU 98: " in done.err
+    assert "cannot drain GPU 99: " in done.err
+    assert called("undrain", "0", server=server, env={"GPU_POOL_TOKEN": ADMIN}).code == 0
+    elsewhere = called("drain", "gpu-1:0", server=server)
+    assert "'gpu-1:0': the server asked is 127.0.0.1, not gpu-1; write 0 for its GPU" in elsewhere.err
+    denied = called("drain", "0", "1", server=server, env={"GPU_POOL_TOKEN": BOB})
+    assert denied.err.count("cannot drain GPU 0, 1: ") == 1
 
 
 # --- in the shell --------------------------------------------------------------------------------------------------

@@ -105,6 +105,9 @@ def test_json_has_the_sums_and_every_endpoint(server: ServerProcess) -> None:
         "wait_hours": 1.0,
         "unknown_leases": 0,
         "unknown_waits": 0,
+        "time_limit_ends": 0,
+        "preempted_ends": 0,
+        "idle_ends": 0,
     }
     assert [item["owner"] for item in found["owners"]] == ["ada", AWKWARD, None, "bob"]
     assert found["total"]["gpu_hours"] == 7.5

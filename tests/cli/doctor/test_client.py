@@ -20,6 +20,7 @@ from tests.client.foreign_servers import (
     answering,
     internal_error,
     not_found,
+    saying,
     statistics,
 )
 
@@ -108,6 +109,7 @@ async def only_a_summary(seen: Seen) -> tuple[int, Any]:
         (answering(only_a_summary), "warning", "it has statistics only"),
         (not_found, "problem", "its answer is not a GPU server's"),
         (internal_error, "problem", "status 500"),
+        (saying(401, b'{"detail": "Log in first."}'), "problem", "Log in first (status 401)"),
     ],
 )
 def test_a_server_with_statistics_only_is_told_from_none(behaviour: Behaviour, status: str, words: str) -> None:
@@ -116,6 +118,7 @@ def test_a_server_with_statistics_only_is_told_from_none(behaviour: Behaviour, s
 
     assert finding.status == status
     assert words in finding.message
+    assert ("proxy that asks for a login" in str(finding.advice)) == ("401" in words)
     assert status == "problem" or "only the workers of one process are coordinated" in str(finding.advice)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
-from tests.cli.own_process import GPU_POOL, gpu_pool, start_gpu_pool
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end
 from tests.server.leasing import eventually, take, wait_until_free
 
@@ -53,6 +54,35 @@ def test_inside_a_run_on_a_share_the_share_is_used(server: ServerProcess) -> Non
 def test_new_asks_for_other_gpus(server: ServerProcess) -> None:
     outer_one, run, client = outer(server, f"{RUN} --new -- {SHOW}\n{python(', new=True')}")
     assert run[0] == client[0] != outer_one[0]
+
+
+def test_a_value_that_the_user_set_inside_counts_with_new_and_is_refused_in_one_line_without(
+    server: ServerProcess,
+) -> None:
+    other = "CUDA_VISIBLE_DEVICES=$((1 - CUDA_VISIBLE_DEVICES))"
+    same = f"CUDA_VISIBLE_DEVICES=0$CUDA_VISIBLE_DEVICES {RUN} --new --timeout 0 -- {SHOW} || echo waits"
+    (gpu, _), (new, _), waits = outer(server, f"{other} {RUN} --new -- {SHOW}\n{same}")
+    assert int(new) == 1 - int(gpu)
+    assert waits == ["waits"], "0 before its number: not as the lease set it"
+
+    refused = gpu_pool("run", "-q", "--", "sh", "-c", f"{other} {RUN} -- true", server=server)
+    assert len(refused.err.splitlines()) == 1
+    assert "names no GPU of the lease around this command, which has GPU" in refused.err
+
+
+OWN_PARENT = """
+import os, subprocess, sys
+from gpu_worker_pool import gpu
+with gpu() as g:
+    sys.exit(subprocess.run([sys.executable, "-m", "gpu_worker_pool", "run", "true"], env={**os.environ, **g.env}).returncode)
+"""
+
+
+def test_a_run_that_would_wait_for_the_program_that_started_it_says_so(server: ServerProcess) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_PARENT], env=environment(server), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "would wait for its own parent" in done.stderr) == (125, True)
 
 
 def test_the_server_of_the_lease_is_asked_however_it_was_named(server: ServerProcess) -> None:

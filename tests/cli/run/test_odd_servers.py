@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.own_process import gpu_pool
-from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen, lease
+from tests.cli.own_process import gpu_pool, start_gpu_pool
+from tests.client.foreign_servers import Behaviour, ForeignServer, ScriptedLeases, Seen, lease, not_found, saying
 
 
 async def dripping(_: Seen, writer: asyncio.StreamWriter) -> None:
@@ -41,8 +41,50 @@ def test_without_a_usable_grant_the_command_does_not_start(env: dict[str, str]) 
         done = gpu_pool("run", "--", "echo", "ran", server=server.url)
         assert (done.code, done.out) == (125, "")
         assert "CUDA_VISIBLE_DEVICES" in done.err
+        assert done.err.count("its grant is not used") == 1
         assert "Traceback" not in done.err
         assert {seen.lease_id for seen in server.asked("PUT")} == set(scripted.deleted)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        (saying(401, b'{"detail": "Log in first."}'), "Log in first (status 401)"),
+        (not_found, "Not Found (status 404)"),
+        (saying(200, b'{"hello": 1}'), "its answer shows no GPUs; is this a GPU statistics server (status 200)"),
+    ],
+)
+def test_what_can_never_grant_is_not_waited_for(behaviour: Behaviour, words: str) -> None:
+    with ForeignServer(behaviour) as server:
+        done = gpu_pool("run", "--", "true", server=server.url)
+    assert done.code == 125
+    assert "no GPU server can be used" in done.err
+    assert words in done.err
+    assert "Start one" not in done.err
+
+
+def test_a_request_that_is_redirected_is_refused_with_the_cause() -> None:
+    async def elsewhere(_: Seen) -> tuple[int, Any]:
+        return 307, {}
+
+    with ForeignServer(ScriptedLeases(put=elsewhere).behaviour()) as server:
+        done = gpu_pool("run", "--", "true", server=server.url)
+    assert done.code == 125
+    assert "it redirects (status 307)" in done.err
+
+
+def test_what_fails_again_and_again_is_told_and_named_when_the_time_is_over() -> None:
+    async def odd(_: Seen) -> tuple[int, Any]:
+        return 201, [1]
+
+    with ForeignServer(ScriptedLeases(put=odd).behaviour()) as server:
+        with start_gpu_pool("run", "--", "true", server=server.url) as waiting:
+            assert waiting.stderr is not None
+            assert "has failed this request 2 times: its answer is not a lease" in waiting.stderr.readline()
+            waiting.terminate()
+        done = gpu_pool("run", "--timeout", "0s", "--", "true", server=server.url)
+    assert done.code == 124
+    assert "no GPU within --timeout: 127.0.0.1: its answer is not a lease" in done.err
 
 
 def test_only_the_variables_of_cuda_reach_the_command() -> None:

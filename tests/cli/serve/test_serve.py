@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,23 @@ def test_a_settings_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, m
         settings_of({"port": 0}, FLAGS)
 
     assert failure.value.code == 2
+
+
+def test_another_projects_file_and_the_host_of_tcsh_configure_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".env").write_text("DATABASE_URL=postgres://x\nCUDA_VISIBLE_DEVICES=1\nPORT=5000\n")
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"HOST": socket.gethostname(), "HOSTTYPE": "x86_64-linux", "MACHTYPE": "x86_64"}.items():
+        monkeypatch.setenv(name, value)
+
+    settings = settings_of({"gpu_pool_node": "box"}, FLAGS)
+
+    assert (settings.host, settings.port, settings.cuda_visible_devices) == ("0.0.0.0", 8000, None)  # noqa: S104
+    assert (
+        "another project's, as it has DATABASE_URL; it is left out, with its CUDA_VISIBLE_DEVICES, PORT" in caplog.text
+    )
+    assert "was set by tcsh and is left out" in caplog.text
 
 
 def test_a_file_of_bad_tokens_is_refused_without_showing_them(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, Naming, PoolReport
+from gpu_worker_pool.cli.pools.naming import Naming
+from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport
 from gpu_worker_pool.cli.table import Column, lay_out
 from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState, without_twins
 from gpu_worker_pool.cli.top.keys import DOWN, PAGE_UP, TAB, keys_in
@@ -353,6 +354,12 @@ def test_without_a_terminal_it_is_printed_once_with_servers_that_are_down_or_tal
     assert f"{odd}  2 GPUs" in done.out
     assert f"{gone}  no answer: " in done.out
     assert done.out.count("A100-SXM4-80GB free") == 4
+
+
+def test_a_width_that_is_asked_for_holds_in_a_pipe_too(pool: ServerProcess) -> None:
+    wide, narrow = (called("top", "--once", server=pool, env=env).out for env in ({}, {"COLUMNS": "80"}))
+    assert max(map(len, wide.splitlines())) > 80
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_json_is_one_object_a_line_and_a_pool_of_the_dead_is_a_failure(pool: ServerProcess) -> None:

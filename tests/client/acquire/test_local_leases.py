@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool import GPUWorkerPool, StaleAssignmentError
+from gpu_worker_pool import GPUWorkerPool, RequestRefusedError, StaleAssignmentError
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon
@@ -71,6 +71,19 @@ async def test_a_release_by_another_caller_is_told_with_its_name_and_words(serve
         assert told == [assignment]
         with pytest.raises(StaleAssignmentError, match=f"released by {user_name()}: the demo"):
             await client.release_gpu(assignment)
+
+
+async def test_a_request_that_another_caller_ends_is_said_to_have_waited(server: ServerProcess) -> None:
+    async with client_of(server) as client:
+        await client.request_gpu(timeout=30, gpus=4)
+        waiting = asyncio.create_task(client.request_gpu(timeout=30))
+        await soon(lambda: len(lease_ids(server)) == 2, "it waits")
+        (lease_id,) = (lease["id"] for lease in server.json("/pool")["queue"])
+        server.ask(f"/leases/{lease_id}?reason=cleanup", "DELETE")
+        with pytest.raises(RequestRefusedError) as caught:
+            await waiting
+    assert "the request was ended while it waited" in str(caught.value)
+    assert f"it was taken out of the queue by {user_name()}: cleanup; request again" in str(caught.value)
 
 
 HOLDER = """

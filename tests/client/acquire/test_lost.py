@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import GPUContextManager, StaleAssignmentError
+from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
@@ -96,10 +97,10 @@ async def test_it_is_lost_one_heartbeat_before_the_server_would_end_it(
     await nothing_left(server)
 
 
-async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_not_from_its_answer(
+async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_held_and_not_from_its_answer(
     server: ServerProcess, wire: Wire
 ) -> None:
-    """An answer that takes as long as a heartbeat says that the lease was alive then, and not that it is now."""
+    """The server says how long it held the heartbeat before it renewed; how long the network took, nobody can say."""
     async with client_of(wire, endpoint_timeout=5) as client:
         assignment = await client.request_gpu(timeout=30)
         await renewed(wire, assignment)
@@ -111,7 +112,9 @@ async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_not_from_its_
         ends_at = assignment.lost.ends_at  # type: ignore[union-attr]
         await soon(lambda: assignment.lost.ends_at != ends_at, "it was answered")  # type: ignore[union-attr]
         assert boot_time() - sent_at > BEAT_S * 0.5
-        assert assignment.lost.ends_at - sent_at == pytest.approx(TTL_S - BEAT_S, abs=0.2)  # type: ignore[union-attr]
+        safe_s = assignment.lost.ends_at - sent_at  # type: ignore[union-attr]
+        held_s = TTL_S / HOLDS_PER_TTL  # or less, after a call that took long
+        assert TTL_S - BEAT_S - 0.2 < safe_s < held_s + TTL_S - BEAT_S + 0.2
 
 
 async def test_a_heartbeat_that_hangs_after_one_that_failed_does_not_delay_the_loss(

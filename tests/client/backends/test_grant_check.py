@@ -22,8 +22,10 @@ GPUS = [{"node": "box", "gpu_id": index, "uuid": f"GPU-{index}abc", "name": "A10
 MIG = {"node": "box", "gpu_id": 101, "uuid": "MIG-77", "name": "A100 MIG"}
 
 
-def checked(env: Mapping[str, Any], gpus: list[Any] = GPUS[:1], wishes: Wishes | None = None) -> dict[str, str]:
-    data = {"id": "x", "state": "active", "gpus": gpus, "env": env}
+def checked(
+    env: Mapping[str, Any], gpus: list[Any] = GPUS[:1], wishes: Wishes | None = None, **more: object
+) -> dict[str, str]:
+    data = {"id": "x", "state": "active", "gpus": gpus, "env": env, **more}
     found = read(LeaseView, data)
     assert found is not None
     return check_grant(found, data, wishes or Wishes(gpus=len(gpus)))[1]
@@ -45,6 +47,14 @@ def test_the_gpus_of_the_grant_are_shown_and_nothing_else_is_set(gpus: list[Any]
     assert checked(sent, gpus) == {**ORDER, "CUDA_VISIBLE_DEVICES": visible}
     del sent["CUDA_DEVICE_ORDER"]
     assert checked(sent, gpus) == {**ORDER, "CUDA_VISIBLE_DEVICES": visible}
+
+
+@pytest.mark.parametrize("fence", ["7", "seven", 0, -1, 1.5, [7], {}, True])
+def test_a_grant_whose_fence_is_not_a_number_from_one_on_is_not_believed(fence: object) -> None:
+    visible = {**ORDER, "CUDA_VISIBLE_DEVICES": "0"}
+    with pytest.raises(UnbelievableGrant, match="fence"):
+        checked(visible, fence=fence)
+    assert checked(visible, fence=7) == checked(visible, fence=None) == checked(visible)
 
 
 @pytest.mark.parametrize("visible", [None, "", "1", "0,1", "0,0", "-1", "0\0", "0\n", "0 ", "GPU-", "GPU-0", "all", 0])

@@ -50,6 +50,13 @@ def test_an_hour_on_two_gpus_is_two_gpu_hours_and_what_lies_outside_the_span_is_
     assert count([ended, running, gone], 600, 700).by_owner == {}
 
 
+def test_leases_that_the_pool_ended_within_the_span_are_counted_by_why() -> None:
+    held = LeaseTimes("ada", 1, False, 100.0, 200.0, 500.0)
+    reasons = ("time_limit", "time_limit", "preempted", "idle", "released")
+    usage = count([held._replace(end_reason=reason) for reason in reasons]).by_owner["ada"]
+    assert (usage.time_limit_ends, usage.preempted_ends, usage.idle_ends) == (2, 1, 1)
+
+
 @pytest.mark.parametrize(
     "lease",
     [

@@ -199,8 +199,8 @@ def test_a_pattern_does_not_fit_a_name(pattern: str, name: str) -> None:
     [
         (Wishes(), "1 GPU"),
         (Wishes(gpus=4), "4 GPUs on one node"),
-        (Wishes(memory_mb=8000), "1 GPU with 8000 MB each"),
-        (Wishes(memory_mb=12 * 1024**2), "1 GPU with 12288 GB each"),
+        (Wishes(memory_mb=8000), "1 GPU with 8000 MB"),
+        (Wishes(memory_mb=12 * 1024**2), "1 GPU with 12288 GB"),
         (Wishes(gpus=2, memory_mb=8000, model="A100"), "2 GPUs on one node with 8000 MB each of model A100"),
     ],
 )

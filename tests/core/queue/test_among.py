@@ -137,7 +137,7 @@ def test_only_those_are_granted_and_one_waits_for_those_only() -> None:
     assert {*box.gpus_of("a"), *box.gpus_of("b")} == {key(1), key(3)}
     assert box.stage("c") == "queued"
     assert str(box.explain("c")) == (
-        "Position 1 of 1, waiting for 1 GPU among 1, 3: 2 not among the GPUs asked for: 1, 3; 2 leased by a, b"
+        "Position 1 of 1, waiting for 1 GPU among 1, 3: 2 leased by a, b; 2 not among the GPUs asked for: 1, 3"
     )
     freed = box.gpus_of("b")
     box.release("b")

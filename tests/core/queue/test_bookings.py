@@ -148,3 +148,17 @@ def test_a_restart_and_a_reboot_leave_bookings_as_they_were() -> None:
 
     assert (box.stage("waits"), box.stage("short")) == ("queued", "active")
     assert replace(before["course"]) == box.state.bookings["course"]
+
+
+def test_a_booking_can_be_widened_and_keeps_its_gpus_when_it_is_moved() -> None:
+    box = box_of(2)
+    book(box)
+
+    assert book(box) == [], "asked again"
+    book(box, number=2)
+    assert box.state.bookings["course"].gpus == (key(0), key(1))
+
+    book(box, number=2, hours=3)
+    assert box.state.bookings["course"].ends_at == NOON + WALL_OFFSET_S + 3 * HOUR_S
+    assert isinstance(book(box, number=3)[0], ev.BookingRefused)
+    assert len(box.state.bookings["course"].gpus) == 2

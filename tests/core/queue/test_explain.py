@@ -103,6 +103,14 @@ def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:
     assert box.explain("b").verdicts[0].verdict == HeldForAnother("alone", "alone", date)
 
 
+def test_gpus_for_which_waiting_is_of_no_use_are_named_last() -> None:
+    box = Box(reading(0, name="A100"), reading(1, name="T4"))
+    box.ask("a", model="T4")
+    box.ask("b", model="T4")
+
+    assert str(box.explain("b")).endswith("of model T4: 1 leased by a; 1 A100, not T4")
+
+
 def test_what_a_waiter_holds_itself_is_available_to_it() -> None:
     box = Box(reading(0), reading(1))
     box.ask("a")

@@ -147,14 +147,14 @@ def test_what_could_be_served_were_all_free_is_queued() -> None:
         (
             {"memory_mb": 12 * 1024.0**2},
             (
-                "1 GPU with 12288 GB each was asked for; the largest GPU here has 78.1 GB, of which 62.5 GB can be granted "
+                "1 GPU with 12288 GB was asked for; the largest GPU here has 78.1 GB, of which 62.5 GB can be granted "
                 "(memory threshold 80 %)"
             ),
         ),
         (
             {"memory_mb": 20_480, "model": "T4"},
             (
-                "1 GPU with 20 GB each of model T4 was asked for; the largest such GPU here has 15.6 GB, of which 12.5 GB can "
+                "1 GPU with 20 GB of model T4 was asked for; the largest such GPU here has 15.6 GB, of which 12.5 GB can "
                 "be granted (memory threshold 80 %)"
             ),
         ),

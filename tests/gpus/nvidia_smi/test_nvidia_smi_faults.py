@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 
 import pytest
@@ -13,6 +15,7 @@ from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
 from gpu_worker_pool.gpus.probe import ProbeUnavailable
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi
 from tests.gpus.nvidia_smi.rows import PATIENCE_S, ROW_A
+from tests.other_user import ALICE, python_as
 from tests.processes import has_ended
 
 # --- no answer -----------------------------------------------------------------------------------------------------
@@ -129,6 +132,16 @@ def test_without_nvidia_smi_it_says_what_to_do(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProbeUnavailable, match="nvidia-smi was not found on the PATH: install the NVIDIA driver"):
         NvidiaSmiProbe("box")
+
+
+def test_a_folder_on_the_path_that_the_user_may_not_enter_is_passed_over() -> None:
+    code = "from gpu_worker_pool.gpus.choose import choose_probe\nchoose_probe('box', None)"
+    with TemporaryDirectory(prefix="gpu-pool-") as locked:
+        env = {**os.environ, "PATH": locked, "LD_LIBRARY_PATH": ""}
+        command = python_as(ALICE, "-c", code)
+        tried = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/")
+    assert "ProbeUnavailable" in tried.stderr
+    assert "nvidia-smi was not found on the PATH" in tried.stderr
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_a_journal_from_before_accounting_tells_what_it_can(path: Path, first: i
         connection.execute("UPDATE ended_lease SET position = position + 100")
         connection.execute("UPDATE ended_lease SET position = position - 101 + ?", (first,))
         connection.execute("DROP TABLE accounting")
+        connection.execute("DROP TABLE identity")
         connection.execute("PRAGMA user_version = 1")
         connection.commit()
     SqliteJournal(path).close()

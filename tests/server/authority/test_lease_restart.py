@@ -346,6 +346,19 @@ def test_a_lease_that_could_not_be_written_is_not_renewed(server: ServerProcess)
         assert answer.status == 503 or answer.json["renewed"] == [], answer
 
 
+def test_a_lease_whose_caller_was_told_503_and_does_not_ask_again_ends(server: ServerProcess) -> None:
+    """The server's own process would hold it for ever: only the 503 ends it."""
+    new = new_id()
+    with full_disk(server):
+        answer = put(server, new, ttl_s=0.2, pid=server.pid, host=socket.gethostname())
+        assert_problem(answer, 503, "may still be written", "same id", "not asked for again ends")
+    eventually(lambda: server.json("/pool")["can_grant"], "it is written after all")
+    eventually(lambda: new not in held(server), "it ends by itself")
+    ended = get(server, new)
+    assert (ended["end_reason"], ended["ended_by"]) == ("released", "the server")
+    assert "503" in ended["end_note"]
+
+
 def test_a_lease_that_could_not_be_written_is_shown_nowhere(server: ServerProcess) -> None:
     new = new_id()
     with full_disk(server):

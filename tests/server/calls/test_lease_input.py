@@ -149,6 +149,10 @@ BAD_FORMS: list[tuple[str, str]] = [
     ('{"owner": "a\\nb"}', "owner"),
     ('{"owner": "\\u202egnp.exe"}', "owner"),
     ('{"owner": "\\ud800"}', "owner"),
+    # Not on every terminal, so two owners could look like one: a wide blank, one for private use, one not assigned.
+    ('{"owner": "a\\u2003b"}', "owner"),
+    ('{"owner": "a\\ue000b"}', "owner"),
+    ('{"owner": "a\\u0378b"}', "owner"),
     ('{"worker_id": ["x"]}', "text"),
     ('{"host": {}}', "text"),
     ('{"pid": 0}', "pid"),

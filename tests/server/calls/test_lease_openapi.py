@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import schemathesis
@@ -20,6 +21,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import PROBLEM, wait_until_free
 
 KNOWN = ("held", "waiting", "ended")
+PATHS = ("/leases", "/pool", "/usage", "/timeline", "/peers", "/quotas", "/bookings", "/admin")
 # So that no example waits for minutes; that waiting ends in time is tested elsewhere.
 LONGEST_WAIT_S = 0.02
 
@@ -36,7 +38,7 @@ def test_the_lease_calls_keep_to_their_description(server: ServerProcess) -> Non
     for found in schema.get_all_operations():
         assert isinstance(found, Ok)
         operation = found.ok()
-        if not operation.path.startswith(("/leases", "/pool", "/usage", "/timeline", "/peers", "/admin")):
+        if not operation.path.startswith(PATHS):
             continue
         prepare(server)
 
@@ -44,14 +46,14 @@ def test_the_lease_calls_keep_to_their_description(server: ServerProcess) -> Non
         @given(case=operation.as_strategy(), lease_id=st.sampled_from([None, *KNOWN]))
         def call(case: schemathesis.Case[Any], lease_id: str | None) -> None:
             shorten(case)
-            if lease_id is not None and "lease_id" in case.path_parameters:
-                case.path_parameters["lease_id"] = lease_id
+            for name in {"lease_id", "booking_id", "owner"} & case.path_parameters.keys() if lease_id else ():
+                case.path_parameters[name] = lease_id
             # 1,000 GPUs are well described and still too many; the types of content are held against the document below.
             case.call_and_validate(timeout=10, excluded_checks=[positive_data_acceptance, content_type_conformance])
 
         call()
         calls.append((operation.method, operation.path))
-    assert len(calls) == 14, calls
+    assert len(calls) == 20, calls
     assert server.json("/health")["status"] == "healthy"
 
 
@@ -76,10 +78,15 @@ def prepare(server: ServerProcess) -> None:
         server.ask(f"/leases/{lease['id']}", "DELETE")
     for gpu in ("0", "1"):
         server.ask(f"/admin/gpus/{gpu}/undrain", "POST")
+    for kind, name in (("bookings", "id"), ("quotas", "owner")):
+        for plan in server.json(f"/{kind}")[kind]:
+            server.ask(f"/{kind}/{quote(plan[name], safe='')}", "DELETE")
     wait_until_free(server)
     for lease_id in KNOWN:
         server.ask(f"/leases/{lease_id}", "PUT", body={"gpus": 2})
     server.ask("/leases/ended", "DELETE")
+    server.ask("/bookings/held", "PUT", body={"starts_at": "2999-01-01", "ends_at": "2999-01-02"})
+    server.ask("/quotas/held", "PUT", body={"gpus": 2})
 
 
 def shorten(case: schemathesis.Case[Any]) -> None:

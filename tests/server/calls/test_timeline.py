@@ -163,6 +163,7 @@ def test_the_last_hours_are_shown_with_what_is_held_now(server: ServerProcess, b
         "until": iso_time(began_at - 5 * HOUR_S),
         "end_reason": "expired",
         "is_shared": False,
+        "ended_by": None,
     }
     assert by_gpu(server.json("/timeline?hours=1.5")) == {"GPU-0": ["late"]}
     assert by_gpu(server.json("/timeline?hours=168"))["GPU-0"] == ["early", "long-ago", "late"]

@@ -34,6 +34,9 @@ NOTHING = {
     "wait_hours": 0.0,
     "unknown_leases": 0,
     "unknown_waits": 0,
+    "time_limit_ends": 0,
+    "preempted_ends": 0,
+    "idle_ends": 0,
 }
 PAST = (
     past("ada", 2, 0, 1, 4),
@@ -88,6 +91,9 @@ def test_the_past_is_added_up_by_owner(server: ServerProcess) -> None:
         "wait_hours": 1.5,
         "unknown_leases": 1,
         "unknown_waits": 1,
+        "time_limit_ends": 0,
+        "preempted_ends": 0,
+        "idle_ends": 0,
     }
 
 
@@ -164,7 +170,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
 
     def release_meanwhile() -> Accounts:
         """In the thread that reads, when all that is live has been looked at."""
-        asyncio.run_coroutine_threadsafe(pool.release("a"), loop).result()
+        asyncio.run_coroutine_threadsafe(pool.release("a", caller="ada"), loop).result()
         assert isinstance(pool.state.leases["a"], DrainingLease)
         return Accounts(journal_path(settings))
 
@@ -179,7 +185,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
         await ask(lambda: Accounts(journal_path(settings)))
     assert caught.value.status == 503
     async with app.running():
-        await pool.request("a", Request(holder=Holder(owner="ada")), is_known=False, is_loopback=False)
+        await pool.request("a", Request(holder=Holder(owner="ada")), caller="ada", is_known=False, is_loopback=False)
         assert await ask(release_meanwhile) == {"leases": 1, "running": 1}
         assert isinstance(pool.state.leases["a"], DrainingLease)
         assert await ask(lambda: Accounts(journal_path(settings))) == {"leases": 1}

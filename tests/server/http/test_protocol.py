@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 from gpu_worker_pool.server.http.protocol import BoundedProtocol
 from gpu_worker_pool.testing import ServerProcess
+from tests.server.leasing import eventually, queue, release, take
 
 SOON_S = 30.0
 
@@ -128,3 +129,19 @@ async def test_a_caller_that_takes_nothing_of_its_answer_is_cut_off() -> None:
         async with asyncio.timeout(SOON_S):
             await was_cut_off.wait()
     listening.close()
+
+
+def test_a_caller_that_sent_several_calls_at_once_and_left_is_noticed(server: ServerProcess) -> None:
+    def waiting() -> str:
+        lines = server.ask("/metrics").body.decode().splitlines()
+        return next(line for line in lines if line.startswith("gpupool_waiting_connections"))
+
+    holder, waiter = take(server, gpus=4)["id"], queue(server)["id"]
+    call = f"GET /leases/{waiter}?wait_s=25 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with connect(server) as caller:
+        caller.sendall(2 * call + 2 * b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        eventually(lambda: waiting().endswith(" 1.0"), "it waits")
+    eventually(lambda: waiting().endswith(" 0.0"), "it has left")
+    for lease in (waiter, holder):
+        release(server, lease)
+    assert "Traceback" not in (server.folder / "log").read_text(encoding="utf-8")

@@ -178,7 +178,7 @@ _VARYING = re.compile(
     rf'|"(?P<time_key>{_TIME_KEYS})":"(?P<time>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{3}}Z)"'
     r'|"timestamp":"(?P<local>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})"'
     rf'|"(?P<key>{_MEASURED_KEYS})":(?P<open>\[?)(?P<number>\d+(?P<fraction>\.\d+(e-?\d+)?|e-\d+)?)(?P<close>\]?)'
-    r'|"(?P<id_key>server_id|machine)":"[0-9a-f]{16}"'
+    r'|"(?P<id_key>server_id|pool_id|machine)":"[0-9a-f]{16}"'
     r'|"port":(?P<port>\d+)'
     r'|"version":"(?P<version>[^"]+)"\}$'
     r"|(?P<room>\d+) MB of (?P<limit>\d+) MB left"

@@ -78,7 +78,8 @@ SELECT complete_since FROM accounting;
 -- by the index on ended_at. If a clock was set, any of the three times may be the first. Unknown end times are included.
 -- Leases inside another lease are left out here and below: they are part of that one. A text in JSON cannot contain
 -- the key with its quotes, so its presence in the body tells.
-SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at FROM ended_lease
+SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at, reason
+FROM ended_lease
 WHERE (ended_at >= ? AND (ended_at < ? OR requested_at < ? OR granted_at < ?) OR ended_at IS NULL)
     AND instr(body, '"parent":') = 0;
 
@@ -95,3 +96,10 @@ SELECT lease_id FROM ended_lease
 WHERE (ended_at >= ? OR ended_at IS NULL) AND gpu_count > 0
     AND NOT coalesce(ended_at <= ? AND granted_at BETWEEN 0 AND ended_at, 0)
     AND instr(body, '"parent":') = 0;
+
+-- name: read_pool_id
+SELECT pool_id FROM identity;
+
+-- name: keep_pool_id
+-- For the file that replaces a damaged one: its leases are the same.
+UPDATE identity SET pool_id = ?;

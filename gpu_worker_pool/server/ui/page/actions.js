@@ -196,6 +196,16 @@ export class Actions {
     });
   }
 
+  cancelDrain(gpu) {
+    this.#confirm({
+      title: `Cancel the planned drain of ${gpuName(gpu)}?`,
+      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) stays in service.`],
+      yes: "Cancel the drain",
+      done: () => `No drain of ${gpuName(gpu)} is planned.`,
+      call: () => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/undrain`, { method: "POST" }),
+    });
+  }
+
   #confirm(planned) {
     this.#planned = planned;
     text(byId("confirm-title"), planned.title);

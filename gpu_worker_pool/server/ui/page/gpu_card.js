@@ -4,6 +4,7 @@ import { Curve } from "./curve.js";
 import { attribute, el, KeyedChildren, show, text } from "./dom.js";
 import { Meter } from "./meter.js";
 import { leasesOn } from "./pool.js";
+import { isDrain, plansOf, termsOf } from "./terms.js";
 import { clock, details, duration, END_REASONS, gpuName, holderName, memory, otherLabels, percent, power, stateWord, temperature } from "./words.js";
 
 // Less memory than this without a process belongs to the driver.
@@ -21,10 +22,12 @@ export class GpuCard {
   #temperature = el("dd");
   #power = el("dd");
   #holders = el("ul", { class: "holders", "aria-label": "Holders" });
+  #plans = el("ul", { class: "outside", "aria-label": "Plans" });
   #outside = el("ul", { class: "outside" });
   #drain = el("button", { type: "button" });
   #buttons = el("p", { class: "buttons", hidden: "" }, this.#drain);
   #holderParts;
+  #planParts;
   #outsideParts;
   #shown = null;
 
@@ -40,20 +43,24 @@ export class GpuCard {
       this.#curve.node,
       el("dl", { class: "facts" }, el("div", {}, el("dt", {}, "Temperature"), this.#temperature), el("div", {}, el("dt", {}, "Power"), this.#power)),
       this.#holders,
+      this.#plans,
       this.#outside,
       this.#buttons,
     );
     this.#holderParts = new KeyedChildren(this.#holders, () => new Holder(actions));
+    this.#planParts = new KeyedChildren(this.#plans, () => new Line());
     this.#outsideParts = new KeyedChildren(this.#outside, () => new Line());
     this.#drain.addEventListener("click", () => {
-      const { gpu, pool } = this.#shown;
+      const { gpu, pool, isPlanned } = this.#shown;
       if (gpu.isOutOfService) actions.undrain(gpu);
+      else if (isPlanned) actions.cancelDrain(gpu);
       else actions.drain(gpu, pool);
     });
   }
 
   update(gpu, pool, readings, clocks, access) {
-    this.#shown = { gpu, pool };
+    const isPlanned = pool.bookings.some((booking) => isDrain(booking) && booking.gpus.includes(gpu.uuid));
+    this.#shown = { gpu, pool, isPlanned };
     attribute(this.node, "data-state", gpu.state);
     text(this.#title, gpuName(gpu));
     text(this.#name, gpu.name ?? "model unknown");
@@ -76,12 +83,16 @@ export class GpuCard {
     show(this.#holders, holders.length > 0);
     this.#holderParts.arrange(holders.map(({ lease }) => lease.id)).forEach((part, i) => part.update(holders[i], pool, clocks, access));
 
+    const plans = plansOf(gpu, pool, clocks);
+    show(this.#plans, plans.length > 0);
+    this.#planParts.arrange(plans.map((_, i) => i)).forEach((part, i) => part.update(plans[i]));
+
     const lines = outsideLines(gpu);
     show(this.#outside, lines.length > 0);
     this.#outsideParts.arrange(lines.map((_, i) => i)).forEach((part, i) => part.update(lines[i]));
 
     show(this.#buttons, access.isAdmin);
-    text(this.#drain, gpu.isOutOfService ? "Put back into service" : "Drain");
+    text(this.#drain, gpu.isOutOfService ? "Put back into service" : isPlanned ? "Cancel planned drain" : "Drain");
     attribute(this.#drain, "aria-label", `${this.#drain.textContent} ${gpuName(gpu)}`);
   }
 }
@@ -100,6 +111,7 @@ class Holder {
   #who = el("bdi");
   #details = el("bdi", { class: "details" });
   #times = el("span", { class: "times" });
+  #terms = el("span", { class: "times" });
   #labels = el("bdi", { class: "labels" });
   #release = el("button", { type: "button" }, "Release");
   #revoke = el("button", { type: "button" }, "Revoke");
@@ -107,7 +119,7 @@ class Holder {
   #inside = el("ul", { class: "inside", hidden: "" });
   #insideParts;
   #shown = null;
-  node = el("li", {}, this.#mark, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#labels, this.#buttons, this.#inside);
+  node = el("li", {}, this.#mark, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#terms, this.#labels, this.#buttons, this.#inside);
 
   constructor(actions) {
     this.#insideParts = new KeyedChildren(this.#inside, () => new Holder(actions));
@@ -121,6 +133,8 @@ class Holder {
     text(this.#who, holderName(lease));
     text(this.#details, details(lease));
     text(this.#times, timesOf(lease, clocks));
+    text(this.#terms, lease.state === "active" ? termsOf(lease, clocks) : "");
+    attribute(this.#terms, "data-kind", lease.warning === null ? null : "warned");
     text(this.#labels, otherLabels(lease.labels));
     const isLive = lease.state === "active";
     show(this.#buttons, isLive && access.mayRelease(lease));

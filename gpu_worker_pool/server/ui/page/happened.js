@@ -1,6 +1,7 @@
 // The last events, as sentences.
 
 import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
+import { warningWord } from "./terms.js";
 import { clock, details, END_REASONS, gpuNames, holderName, parseTime } from "./words.js";
 
 export class Happened {
@@ -42,6 +43,8 @@ function sentence(event) {
       return `${holderName(event)} waits${inside}`;
     case "granted":
       return `${holderName(event)} ${has} ${gpus}${inside}`;
+    case "warned":
+      return event.reason === null ? `${holderName(event)} may keep ${gpus}: its warning is withdrawn` : `${holderName(event)} is about to lose ${gpus}: ${warningWord(event.reason)}`;
     case "ended":
       return event.gpus.length === 0
         ? `${holderName(event)} no longer waits${inside}: ${endOf(event)}`

@@ -9,6 +9,7 @@ import { Live } from "./live.js";
 import { nowMs, serverTimeAgeS, setNow } from "./now.js";
 import { readPool } from "./pool.js";
 import { Queue } from "./queue.js";
+import { Quotas } from "./quotas.js";
 import { Timeline } from "./timeline.js";
 import { Usage } from "./usage.js";
 import { clock, duration, parseTime } from "./words.js";
@@ -16,6 +17,7 @@ import { clock, duration, parseTime } from "./words.js";
 const HISTORY_EVERY_MS = 30_000;
 const ACCOUNTS_EVERY_MS = 60_000;
 const ACCOUNTS_SOON_MS = 3000;
+const QUOTAS_EVERY_MS = 10_000;
 // Accounts may be slightly older than the time that they state.
 const ACCOUNTS_LAG_MS = 2000;
 const PEERS_EVERY_MS = 2000;
@@ -33,6 +35,7 @@ const queue = new Queue(actions);
 const happened = new Happened();
 const usage = new Usage();
 const timeline = new Timeline();
+const quotas = new Quotas();
 const notices = new KeyedChildren(byId("notices"), () => new Notice());
 
 let view = null;
@@ -52,6 +55,7 @@ const history = new Repeated("ui/data/history", HISTORY_EVERY_MS, (answer) => {
 });
 const usageToday = accounts("ui/data/usage", usage);
 const lastHours = accounts("ui/data/timeline?hours=6", timeline);
+const allQuotas = new Repeated("ui/data/quotas", QUOTAS_EVERY_MS, (answer) => quotas.update(answer), (error) => quotas.fail(error));
 const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (peersError = error.message));
 
 function accounts(path, shown) {
@@ -94,6 +98,7 @@ function repeatOthers() {
   if (document.hidden || live.state === "lost" || view === null) return;
   history.repeatIfDue();
   usageToday.repeatIfDue();
+  allQuotas.repeatIfDue();
   lastHours.repeatIfDue();
   if (view.has_peers) otherNodes.repeatIfDue();
 }

@@ -40,6 +40,8 @@ export function readPool(answer) {
     leases,
     inside,
     queue,
+    reservation: readReservation(pool.reservation),
+    bookings: objects(pool.bookings).map(readBooking),
     queueLength: Math.max(number(pool.queue_length) ?? 0, queue.length),
   };
 }
@@ -93,6 +95,24 @@ function readProcess(process) {
   };
 }
 
+const uuids = (gpus) => objects(gpus).map((gpu) => word(gpu.uuid));
+
+function readReservation(reservation) {
+  if (!isObject(reservation)) return null;
+  const { holder, gpus, starts_at, basis } = reservation;
+  return { holder: word(holder) ?? "unknown", gpus: uuids(gpus), starts_at: Date.parse(word(starts_at) ?? ""), basis: word(basis) };
+}
+
+function readBooking(booking) {
+  return {
+    gpus: uuids(booking.gpus),
+    owner: word(booking.owner),
+    starts_at: Date.parse(word(booking.starts_at) ?? ""),
+    ends_at: Date.parse(word(booking.ends_at) ?? ""),
+    reason: word(booking.reason) ?? "",
+  };
+}
+
 function readLease(lease) {
   const labels = isObject(lease.labels) ? lease.labels : {};
   return {
@@ -112,6 +132,14 @@ function readLease(lease) {
     granted_at: Date.parse(word(lease.granted_at) ?? ""),
     ended_at: Date.parse(word(lease.ended_at) ?? ""),
     expires_in_s: number(lease.expires_in_s),
+    time_limit_s: number(lease.time_limit_s),
+    preemptible: lease.preemptible === true,
+    ends_at: Date.parse(word(lease.ends_at) ?? ""),
+    warning: isObject(lease.warning) ? { reason: word(lease.warning.reason) ?? "unknown", ends_at: Date.parse(word(lease.warning.ends_at) ?? "") } : null,
+    idle_s: number(lease.idle_s),
+    expected_start_at: Date.parse(word(lease.expected_start_at) ?? ""),
+    expected_start_basis: word(lease.expected_start_basis),
+    expected_after: word(lease.expected_after),
     labels: Object.fromEntries(Object.entries(labels).filter(([, value]) => typeof value === "string")),
   };
 }

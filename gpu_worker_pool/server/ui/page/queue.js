@@ -1,6 +1,7 @@
 // The waiters in order, each with its reason.
 
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
+import { startOf, termsOf } from "./terms.js";
 import { clock, details, duration, holderName, otherLabels, parentName } from "./words.js";
 
 export class Queue {
@@ -55,13 +56,14 @@ class Waiter {
   #details = el("bdi", { class: "details" });
   #times = el("span", { class: "times" });
   #reason = el("p", { class: "reason" });
+  #start = el("p", { class: "start" });
   #release = el("button", { type: "button", hidden: "" }, "Take out");
   #shown = null;
   node = el(
     "li",
     {},
     this.#position,
-    el("div", { class: "body" }, el("p", {}, el("strong", {}, this.#who), " ", this.#details, " ", this.#times), this.#reason),
+    el("div", { class: "body" }, el("p", {}, el("strong", {}, this.#who), " ", this.#details, " ", this.#times), this.#reason, this.#start),
     this.#release,
   );
 
@@ -77,8 +79,12 @@ class Waiter {
     text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
     const where = lease.parent === null ? "waits" : `waits inside the lease of ${parentName(lease, pool)},`;
     const since = `${where} ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
-    text(this.#times, lease.priority ? `${since}, priority ${lease.priority}` : since);
+    const parts = [since, lease.priority ? `priority ${lease.priority}` : "", termsOf(lease, clocks)];
+    text(this.#times, parts.filter((part) => part !== "").join(", "));
     text(this.#reason, lease.reason ?? "reason unknown");
+    const start = startOf(lease, clocks);
+    show(this.#start, start !== "");
+    text(this.#start, start);
     show(this.#release, access.mayRelease(lease));
     attribute(this.#release, "aria-label", `Take out of the queue: ${holderName(lease)}, ${lease.id}`);
   }

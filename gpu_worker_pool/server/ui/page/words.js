@@ -88,6 +88,9 @@ export const END_REASONS = {
   cancelled: "left the queue",
   holder_died: "its process died",
   revoked: "revoked by the operator",
+  time_limit: "its time limit is over",
+  preempted: "preempted for another request",
+  idle: "its GPUs computed nothing",
 };
 
 export const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
+from gpu_worker_pool.wire.transport import Transport
 from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
 from tests.server.leasing import (
     LongPoll,
@@ -170,13 +175,26 @@ def test_a_request_may_have_thresholds_of_its_own(server: ServerProcess) -> None
 # --- signs of life ---------------------------------------------------------------------------------------------------
 
 
+async def test_the_ttl_of_a_holder_begins_when_the_server_answers_a_heartbeat_that_it_held(
+    server: ServerProcess,
+) -> None:
+    lease_id, config = take(server)["id"], ClientConfig.build(service_endpoint=server.url)
+    async with Transport() as transport:
+        (url,) = config.endpoints.values()
+        book = ServerLeases(Endpoint("box", url, transport, config))
+        sent_at = boot_time()
+        renewal = await book.renew([lease_id], wait_s=0.2)
+        assert renewal.renewed == {lease_id}
+        assert sent_at + 0.19 <= renewal.renewed_at <= boot_time()
+
+
 def test_renewing(server: ServerProcess) -> None:
     active = take(server, gpus=GPUS, ttl_s=20)["id"]
     waiting, cancelled = queue(server, ttl_s=15)["id"], queue(server)["id"]
     release(server, cancelled)
     answer = renew(server, active, waiting, cancelled, "never-heard-of", active)
 
-    assert answer.keys() == {"renewed", "lost"}
+    assert answer.keys() == {"renewed", "lost", "held_s", "pool_id"}
     assert [item["id"] for item in answer["renewed"]] == [active, waiting]
     for item, ttl_s in zip(answer["renewed"], (20, 15), strict=True):
         assert item.keys() == {"id", "expires_in_s", "warning"}

@@ -1,0 +1,30 @@
+"""How people call the GPUs of an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_worker_pool.wire.leases import GpuRef, ObstacleView
+from gpu_worker_pool.wire.pool import PoolGpu
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How people call the GPUs of an endpoint: `2`, or `server1:2` where there are several endpoints."""
+
+    endpoint: str
+    is_multi: bool
+
+    def id_of(self, gpu: GpuRef | PoolGpu | ObstacleView) -> str:
+        """The name of one GPU: its index, or its UUID where there is no index yet."""
+        local = gpu.uuid or "?" if gpu.gpu_id is None else str(gpu.gpu_id)
+        return f"{self.endpoint}:{local}" if self.is_multi else local
+
+    def as_json(self, gpu: GpuRef | PoolGpu | ObstacleView) -> dict[str, Any]:
+        return {"id": self.id_of(gpu), "gpu_id": gpu.gpu_id, "uuid": gpu.uuid or None, "name": gpu.name}
+
+
+def show_gpus(ids: Sequence[str]) -> str:
+    return f"GPU{'s' if len(ids) > 1 else ''} {', '.join(ids)}"

@@ -1,0 +1,310 @@
+"""`quota`, `reserve`, `reservations`, `drain --at`, `drain --wait` and `release --mine` at a real server with tokens."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+
+from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.moments import parse_moment, show_moment
+from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.testing import ServerProcess
+from tests.cli.in_process import called
+from tests.cli.own_process import GPU_POOL, Done, environment, start_gpu_pool
+from tests.cli.terminal import Terminal
+from tests.client.foreign_servers import Behaviour, ForeignServer, internal_error, not_found, statistics
+from tests.server.leasing import OFTEN, get, new_id, queue, release, release_all, take
+from tests.server.running import free_port
+
+ADA, ADMIN = "adas-secret", "admins-secret"
+AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ServerProcess]:
+    with ServerProcess({**OFTEN, "SIMULATED_GPUS": "2xT4", "GPU_POOL_TOKENS": f"ada:{ADA},admin:{ADMIN}"}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
+    """Without leases, quotas and bookings, and with all GPUs in service."""
+    yield running
+    for kind, name in (("quotas", "owner"), ("bookings", "id")):
+        for plan in running.json(f"/{kind}")[kind]:
+            running.ask(f"/{kind}/{plan[name]}", "DELETE", AS_ADMIN)
+    for gpu in ("0", "1"):
+        running.ask(f"/admin/gpus/{gpu}/undrain", "POST", AS_ADMIN)
+    release_all(running, AS_ADMIN)
+
+
+def as_ada(server: ServerProcess, *arguments: str) -> Done:
+    return called(*arguments, server=server, env={"GPU_POOL_TOKEN": ADA})
+
+
+# --- quota -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_is_set_listed_and_removed(server: ServerProcess) -> None:
+    take(server, owner="bob")
+    limits = ("--gpus", "2", "--ceiling", "4", "--weight", "1.5", "--max-priority", "5", "--max-time", "2h")
+    done = called("quota", "set", "bob", *limits, "--max-queued", "10", server=server)
+    assert done.code == 0, done.err
+    assert done.out == (
+        "bob at 127.0.0.1: 2 GPUs, never more than 4 GPUs, weight 1.5, priority at most 5, time limit at most 2h, "
+        "at most 10 waiting\n"
+    )
+    called("quota", "set", "*", "--gpus", "1", server=server)
+    take(server, owner="carol")
+
+    heading, *rows = [line.split() for line in called("quota", "list", server=server).out.splitlines()]
+    assert heading == ["OWNER", "GPUS", "CEILING", "WEIGHT", "HAS", "WAITS", "USED", "SHARE", "LIMITS"]
+    assert rows[0][:6] == ["*", "1", "-", "1", "-", "-"]
+    assert rows[1][:6] == ["bob", "2", "4", "1.5", "1", "0"]
+    assert " ".join(rows[1][8:]) == "priority 5, time 2h, 10 waiting"
+    assert rows[2][:6] == ["carol", "1", "-", "1", "1", "0"]
+
+    (at,) = called("quota", "list", "--json", server=server).json["endpoints"]
+    assert [(quota["owner"], quota["gpus"], quota["held_gpus"]) for quota in at["quotas"]] == [
+        ("*", 1, None),
+        ("bob", 2, 1.0),
+    ]
+    assert [other["owner"] for other in at["others"]] == ["carol"]
+    assert called("quota", "remove", "bob", server=server).out == "bob has no quota at 127.0.0.1\n"
+    again = called("quota", "remove", "bob", server=server)
+    assert (again.code, again.out) == (1, "")
+    assert "bob has no quota" in again.err
+
+
+def test_a_quota_is_set_at_all_servers_and_one_that_is_down_is_named(server: ServerProcess) -> None:
+    down = f"http://127.0.0.1:{free_port()}"
+    done = called("quota", "set", "bob", "--gpus", "2", "-e", f"{server.url},{down}")
+    assert done.code == 125
+    assert done.out.startswith(f"bob at 127.0.0.1-{server.port}: 2 GPUs")
+    assert "was not set at 127.0.0.1-" in done.err
+    assert [quota["owner"] for quota in server.json("/quotas")["quotas"]] == ["bob"]
+    both = called("quota", "list", "--json", "-e", f"{server.url},http://localhost:{server.port},{down}")
+    assert [(at["same_as"] is None, at["error"] is None) for at in both.json["endpoints"]] == [
+        (True, True),
+        (False, True),
+        (True, False),
+    ]
+    assert called("quota", "list", server=down).code == 125
+
+
+def test_a_quota_that_cannot_be_is_refused_and_only_admin_sets_one(server: ServerProcess) -> None:
+    empty = called("quota", "set", "bob", server=server)
+    assert (empty.code, "--gpus" in empty.err) == (2, True)
+    wrong = called("quota", "set", "bob", "--gpus", "4", "--ceiling", "2", server=server)
+    assert (wrong.code, "ceiling is 2" in wrong.err) == (1, True)
+    for words in (("set", "ada", "--gpus", "2"), ("remove", "ada")):
+        denied = as_ada(server, "quota", *words)
+        assert (denied.code, "GPU_POOL_TOKEN" in denied.err) == (1, True)
+    assert server.json("/quotas")["quotas"] == []
+    assert called("quota", "set", "bob", "--max-time", "soon", server=server).code == 2
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [(not_found, 125), (statistics(1), 125), (internal_error, 125)])
+def test_what_is_no_server_with_quotas_is_told_so(behaviour: Behaviour, code: int) -> None:
+    with ForeignServer(behaviour) as foreign:
+        done = called("quota", "set", "bob", "--gpus", "1", server=foreign.url)
+    assert (done.code, done.out) == (code, "")
+    assert "was not" in done.err
+
+
+# --- reserve ---------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_booked_listed_and_cancelled(server: ServerProcess) -> None:
+    booked = called(
+        *("reserve", "--at", "2099-12-01 09:00", "--for", "4h", "--gpus", "2", "--owner", "ada"),
+        *("--model", "T4", "--reason", "[b]a course", "--id", "course"),
+        server=server,
+    )
+    words = "booked for ada from 2099-12-01 09:00 until 2099-12-01 13:00: [b]a course"
+    assert (booked.code, booked.out) == (0, f"GPUs 0, 1 {words} (course)\n"), booked.err
+    (kept,) = server.json("/bookings")["bookings"]
+    local = datetime(2099, 12, 1, 9).astimezone()
+    assert datetime.fromisoformat(kept["starts_at"]) == local, "times are those of the caller's time zone"
+
+    until = called(
+        "reserve", "--at", "2099-12-02T09:00", "--until", "2099-12-02 10:00", "--gpu", "1", "--json", server=server
+    )
+    assert until.json["owner"] == user_name()
+    assert ([gpu["id"] for gpu in until.json["gpus"]], until.json["is_cancelled"]) == (["1"], False)
+    heading, *rows = called("reservations", server=server).out.splitlines()
+    assert heading.split() == ["ID", "GPUS", "FOR", "WHEN", "REASON", "BOOKED", "BY"]
+    assert [row.split()[0] for row in rows] == ["course", until.json["id"]]
+    assert "2099-12-01 09:00 until 2099-12-01 13:00" in rows[0]
+    status = called("status", server=server).out
+    assert f"GPUs 0, 1 {words}" in status.splitlines()
+    assert called("reservations", "--json", server=server).json["bookings"][0]["id"] == "course"
+
+    gone = called("reserve", "--cancel", "cour", server=server)
+    assert gone.out == f"cancelled: GPUs 0, 1 {words} (course)\n"
+    assert called("reserve", "--cancel", "course", server=server).code == 1
+    assert [booking["id"] for booking in server.json("/bookings")["bookings"]] == [until.json["id"]]
+
+
+def test_a_booking_with_a_known_id_is_the_same_or_changed(server: ServerProcess) -> None:
+    same = ("reserve", "--at", "2099-12-01 09:00", "--id", "course")
+    for more in (("--for", "1h"), ("--for", "1h"), ("--for", "2h", "--gpus", "2")):
+        assert called(*same, *more, server=server).code == 0
+    (kept,) = server.json("/bookings")["bookings"]
+    assert len(kept["gpus"]) == 2
+    assert datetime.fromisoformat(kept["ends_at"]) == datetime(2099, 12, 1, 11).astimezone()
+
+
+def test_a_second_server_books_what_the_first_one_cannot(server: ServerProcess) -> None:
+    with ServerProcess({"SIMULATED_GPUS": "3xT4"}) as wide:
+        down = f"http://127.0.0.1:{free_port()}"
+        done = called("reserve", "--for", "1h", "--gpus", "3", "-e", f"{down},{server.url},{wide.url}", "--json")
+        assert (done.code, done.json["endpoint"]) == (0, f"127.0.0.1-{wide.port}"), done.err
+        again = called(
+            *("reserve", "--for", "2h", "--gpus", "1", "--id", done.json["id"]),
+            "-e",
+            f"{server.url},{wide.url}",
+            "--json",
+        )
+        assert again.json["endpoint"] == done.json["endpoint"], "it is changed where it is known"
+        named = called(
+            "reserve", "--for", "1h", "--gpu", f"127.0.0.1-{server.port}:1", "-e", f"{wide.url},{server.url}"
+        )
+        assert named.out.startswith(f"GPU 127.0.0.1-{server.port}:1 booked")
+        listed = called("reservations", "-e", f"{server.url},{wide.url},{down}")
+        assert len(listed.out.splitlines()) == 3
+        assert "its bookings are not shown" in listed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--for", "1h", "--until", "13:00"), 2, "--for"),
+        (("--at", "09:00"), 2, "--until"),
+        (("--at", "tomorrow", "--for", "1h"), 2, "'tomorrow' is not a time"),
+        (("--at", "2020-01-01", "--for", "1h"), 2, "over before it begins"),
+        (("--at", "2099-01-02", "--until", "2099-01-01"), 2, "over before it begins"),
+        (("--for", "1h", "--gpus", "3"), 1, "no node has 3 GPUs"),
+        (("--for", "1h", "--gpu", "7"), 1, "nothing was booked"),
+        (("--for", "1h", "--cancel", "x"), 2, "--cancel"),
+        (("--cancel", "nothing"), 1, "no booking nothing"),
+        (("--for", "1h", "--id", "a b"), 1, "nothing was booked"),
+    ],
+)
+def test_what_cannot_be_booked_is_told_and_changes_nothing(
+    server: ServerProcess, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = called("reserve", *words, server=server)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert server.json("/bookings")["bookings"] == []
+    assert "nothing is booked" in called("reservations", server=server).err
+
+
+def test_a_user_books_within_its_quota_only(server: ServerProcess) -> None:
+    denied = as_ada(server, "reserve", "--for", "1h")
+    assert (denied.code, "ada has no quota" in denied.err) == (1, True)
+    called("quota", "set", "ada", "--gpus", "1", server=server)
+    assert as_ada(server, "reserve", "--for", "1h").out.startswith("GPU 0 booked for ada until")
+    assert as_ada(server, "reserve", "--for", "1h", "--owner", "bob").code == 1
+
+
+# --- drain -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_is_planned_shown_and_cancelled(server: ServerProcess) -> None:
+    done = called("drain", "--all", "--at", "2099-12-01 18:00", "--reason", "new fans", server=server)
+    assert done.out.splitlines() == [f"GPU {gpu}: out of service from 2099-12-01 18:00 on: new fans" for gpu in (0, 1)]
+    status = called("status", server=server)
+    assert "GPU 1 out of service from 2099-12-01 18:00 on: new fans" in status.out.splitlines()
+    (at,) = called("status", "--json", server=server).json["endpoints"]
+    assert [booking["owner"] for booking in at["bookings"]] == [None, None]
+    back = called("undrain", "0", "1", server=server)
+    assert back.out.splitlines()[0] == "GPU 0 is in service, and no drain of it is planned; it is free now"
+    assert server.json("/bookings")["bookings"] == []
+    assert called("drain", "0", "--at", "noon", server=server).code == 2
+
+
+def test_drain_waits_until_no_lease_is_left(server: ServerProcess) -> None:
+    lease = take(server, owner="bob", labels={"command": "train.py"})
+    gpu = str(lease["gpus"][0]["gpu_id"])
+    assert called("drain", str(1 - int(gpu)), "--wait", server=server).code == 0, "nobody has it"
+    with start_gpu_pool("drain", gpu, "--wait", server=server) as draining:
+        assert draining.stderr is not None
+        assert f"waiting: GPU {gpu} has bob, train.py, since " in draining.stderr.readline()
+        release(server, lease["id"])
+        assert draining.wait(timeout=30) == 0
+        assert f"no lease is left on GPU {gpu}" in draining.stderr.read()
+
+
+def test_ctrl_c_ends_the_waiting_only_and_undrain_ends_it_too(server: ServerProcess) -> None:
+    take(server, gpus=2)
+    with start_gpu_pool("drain", "--all", "--wait", server=server) as draining:
+        assert draining.stderr is not None
+        draining.stderr.readline()
+        draining.send_signal(signal.SIGINT)
+        assert draining.wait(timeout=30) == 130
+        said = draining.stderr.read()
+    assert "stay drained" in said
+    assert "Traceback" not in said
+    assert [gpu["is_out_of_service"] for gpu in server.json("/pool")["gpus"]] == [True, True]
+    with start_gpu_pool("drain", "0", "--wait", "--at", "2099-01-01", server=server) as planned:
+        assert planned.stderr is not None
+        planned.stderr.readline()
+        called("undrain", "0", server=server)
+        assert planned.wait(timeout=30) == 1
+        assert "GPU 0 is back in service" in planned.stderr.read()
+
+
+# --- release --mine --------------------------------------------------------------------------------------------------
+
+
+def test_release_mine_asks_and_releases_all_of_the_caller_and_nothing_else(server: ServerProcess) -> None:
+    mine, other, waiter = new_id("mine"), new_id("other"), new_id("waiter")
+    take(server, mine, labels={"command": "train.py"})
+    take(server, other, owner="bob")
+    queue(server, waiter)
+    unasked = called("release", "--mine", server=server)
+    assert (unasked.code, "--yes" in unasked.err) == (2, True)
+    with Terminal([*GPU_POOL, "release", "--mine"], environment(server)) as terminal:
+        asked = terminal.wait_for("Release 2 leases?")
+        assert f"{mine} holds GPU " in asked
+        assert f"{waiter} waits" in asked
+        terminal.type("n\n")
+        assert terminal.wait() == 0
+    assert get(server, mine)["state"] == "active"
+    done = called("release", "--mine", "--yes", server=server)
+    assert (done.code, len(done.out.splitlines())) == (0, 2), done.err
+    assert [get(server, id_)["end_reason"] for id_ in (mine, other, waiter)] == ["released", None, "cancelled"]
+    assert "has no leases" in called("release", "--mine", server=server).err
+    assert called("release", "--mine", other, server=server).code == 2
+    assert called("release", server=server).code == 2
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("2026-11-17 18:00", "18:00"),
+        ("18:00", "18:00"),
+        ("09:00", "Wed 09:00"),
+        ("2h", "14:00"),
+        ("1d12h", "Thu 00:00"),
+        ("2026-12-01", "2026-12-01 00:00"),
+    ],
+)
+def test_a_time_is_written_as_people_do(text: str, shown: str) -> None:
+    now = datetime(2026, 11, 17, 12).astimezone().timestamp()
+    assert show_moment(parse_moment(text, now, "--at"), now) == shown
+
+
+@pytest.mark.parametrize("text", ["", "noon", "2026", "99:00", "-2h", "2026-13-01", "7"])
+def test_what_is_no_time_is_told_so(text: str) -> None:
+    with pytest.raises(Failure, match="is not a time"):
+        parse_moment(text, time.time(), "--at")

@@ -1,0 +1,197 @@
+"""What is shown of a lease's terms: when it ends or starts, warnings, idle GPUs, reservations and bookings."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.pools.reading import read_pool
+from gpu_worker_pool.cli.pools.report import PoolReport
+from gpu_worker_pool.cli.pools.servers import ServerAnswer
+from gpu_worker_pool.cli.pools.terms import short_start, show_start, show_terms
+from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState
+from gpu_worker_pool.cli.top.view import draw_all
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.wire.leases import EndWarning, LeaseView
+
+NOON = datetime(2026, 11, 17, 12).astimezone()
+NOW = NOON.timestamp()
+
+
+def at(hours: float) -> str:
+    return (NOON + timedelta(hours=hours)).isoformat()
+
+
+ACTIVE = LeaseView(id="a", state="active")
+WAITING = LeaseView(id="w", state="queued", expected_start_at=at(2.5), expected_start_basis="declared")
+
+
+@pytest.mark.parametrize(
+    ("lease", "told"),
+    [
+        (ACTIVE, []),
+        (replace(ACTIVE, ends_at=at(2), time_limit_s=7200.0), ["ends 14:00"]),
+        (replace(ACTIVE, ends_at=at(48)), ["ends Thu 12:00"]),
+        (replace(ACTIVE, preemptible=True, idle_s=2700.0), ["preemptible", "idle 45m"]),
+        (
+            replace(
+                ACTIVE, ends_at=at(1), warning=EndWarning(reason=EndReason.TIME_LIMIT, ends_at=at(1), ends_in_s=40.5)
+            ),
+            ["ends in 40s: time limit"],
+        ),
+        (replace(ACTIVE, ends_at="soon"), ["ends an unknown time"]),
+        (replace(WAITING, time_limit_s=5400.0, preemptible=True), ["for 90m", "preemptible"]),
+        (replace(ACTIVE, state="ended", ends_at=at(2), preemptible=True), []),
+    ],
+)
+def test_the_terms_of_a_lease_are_told(lease: LeaseView, told: list[str]) -> None:
+    assert show_terms(lease, NOW) == told
+
+
+@pytest.mark.parametrize(
+    ("changed", "told", "in_short"),
+    [
+        ({}, "probably at 14:30", "14:30"),
+        ({"expected_after": "carol (train.py)"}, "probably at 14:30, if carol's job ends when it said", "14:30"),
+        (
+            {"expected_start_basis": "predicted", "expected_after": "carol"},
+            "about 14:30, judging by earlier jobs",
+            "~14:30",
+        ),
+        ({"expected_start_at": at(-1)}, "any moment now", "12:00"),
+        ({"expected_start_at": None, "expected_start_basis": "unknown"}, "", ""),
+        ({"expected_start_at": "later"}, "", ""),
+    ],
+)
+def test_a_waiter_is_told_when_and_why_then(changed: dict[str, Any], told: str, in_short: str) -> None:
+    lease = replace(WAITING, **changed)
+    assert (show_start(lease, NOW), short_start(lease, NOW)) == (told, in_short)
+
+
+def gpu(index: int, state: str, *leases: str) -> dict[str, Any]:
+    return {"gpu_id": index, "uuid": f"GPU-{index}", "name": "NVIDIA A100", "state": state, "leases": leases}
+
+
+def ref(index: int) -> dict[str, Any]:
+    return {"gpu_id": index, "uuid": f"GPU-{index}", "name": "NVIDIA A100"}
+
+
+def lease(id_: str, owner: str, command: str, **more: Any) -> dict[str, Any]:
+    active = {"state": "active", "granted_at": at(-1)}
+    return {"id": id_, "owner": owner, "labels": {"command": command}, **active, **more}
+
+
+POOL: dict[str, Any] = {
+    "gpus": [gpu(0, "leased", "one"), gpu(1, "leased", "two"), gpu(2, "free"), {**gpu(3, "held"), "reason": "kept"}],
+    "leases": [
+        lease("one", "carol", "train_the_large_model.py", ends_at=at(2.5), time_limit_s=9000.0, preemptible=True),
+        lease(
+            *("two", "dave", "eval.py"),
+            idle_s=2700.0,
+            warning={"reason": "idle", "ends_at": at(0.01), "ends_in_s": 36.0},
+        ),
+    ],
+    "queue": [
+        lease(
+            *("next", "erin", "fine_tune.py"),
+            state="queued",
+            granted_at=None,
+            requested_at=at(-0.5),
+            position=1,
+            wishes={"gpus": 2},
+            reason="Position 1 of 1, waiting for 2 GPUs on one node: 2 leased by carol and dave",
+            expected_start_at=at(2.5),
+            expected_start_basis="declared",
+            expected_after="carol (train_the_large_model.py)",
+        )
+    ],
+    "reservation": {
+        "lease_id": "next",
+        "holder": "erin",
+        "gpus": [ref(0), ref(3)],
+        "starts_at": at(2.5),
+        "basis": "declared",
+    },
+    "bookings": [
+        {
+            "id": "course",
+            "gpus": [ref(2)],
+            "starts_at": at(48),
+            "ends_at": at(52),
+            "owner": "ada",
+            "reason": "[b]course",
+        },
+        {"id": "drain", "gpus": [ref(1)], "starts_at": at(480), "reason": "new fans"},
+    ],
+}
+
+
+def read(pool: Any) -> PoolReport:
+    return read_pool(ServerAnswer("box", "http://box:8000", 200, pool), is_multi=False)
+
+
+def status(width: int) -> list[str]:
+    file = io.StringIO()
+    show(Console(file=file, width=width, force_terminal=True, color_system=None), [read(POOL)], NOW)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_status_tells_the_terms_the_starts_and_the_plans() -> None:
+    lines = status(220)
+    assert any(line.endswith("carol, train_the_large_model.py, since 11:00, ends 14:30, preemptible") for line in lines)
+    assert any(line.endswith("dave, eval.py, since 11:00, ends in 36s: idle, idle 45m") for line in lines)
+    waiting = next(line for line in lines if "erin" in line)
+    assert waiting.endswith("2 leased by carol and dave; probably at 14:30, if carol's job ends when it said")
+    assert lines[-3:] == [
+        "GPUs 0, 3 reserved for erin, probably at 14:30",
+        "GPU 2 booked for ada from Thu 12:00 until Thu 16:00: [b]course",
+        "GPU 1 out of service from 2026-12-07 12:00 on: new fans",
+    ]
+
+
+def test_at_80_columns_each_term_stands_beside_its_holder() -> None:
+    lines = status(80)
+    assert all(len(line) <= 80 for line in lines)
+    at_ = lines[1].index("HELD BY")
+    waiting = next(number for number, line in enumerate(lines) if line.startswith("2 leases"))
+    told = " ".join(line[at_:].strip() for line in lines[2:waiting])
+    parts = ["carol", "train_the", "ends 14:30", "preemptible", "dave", "eval.py", "ends in 36s", "idle 45m"]
+    assert [told.index(part) for part in parts] == sorted(told.index(part) for part in parts)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_top_shows_terms_starts_and_bookings(width: int) -> None:
+    report = read(POOL)
+    rows = tuple(GpuRow(each, None, None, None, ()) for each in report.gpus)
+    server = ServerState("box", "http://box:8000", report, rows, 0.2, None, is_stale=False)
+    lines = [line.plain for line in draw_all(Frame((server,), NOON), width, is_whole=False).lines]
+    assert all(len(line) <= width for line in lines)
+    waiter = next(line for line in lines if line.startswith(" 1 erin"))
+    assert "14:30" in waiter
+    if width == 200:
+        assert any("dave" in line and "ends in 36s: idle, idle 45m" in line and "eval.py" in line for line in lines)
+        assert any(line.startswith(" 2 ") and "booked for ada from Thu 12:00" in line for line in lines)
+        assert any(line.startswith(" 1 ") and "out of service from 2026-12-07 12:00 on" in line for line in lines)
+
+
+@pytest.mark.parametrize("wrong", [None, True, -1, 1e400, "9999-12-31T23:59:59-23:00", "\ud800", [], [5], {}], ids=repr)
+def test_a_plan_of_another_kind_is_unknown_and_never_a_crash(wrong: Any) -> None:
+    broken = []
+    for part in ("leases", "queue", "bookings"):
+        first = {"time_limit_s": 1.0, "idle_s": 1.0, "warning": {"reason": "idle"}, **POOL[part][0]}
+        broken += [{**POOL, part: [{**first, key: wrong}]} for key in first]
+    kept = POOL["reservation"]
+    broken += [{**POOL, "reservation": {**kept, key: wrong}} for key in kept]
+    for pool in broken:
+        report = read(pool)
+        assert json.dumps(report.as_json(), allow_nan=False).isprintable()
+        file = io.StringIO()
+        show(Console(file=file, width=200), [report], NOW)
+        assert "carol" in file.getvalue() or "dave" in file.getvalue() or "erin" in file.getvalue()

@@ -1,0 +1,109 @@
+"""A command whose server died, while another server answers at the same address: its lease is no affair of that one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environment
+from tests.other_user import ALICE, BOB, folder_of, python_as
+from tests.server.leasing import eventually
+
+GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
+
+
+@contextmanager
+def running(server: ServerProcess) -> Iterator[subprocess.Popen[str]]:
+    """A command that waits, with a lease of this server."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    env = {**inherited_environment(os.environ), "GPU_POOL_SOCKET": "", "GPU_SERVICE_ENDPOINT": server.url}
+    script = "trap '' INT; read line; echo still here; exec sleep 600"
+    with subprocess.Popen([*GPU_POOL, "run", "--", "sh", "-c", script], env=env, text=True, **pipes) as run:
+        try:
+            eventually(lambda: active(server), "it has a lease")
+            yield run
+        finally:
+            run.kill()
+
+
+def active(server: ServerProcess) -> list[str]:
+    return [lease["id"] for lease in server.json("/leases")["leases"] if lease["state"] == "active"]
+
+
+def told(run: subprocess.Popen[str], text: str) -> str:
+    """The next line of the command's standard error with this text."""
+    assert run.stderr is not None
+    seen = []
+    for line in run.stderr:
+        seen.append(line)
+        if text in line:
+            return line
+    raise AssertionError(f"{text!r} was not said: {seen}")
+
+
+def goes_on(run: subprocess.Popen[str]) -> bool:
+    assert run.stdin is not None
+    assert run.stdout is not None
+    run.stdin.write("on\n")
+    run.stdin.flush()
+    return run.stdout.readline() == "still here\n"
+
+
+def test_a_server_with_another_journal_ends_no_lease_that_it_did_not_grant() -> None:
+    with ServerProcess() as first, running(first) as run:
+        (lease_id,) = active(first)
+        first.kill()
+        with ServerProcess(port=first.port):
+            assert lease_id in told(run, "another server answers at")
+            assert goes_on(run)
+        first.start()
+        assert active(first) == [lease_id]
+        assert first.ask(f"/leases/{lease_id}?reason=over", "DELETE").status == 200
+        assert run.wait() == 125, "the server that granted it is believed"
+
+
+def test_a_server_of_another_user_with_a_copy_of_the_journal_ends_no_lease_either() -> None:
+    alice, bob = python_as(ALICE, *COMMAND[1:]), python_as(BOB, *COMMAND[1:])
+    with TemporaryDirectory(prefix="gpu-pool-") as place:
+        Path(place).chmod(0o755)
+        folders = [folder_of(uid, Path(place, str(uid))) for uid in (ALICE, BOB)]
+        with ServerProcess(command=alice, folder=folders[0]) as first, running(first) as run:
+            (lease_id,) = active(first)
+            first.kill()
+            shutil.copytree(folders[0] / "state", folders[1] / "state")
+            for path in [folders[1] / "state", *(folders[1] / "state").iterdir()]:
+                os.chown(path, BOB, BOB)
+            with ServerProcess(command=bob, folder=folders[1], port=first.port) as second:
+                assert active(second) == [lease_id]
+                assert second.ask(f"/leases/{lease_id}", "DELETE").status == 200
+                assert f"of user uid-{BOB}" in told(run, "another server answers at")
+                assert goes_on(run)
+
+
+@pytest.mark.parametrize("uid", [ALICE, os.geteuid()], ids=["of another user", "of the same user"])
+def test_the_port_stands_in_for_a_dead_socket_only_if_its_server_is_of_the_same_user(uid: int) -> None:
+    command = python_as(uid, *COMMAND[1:])
+    with TemporaryDirectory(prefix="gpu-pool-") as place:
+        Path(place).chmod(0o755)
+        folder, dead = folder_of(uid, Path(place, "state")), Path(place, "run", "pool.sock")
+        with ServerProcess({"GPU_POOL_SOCKET": str(dead)}) as mortal:
+            mortal.kill()
+        with ServerProcess(command=command, folder=folder) as server:
+            env = {**inherited_environment(os.environ), "GPU_POOL_SOCKET": str(dead)}
+            command = [*GPU_POOL, "run", "--endpoint", server.url, "--", "echo", "ran"]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert f"the socket {dead} does not answer" in done.stderr
+    if uid == os.geteuid():
+        assert (done.returncode, done.stdout) == (0, "ran\n")
+    else:
+        assert (done.returncode, done.stdout) == (125, "")
+        assert f"of user uid-{uid}" in done.stderr

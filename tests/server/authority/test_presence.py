@@ -1,0 +1,24 @@
+"""Who waits, who has left, and who was told that nothing could be written."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.server.authority.presence import MOST_WATCHED, Presence
+
+
+def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
+    presence = Presence(10)
+    with presence.watching(MOST_WATCHED - 5, "ada"):
+        assert presence.has_room_for(5, "ada")
+        assert not presence.has_room_for(6, "ada")
+        assert presence.has_room_for(1000, "bob")
+    assert presence.has_room_for(MOST_WATCHED, "ada")
+
+
+def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
+    presence = Presence(10)
+    presence.note_unclaimed("a")
+    assert presence.is_unclaimed("a")
+    presence.note_heartbeat("b")
+    assert presence.is_unclaimed("a")
+    presence.note_heartbeat("a")
+    assert not presence.is_unclaimed("a")

@@ -1,0 +1,134 @@
+"""Quotas over HTTP: what they say, who may set them, and what a bad one is told. Their rule is in tests/core/queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.testing import ServerProcess
+from tests.server.calls.test_lease_access import ADMIN, ALICE, TOKENS, bearer
+from tests.server.leasing import OFTEN, assert_problem, put, queue, release_all, take
+
+WITHOUT_LIMITS = {
+    **dict.fromkeys(("gpus", "ceiling", "max_priority", "max_time_limit_s", "max_queued")),
+    "weight": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ServerProcess]:
+    settings = {"SIMULATED_GPUS": "2", "GPU_POOL_FAIR_SHARE": "true", "GPU_POOL_TOKENS": TOKENS, **OFTEN}
+    with ServerProcess(settings) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: ServerProcess) -> Iterator[ServerProcess]:
+    yield running
+    for quota in running.json("/quotas")["quotas"]:
+        running.ask(f"/quotas/{quota['owner']}", "DELETE", bearer(ADMIN))
+    release_all(running, bearer(ADMIN))
+
+
+def set_quota(server: ServerProcess, owner: str, **form: Any) -> dict[str, Any]:
+    answer = server.ask(f"/quotas/{owner}", "PUT", bearer(ADMIN), form)
+    assert answer.status == 200, answer
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def quotas(server: ServerProcess) -> dict[str, dict[str, Any]]:
+    return {quota["owner"]: quota for quota in server.json("/quotas")["quotas"]}
+
+
+def test_a_quota_is_shown_with_the_use_of_its_owner(server: ServerProcess) -> None:
+    take(server, owner="ada")
+    take(server, owner="bob")
+    queue(server, owner="bob")
+
+    shown = set_quota(server, "ada", gpus=1, ceiling=2, weight=2, max_priority=5, max_time_limit_s=3600, max_queued=3)
+    set_quota(server, "*", gpus=0)
+    answer = server.json("/quotas")
+
+    assert shown == next(quota for quota in answer["quotas"] if quota["owner"] == "ada") | {
+        "used_gpu_hours": shown["used_gpu_hours"],
+        "share_factor": shown["share_factor"],
+    }
+    assert (shown["gpus"], shown["ceiling"], shown["weight"]) == (1, 2, 2.0)
+    assert (shown["max_priority"], shown["max_time_limit_s"], shown["max_queued"]) == (5, 3600.0, 3)
+    assert (shown["held_gpus"], shown["queued"]) == (1.0, 0)
+    assert 0 < shown["share_factor"] < 1
+    assert (answer["fair_share"], answer["server_id"]) == (True, server.json("/pool")["server_id"])
+    everybody = next(quota for quota in answer["quotas"] if quota["owner"] == "*")
+    assert (everybody["gpus"], everybody["held_gpus"]) == (0, None)
+    (bob,) = [other for other in answer["others"] if other["owner"] == "bob"]
+    assert (bob["gpus"], bob["held_gpus"], bob["queued"]) == (0, 1.0, 1), "the quota of * is bob's"
+
+
+def test_a_quota_replaces_the_one_before_and_can_be_removed(server: ServerProcess) -> None:
+    set_quota(server, "ada", gpus=1, max_queued=1)
+    set_quota(server, "ada", ceiling=2)
+    assert {name: quotas(server)["ada"][name] for name in WITHOUT_LIMITS} == {**WITHOUT_LIMITS, "ceiling": 2}
+
+    left = server.ask("/quotas/ada", "DELETE", bearer(ADMIN))
+    assert (left.status, left.json["quotas"]) == (200, [])
+    assert_problem(server.ask("/quotas/ada", "DELETE", bearer(ADMIN)), 404, "ada")
+
+
+def test_a_request_beyond_its_quota_is_refused_or_waits(server: ServerProcess) -> None:
+    set_quota(server, "ada", gpus=1, ceiling=1, max_priority=0, max_time_limit_s=60, max_queued=1)
+
+    assert_problem(put(server, "wide", owner="ada", gpus=2), 422, "at most 1")
+    assert_problem(put(server, "urgent", owner="ada", priority=1), 422, "priority 1")
+    assert_problem(put(server, "long", owner="ada", time_limit_s=61), 422, "longest allowed is 1m")
+    assert take(server, "first", owner="ada")["ends_at"] is not None, "the quota limits its time"
+    assert "of at most 1" in queue(server, "second", owner="ada")["reason"]
+    assert_problem(put(server, "third", owner="ada"), 429)
+
+
+@pytest.mark.parametrize(
+    ("owner", "form", "word"),
+    [
+        ("ada", {"gpus": -1}, "gpus"),
+        ("ada", {"gpus": 1.5}, "gpus"),
+        ("ada", {"gpus": 4, "ceiling": 2}, "ceiling is 2"),
+        ("ada", {"weight": 0}, "weight"),
+        ("ada", {"max_time_limit_s": 0.5}, "max_time_limit_s"),
+        ("ada", {"max_priority": 10**9}, "max_priority"),
+        ("ada", {"gpu": 1}, "gpu"),
+        ("a%20da", {"gpus": 1}, "without blanks"),
+        ("a%0Ada", {"gpus": 1}, "printable"),
+        ("a" * 300, {"gpus": 1}, "at most"),
+    ],
+)
+def test_a_bad_quota_changes_nothing_and_is_told_what_is_wrong(
+    server: ServerProcess, owner: str, form: dict[str, Any], word: str
+) -> None:
+    assert_problem(server.ask(f"/quotas/{owner}", "PUT", bearer(ADMIN), form), 422, word)
+    assert quotas(server) == {}
+
+
+def test_only_administrators_set_quotas_and_everybody_reads_them(server: ServerProcess) -> None:
+    set_quota(server, "alice", gpus=1)
+    for headers, status in ((bearer(ALICE), 403), ({"X-Forwarded-For": "1.2.3.4"}, 401)):
+        assert_problem(server.ask("/quotas/alice", "PUT", headers, {"gpus": 2}), status)
+        assert_problem(server.ask("/quotas/alice", "DELETE", headers), status)
+        assert server.ask("/quotas", headers=headers).status == 200
+    assert quotas(server)["alice"]["gpus"] == 1
+
+
+def test_quotas_and_use_are_there_after_a_crash() -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1"}) as server:
+        server.ask("/quotas/ada", "PUT", body={"gpus": 1, "weight": 2.5})
+        server.ask("/quotas/bob", "PUT", body={"gpus": 3})
+        server.ask("/quotas/bob", "DELETE")
+        take(server, owner="ada", ttl_s=600)
+        before = quotas(server)
+        server.restart()
+
+        after = quotas(server)
+        assert after.keys() == {"ada"}
+        assert after["ada"] | {"used_gpu_hours": before["ada"]["used_gpu_hours"]} == before["ada"]
+        assert after["ada"]["used_gpu_hours"] >= before["ada"]["used_gpu_hours"]
