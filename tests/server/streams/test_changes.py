@@ -80,7 +80,7 @@ async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
     changes = ChangeStream(pool)
     for event in (
         ev.LeasesRenewed(1.0, ("a",)),
-        ev.QueueSettled(1.0, 2.0, (), None),
+        ev.QueueSettled(1.0, 2.0, None),
         ev.LeaseUnknown(1.0, "b"),
     ):
         changes.follow([event])
