@@ -74,9 +74,9 @@ QUEUE_MUTANTS = (
     Mutant("a warning is durable", "events", "class LeaseWarned(DurableEvent):", "class LeaseWarned(VolatileEvent):"),
     Mutant(
         "a late warning leaves some time",
-        "decide",
-        "ends = max(lease.limit or now, now + lease.warning_s * LEAST_WARNING)",
-        "ends = lease.limit or now",
+        "lease",
+        "return max(now if self.limit is None else self.limit, now + self.warning_s * LEAST_WARNING)",
+        "return now if self.limit is None else self.limit",
     ),
     Mutant(
         "time limits go by the wall clock over a reboot",

@@ -48,6 +48,10 @@ class Network:
             for gpu in pool["gpus"]:
                 if gpu["is_out_of_service"]:
                     server.ask(f"/admin/gpus/{gpu['uuid']}/undrain", "POST", headers)
+            for booking in pool["bookings"]:
+                server.ask(f"/bookings/{booking['id']}", "DELETE", headers)
+            for quota in server.json("/quotas")["quotas"]:
+                server.ask(f"/quotas/{quota['owner']}", "DELETE", headers)
             for name in pool["ignored_processes"]:
                 server.ask(f"/admin/ignored-processes/{name}", "DELETE", headers)
             wait_until_free(server)

@@ -68,7 +68,7 @@ def test_gpus_are_booked_shown_and_cancelled(server: ServerProcess) -> None:
     assert book(server, "course", asked) == booked, "repeating it is harmless"
     assert gpu_states(server) == ["held", "held", "free"]
     assert "booked for ada: a course" in queue(server, owner="bob", model="A100")["reason"]
-    assert take(server, owner="bob", model="A100", time_limit_s=HOUR_S)["gpus"][0]["gpu_id"] == 0
+    assert take(server, owner="bob", model="A100", time_limit_s=HOUR_S)["gpus"][0]["gpu_id"] in {0, 1}
 
     left = server.ask("/bookings/course", "DELETE", AS_ADMIN)
     assert (left.status, left.json["bookings"]) == (200, [])
