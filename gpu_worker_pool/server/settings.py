@@ -39,6 +39,7 @@ DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 # What the settings that are being made have found invalid.
 _INVALID: ContextVar[set[str]] = ContextVar("_INVALID")
 NumberT = TypeVar("NumberT", int, float)
+_TextT = TypeVar("_TextT", str, str | None)
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
@@ -87,8 +88,8 @@ def _known_models(spec: str | None) -> str | None:
     return spec or None
 
 
-def _printable(text: str) -> str:
-    if not is_printable(text):
+def _printable(text: _TextT) -> _TextT:
+    if text is not None and not is_printable(text):
         raise ValueError("it has characters that cannot be printed")
     return text
 
@@ -146,6 +147,11 @@ class ServerSettings(BaseSettings):
     gpu_pool_dcgm_metrics: bool = False
     gpu_pool_peers: str | None = None
 
+    # The database of the fleet; its URL may hold a password. A server that cannot use it does not start without it.
+    gpu_pool_fleet: SecretStr | None = None
+    gpu_pool_fleet_pool: Annotated[str | None, AfterValidator(_printable)] = Field(None, min_length=1, max_length=100)
+    # The URL at which the other boxes reach this server; by default its own address.
+    gpu_pool_fleet_address: str | None = None
     gpu_pool_state_dir: str | None = None
     # "full": a grant is on the disk before it is answered. "normal": a crash of the machine may lose the last grants; a
     # crash of the server loses none.

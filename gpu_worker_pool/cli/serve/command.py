@@ -35,9 +35,18 @@ logger = logging.getLogger(__name__)
 
 
 def _option(
-    flag: str, metavar: str, text: str, parser: Callable[[str], float] | None = None, panel: str | None = None
+    flag: str, metavar: str, text: str, parser: Callable[[str], Any] | None = None, panel: str | None = None
 ) -> Any:
     return typer.Option(flag, metavar=metavar, help=text, parser=parser, rich_help_panel=panel)
+
+
+def _without_password(url: str) -> str:
+    if has_password(url):
+        raise typer.BadParameter(
+            "the URL has a password, and every user of this machine can read the command line of a program; set "
+            "GPU_POOL_FLEET to the URL, or leave the password out and keep it in ~/.pgpass"
+        )
+    return url
 
 
 _gpu_option = partial(_option, panel="Which GPUs")
@@ -68,6 +77,15 @@ def serve(
     ] = None,
     gpu_pool_state_dir: Annotated[
         str | None, _lease_option("--state-dir", "DIR", "The folder for the journal of leases. [GPU_POOL_STATE_DIR]")
+    ] = None,
+    gpu_pool_fleet: Annotated[
+        str | None,
+        _lease_option(
+            "--fleet",
+            "URL",
+            "Share one queue with other boxes, by this PostgreSQL database: postgresql://host/name. [GPU_POOL_FLEET]",
+            _without_password,
+        ),
     ] = None,
     gpu_pool_tokens_file: Annotated[
         str | None,
