@@ -40,6 +40,7 @@ _NAMES: dict[type, tuple[str, ...]] = {
 # and older programs can read journals that do not use the field.
 _LATER: dict[type, dict[str, object]] = {
     Wishes: {"among": None},
+    Holder: {"node": None},
     Request: {"parent": None, "time_limit_s": None, "preemptible": False},
     ev.HistoryCondensed: {"recent": ()},
     ev.LeaseGranted: {"limit": None, "weight": None},
