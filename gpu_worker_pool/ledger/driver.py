@@ -127,7 +127,7 @@ class Driver:
         self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
         if node is not None:
             if epoch == 0 and len(state.nodes) == 1:
-                self._carry_out(cmd.RenameNode(*state.nodes, node))
+                self._carry_out(cmd.RenameNode(next(iter(state.nodes)), node))
             self._carry_out(cmd.AnnounceNode(node, boot_id))
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:

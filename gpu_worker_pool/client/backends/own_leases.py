@@ -78,8 +78,11 @@ class OwnLeases:
         self._observe_again()
 
     def _observe_again(self) -> None:
-        for node in sorted({reading.gpu.key.node for reading in self._measured.values()} - self.state.announced):
+        nodes = {reading.gpu.key.node for reading in self._measured.values()}
+        for node in sorted(nodes - self.state.announced):
             self._driver.note(cmd.AnnounceNode(node, THIS_PROCESS))
+        if not nodes | self.state.announced:
+            self._driver.note(cmd.AnnounceNode(self._place, THIS_PROCESS, ()))
         self._driver.note(cmd.Observe(tuple(map(self._as_it_is_for_us, self._measured.values()))))
 
     def _as_it_is_for_us(self, reading: Reading) -> Reading:

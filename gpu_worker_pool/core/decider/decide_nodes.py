@@ -20,7 +20,7 @@ def take_over(_: PoolState, command: cmd.TakeOver, now: float) -> list[ev.Event]
 
 def announce_node(state: PoolState, command: cmd.AnnounceNode, now: float) -> list[ev.Event]:
     known = state.nodes.get(command.node)
-    gpus = (known.gpus if known else ()) if command.gpus is None else _in_order(command.gpus)
+    gpus = (known.gpus if known else None) if command.gpus is None else _in_order(command.gpus)
     events: list[ev.Event] = []
     if known is not None and known.boot_id != command.boot_id:
         events += [ev.NodeRebooted(now, command.node, command.boot_id), *_ended_by_reboot(state, command.node, now)]
@@ -64,7 +64,7 @@ def joined_by(state: PoolState, readings: Iterable[Reading], now: float) -> list
             total_mb = known.memory_total_mb  # unknown now, which is not another size
         seen = InventoryGpu(gpu.key.uuid, gpu.index, gpu.name, total_mb)
         if seen != known:
-            inventory = {each.uuid: each for each in state.nodes[gpu.key.node].gpus}
+            inventory = {each.uuid: each for each in state.nodes[gpu.key.node].gpus or ()}
             changed.setdefault(gpu.key.node, inventory)[seen.uuid] = seen
     return [
         ev.NodeJoined(now, node, state.nodes[node].boot_id, _in_order(inventory.values()))

@@ -33,8 +33,8 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
 def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
     known = state.nodes.get(event.node)
     state.nodes[event.node] = Node(event.boot_id, event.gpus)
-    new = {GpuKey(event.node, gpu.uuid): gpu for gpu in event.gpus}
-    for gpu in known.gpus if known else ():
+    new = {GpuKey(event.node, gpu.uuid): gpu for gpu in event.gpus or ()}
+    for gpu in (known.gpus or ()) if known else ():
         key = GpuKey(event.node, gpu.uuid)
         if key not in new:
             state.slots[key].installed = None

@@ -50,11 +50,11 @@ class TakenOver(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(DurableEvent):
-    """The inventory of a node, which replaces an earlier one. It is empty while the node has not told it."""
+    """The inventory of a node, which replaces an earlier one. It is None while the node has not told it."""
 
     node: str
     boot_id: str
-    gpus: tuple[InventoryGpu, ...]
+    gpus: tuple[InventoryGpu, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

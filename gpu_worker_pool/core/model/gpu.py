@@ -37,7 +37,8 @@ class Gpu:
         return f"{self.key.node}:{self.index}"
 
 
-class InventoryGpu(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class InventoryGpu:
     """A GPU as the inventory of its node has it: what stays the same from one reading to the next."""
 
     uuid: str

@@ -9,7 +9,7 @@ from .gpu import InventoryGpu
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What the journal knows of a node. An empty inventory is an unknown one."""
+    """What the journal knows of a node. `gpus` is its inventory, None while that is unknown."""
 
     boot_id: str
-    gpus: tuple[InventoryGpu, ...] = ()
+    gpus: tuple[InventoryGpu, ...] | None = None

@@ -15,11 +15,13 @@ from gpu_worker_pool.core.model.state import PoolState
 
 def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
     """Why no GPU of the pool could ever serve these wishes; None if one could, or if not all GPUs are known."""
-    if not state.nodes or not all(node.gpus for node in state.nodes.values()):
+    if not state.nodes or any(node.gpus is None for node in state.nodes.values()):
         return None
     thresholds = state.settings.thresholds_for(wishes)
     if state.capacity.could_ever_serve(wishes, thresholds):
         return None
+    if not any(node.gpus for node in state.nodes.values()):
+        return "this pool has no GPU"
     if other := _other_server_of(state, wishes):
         return f"no GPU of this server can serve {wishes}: {other}"
     if min(thresholds) <= 0:
@@ -37,7 +39,7 @@ def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
 
 def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> str:
     """The first of the wishes that no GPU meets, against what the GPUs have."""
-    found = [(GpuKey(name, gpu.uuid), gpu) for name, node in state.nodes.items() for gpu in node.gpus]
+    found = [(GpuKey(name, gpu.uuid), gpu) for name, node in state.nodes.items() for gpu in node.gpus or ()]
     here = "this box" if len(state.nodes) == 1 else "this pool"
     if wishes.among is not None:
         named = [(key, gpu) for key, gpu in found if key in state.capacity.named(wishes.among)]
