@@ -25,7 +25,7 @@ from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.ledger.journal import JournalError, JournalInUse, StateDirUnsafe
-from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
 from gpu_worker_pool.wire.routes import TABLE
@@ -104,8 +104,8 @@ class PoolApp:
         self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
         self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
-        usage = UsageCalls(self.pool, lambda: Accounts(journal_path(settings)))
-        timeline = TimelineCalls(self.pool, lambda: Accounts(journal_path(settings)))
+        usage = UsageCalls(self.pool, lambda: SqliteAccounts(journal_path(settings)))
+        timeline = TimelineCalls(self.pool, lambda: SqliteAccounts(journal_path(settings)))
         has_tokens = not self.tokens.is_unset
         quotas = QuotaCalls(self.pool)
         self._page_data = PageData(

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.sql_files import Migration
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.sqlite.migrations import Migration, known_migrations
+from gpu_worker_pool.ledger.sqlite.migrations import known_migrations
 from tests.ledger.examples import ended, note
 
 # Alters what is there and adds something, so that half of it would show.

@@ -19,14 +19,14 @@ from gpu_worker_pool.ledger.codec import decode_ended, decode_event
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import describe, is_environmental, journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
+from gpu_worker_pool.ledger.rows import Row, checked_crc, ended_row, event_rows
+from gpu_worker_pool.ledger.sql_files import Migration, load_queries
 from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
 
 from . import quarantine
 from .high_water_mark import HighWaterMark
 from .lock import FileLock, JournalLock
-from .migrations import Migration, back_up, create_private, known_migrations, migrate, version_of
-from .queries import load_queries
-from .rows import Row, checked_crc, ended_row, event_rows
+from .migrations import back_up, create_private, known_migrations, migrate, version_of
 
 Durability = Literal["full", "normal"]
 
@@ -62,7 +62,7 @@ class SqliteJournal:
         self._most_ended = most_ended
         self._most_bytes = most_bytes
         self._migrations = known_migrations() if migrations is None else migrations
-        self._sql = load_queries()
+        self._sql = load_queries(__package__)
         self._connection: sqlite3.Connection | None = None
         self.pool_id = ""
         self._inode = 0

@@ -6,26 +6,14 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 from gpu_worker_pool.ledger.failpoints import reach
+from gpu_worker_pool.ledger.sql_files import Migration, load_migrations
 
 
-class Migration(NamedTuple):
-    """Migrates to `version` from the one before."""
-
-    version: int
-    script: str
-
-
-@cache
 def known_migrations() -> tuple[Migration, ...]:
-    folder = files(__package__).joinpath("sql", "migrations")
-    scripts = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
-    return tuple(Migration(int(file.name.split("_")[0]), file.read_text("utf-8")) for file in scripts)
+    return load_migrations(__package__)
 
 
 def version_of(connection: sqlite3.Connection) -> int:

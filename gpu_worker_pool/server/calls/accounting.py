@@ -15,8 +15,8 @@ from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.sqlite.accounts import Accounts
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import Pauses

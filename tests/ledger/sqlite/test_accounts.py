@@ -17,9 +17,9 @@ from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount, Usag
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.ledger.sql_files import load_queries
+from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.sqlite.queries import load_queries
 from tests.core.accounting.lease_times import ENDS, NOW, count, many, some_times
 from tests.ledger.examples import GPU, OTHER, note
 
@@ -59,11 +59,11 @@ def a_lease(lease_id: str, *, ended_at: float = 300.0) -> EndedLease:
 
 
 def total(path: Path, since: float = 0.0) -> UsageTotals:
-    return Accounts(path).count(lambda: UsageAccount(since, None, NOW))[0].total()
+    return SqliteAccounts(path).count(lambda: UsageAccount(since, None, NOW))[0].total()
 
 
 def complete_since(path: Path) -> float | None:
-    return Accounts(path).count(lambda: UsageAccount(0.0, None, NOW))[1]
+    return SqliteAccounts(path).count(lambda: UsageAccount(0.0, None, NOW))[1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,7 +80,7 @@ def test_the_journal_tells_all_that_belongs_to_a_span(
     with closing(sqlite3.connect(shared_path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM ended_lease")
     shared_journal.append((), [ended_lease(str(number), lease) for number, lease in enumerate(over)])
-    account, lost_before = Accounts(shared_path).count(lambda: UsageAccount(since, until, NOW))
+    account, lost_before = SqliteAccounts(shared_path).count(lambda: UsageAccount(since, until, NOW))
     assert lost_before is None
     assert account.by_owner == count(over, since, until).by_owner
 
@@ -88,7 +88,9 @@ def test_the_journal_tells_all_that_belongs_to_a_span(
 def test_reading_a_span_goes_by_the_index(path: Path) -> None:
     SqliteJournal(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {load_queries()['read_ended_within']}", [0.0] * 4).fetchall()
+        plan = connection.execute(
+            f"EXPLAIN QUERY PLAN {load_queries('gpu_worker_pool.ledger.sqlite')['read_ended_within']}", [0.0] * 2
+        ).fetchall()
     steps = [step for *_, step in plan]
     assert any("ended_lease_by_ended_at (ended_at>?)" in step for step in steps), steps
     assert not any("SCAN" in step for step in steps), steps
@@ -117,7 +119,7 @@ def test_the_writer_does_not_wait_for_the_reader_and_the_reader_sees_one_moment(
             journal.append((), [a_lease("too late")])
             return UsageAccount(0.0, None, NOW)
 
-        account, lost_before = Accounts(path).count(begin, but_for=meanwhile)
+        account, lost_before = SqliteAccounts(path).count(begin, but_for=meanwhile)
         assert (meanwhile.written, lost_before) == (3, None)
         assert account.total().leases == 2  # b and c; a was left out, the others came later
         assert journal.load(10).events == (note(3),)

@@ -19,7 +19,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.journal import JournalDamaged
-from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.accounting import TimelineView
@@ -84,9 +84,9 @@ def test_times_that_make_no_sense_are_counted_and_not_shown(
     path = tmp_path / "journal"
     with closing(SqliteJournal(path, durability="normal")) as journal:
         journal.append((), [lease])
-        read, _ = Accounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10))
+        read, _ = SqliteAccounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10))
         assert (ids(read), read.unknown_leases) == ({}, 1)
-        read, _ = Accounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10), but_for={"odd"})
+        read, _ = SqliteAccounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10), but_for={"odd"})
         assert read.unknown_leases == 0
 
 
@@ -96,7 +96,7 @@ def test_of_too_many_the_latest_are_kept_and_that_is_said(tmp_path: Path) -> Non
         # Not in the order of their ends; the two that ended first have no room.
         journal.append((), [ended(f"lease-{n}", NOW - 90, NOW - 50 + n * 7 % 40) for n in range(40)])
         journal.append((), [replace(ended("never-granted", None, NOW - 1), gpus=())])
-        accounts = Accounts(path)
+        accounts = SqliteAccounts(path)
         exact, _ = accounts.trace(lambda: Timeline(NOW - 100, NOW, most=40))
         cut, _ = accounts.trace(lambda: Timeline(NOW - 100, NOW, most=38))
     assert (exact.is_cut, len(exact.by_gpu["GPU-0"]), exact.unknown_leases) == (False, 40, 0)
@@ -117,7 +117,7 @@ def test_a_damaged_lease_is_told(tmp_path: Path) -> None:
             other.execute("UPDATE ended_lease SET body = '[]'")
             other.commit()
         with pytest.raises(JournalDamaged, match="is damaged"):
-            Accounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10))
+            SqliteAccounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10))
 
 
 # The call

@@ -15,7 +15,7 @@ from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.ledger.sqlite.accounts import Accounts
+from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
 from gpu_worker_pool.server.http.call import Call
@@ -168,13 +168,13 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
     app = create_app(settings)
     loop, pool = asyncio.get_running_loop(), app.pool
 
-    def release_meanwhile() -> Accounts:
+    def release_meanwhile() -> SqliteAccounts:
         """In the thread that reads, when all that is live has been looked at."""
         asyncio.run_coroutine_threadsafe(pool.release("a", caller="ada"), loop).result()
         assert isinstance(pool.state.leases["a"], DrainingLease)
-        return Accounts(journal_path(settings))
+        return SqliteAccounts(journal_path(settings))
 
-    async def ask(open_accounts: Callable[[], Accounts]) -> dict[str, Any]:
+    async def ask(open_accounts: Callable[[], SqliteAccounts]) -> dict[str, Any]:
         calls = UsageCalls(pool, open_accounts)
         response = await calls.show(Call({"headers": [], "query_string": b""}, no_body, app.access, Users()))
         assert isinstance(response.body, bytes)
@@ -182,18 +182,18 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
         return {key: value for key, value in usage.items() if not key.endswith("hours")}
 
     with pytest.raises(Refused, match="not been opened yet") as caught:
-        await ask(lambda: Accounts(journal_path(settings)))
+        await ask(lambda: SqliteAccounts(journal_path(settings)))
     assert caught.value.status == 503
     async with app.running():
         await pool.request("a", Request(holder=Holder(owner="ada")), caller="ada", is_known=False, is_loopback=False)
         assert await ask(release_meanwhile) == {"leases": 1, "running": 1}
         assert isinstance(pool.state.leases["a"], DrainingLease)
-        assert await ask(lambda: Accounts(journal_path(settings))) == {"leases": 1}
+        assert await ask(lambda: SqliteAccounts(journal_path(settings))) == {"leases": 1}
 
 
 def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None, simulated_gpus="2", gpu_pool_state_dir=str(tmp_path))
-    calls = UsageCalls(create_app(settings).pool, lambda: Accounts(tmp_path))
+    calls = UsageCalls(create_app(settings).pool, lambda: SqliteAccounts(tmp_path))
     account = UsageAccount(THEN, None, THEN + 1e6)
     for number in range(MOST_OWNERS + 3):
         account.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))

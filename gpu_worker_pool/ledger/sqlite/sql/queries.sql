@@ -74,13 +74,13 @@ UPDATE accounting SET complete_since = ?;
 SELECT complete_since FROM accounting;
 
 -- name: read_ended_within
--- Arguments: since, and three times until. Leases that ended after `since` and were requested or granted before `until`,
+-- Arguments: since and until. Leases that ended after `since` and were requested or granted before `until`,
 -- by the index on ended_at. If a clock was set, any of the three times may be the first. Unknown end times are included.
 -- Leases inside another lease are left out here and below: they are part of that one. A text in JSON cannot contain
 -- the key with its quotes, so its presence in the body tells.
 SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at, reason
 FROM ended_lease
-WHERE (ended_at >= ? AND (ended_at < ? OR requested_at < ? OR granted_at < ?) OR ended_at IS NULL)
+WHERE (ended_at >= ?1 AND (ended_at < ?2 OR requested_at < ?2 OR granted_at < ?2) OR ended_at IS NULL)
     AND instr(body, '"parent":') = 0;
 
 -- name: read_held_within

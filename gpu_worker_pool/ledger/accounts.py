@@ -1,0 +1,83 @@
+"""Accounting of ended leases, read beside the writer of a journal."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager
+from math import inf
+from typing import Any, Protocol
+
+from gpu_worker_pool.core.accounting.timeline import Timeline
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
+
+from .codec import decode_ended
+from .journal import JournalDamaged
+
+# After this many leases other threads get the interpreter for this long: a long account delays no request.
+LEASES_AT_ONCE = 200
+BODIES_AT_ONCE = 25
+PAUSE_S = 0.0002
+
+
+class EndedLeases(Protocol):
+    """The ended leases as they were at one moment: later writes and pruning are not seen."""
+
+    complete_since: float | None
+
+    def read(self, query: str, arguments: tuple[float, ...], at_once: int = LEASES_AT_ONCE) -> Iterator[Any]:
+        """The rows of a query, by its name."""
+
+
+class Accounts(ABC):
+    """The ended leases of a journal, through a read-only connection of its own: the writer does not wait for it.
+
+    All calls block, so they belong in a thread. Any number may run at once, from any process.
+    """
+
+    def count(
+        self, begin: Callable[[], UsageAccount], *, but_for: Container[str] = ()
+    ) -> tuple[UsageAccount, float | None]:
+        """Add all ended leases except `but_for` to the account that `begin` makes, and return it with the time (seconds
+        since 1970) since which the records are complete, None if none was ever removed.
+
+        `begin` is called after the read transaction has started, so no lease in it ended after the account's `now`.
+        Raises JournalError if the journal cannot be read.
+        """
+        with self._one_moment() as leases:
+            account = begin()
+            until = inf if account.until is None else account.until
+            rows = leases.read("read_ended_within", (account.since, until))
+            for lease_id, owner, gpu_count, is_shared, requested, granted, ended, reason in rows:
+                if lease_id not in but_for:
+                    times = LeaseTimes(owner, gpu_count, bool(is_shared), requested, granted, ended, end_reason=reason)
+                    account.count(times)
+        return account, leases.complete_since
+
+    def trace(self, begin: Callable[[], Timeline], *, but_for: Container[str] = ()) -> tuple[Timeline, float | None]:
+        """As `count`, for the timeline that `begin` makes; the last lease is added first."""
+        with self._one_moment() as leases:
+            timeline = begin()
+            within = (timeline.since, timeline.now)
+            for (lease_id,) in leases.read("read_unknown_within", within):
+                timeline.unknown_leases += lease_id not in but_for
+            for lease_id, body in leases.read("read_held_within", within, BODIES_AT_ONCE):
+                if timeline.is_cut:
+                    break
+                if lease_id not in but_for:
+                    try:
+                        timeline.add(decode_ended(body))
+                    except ValueError as error:
+                        raise JournalDamaged(f"the journal {self.where} is damaged: {error}") from error
+        return timeline, leases.complete_since
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The journal's place, for messages."""
+
+    @abstractmethod
+    def _one_moment(self) -> AbstractContextManager[EndedLeases]: ...
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.where}>"
