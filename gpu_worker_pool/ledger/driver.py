@@ -19,6 +19,7 @@ from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.clock import clock_base
+from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
@@ -26,7 +27,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
-from .journal import History, JournalDamaged, JournalError, NotWritten
+from .journal import History, JournalDamaged, JournalError, LedElsewhere, NotWritten
 from .standstill import StandstillWatch
 from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
 from .writer import WriteBatch, Writer
@@ -45,7 +46,21 @@ LATE_FLUSH_S = 0.1
 # These back no promise to a client: if they are lost, the next reading brings them about again.
 NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
 
+LEADERSHIP_UNSURE = "it is not sure that this server still leads the fleet; it is found out within a few seconds"
+
 EventListener = Callable[[Sequence[ev.Event]], None]
+
+
+def _always() -> bool:
+    return True
+
+
+def restore(state: PoolState, events: Iterable[ev.DurableEvent]) -> None:
+    """Apply the events of a journal. JournalDamaged if they contradict each other."""
+    try:
+        replay(state, events)
+    except (KeyError, AssertionError, ValueError) as error:
+        raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
 
 
 class Driver:
@@ -66,13 +81,16 @@ class Driver:
         self.state = PoolState(settings=settings)
         self.listeners: list[EventListener] = []
         self.early_listeners: list[EventListener] = []
-        self.trouble: str | None = "the journal has not been opened yet"
+        self._trouble: str | None = "the journal has not been opened yet"
         self.write_listeners: list[Callable[[float], None]] = []
         self._boot_clock = clock
         self._clock_base = 0.0
         self._node: str | None = None
         self._is_alive = is_alive
         self._writer: Writer | None = None
+        self._may_act: Callable[[], bool] = _always
+        self._is_history_known = False
+        self._leader_url: str | None = None
         self._gathering: WriteBatch | None = None
         self._in_flight: WriteBatch | None = None
         self._unwritten: dict[str, WriteBatch] = {}
@@ -114,21 +132,66 @@ class Driver:
         node is renamed to that. `wall_now` is the time of day.
         """
         state = PoolState(settings=self.state.settings, ended={lease.id: lease for lease in history.ended})
-        try:
-            replay(state, history.events)
-        except (KeyError, AssertionError, ValueError) as error:
-            raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
+        restore(state, history.events)
+        self.lead(state, writer, boot_id=boot_id, wall_now=wall_now, epoch=epoch, node=node)
+
+    def lead(
+        self,
+        state: PoolState,
+        writer: Writer,
+        *,
+        boot_id: str,
+        wall_now: float,
+        epoch: int,
+        node: str | None,
+        may_act: Callable[[], bool] = _always,
+    ) -> None:
+        """As `open`, for a pool whose history is known already. While `may_act` says no, callers are answered as in
+        trouble, and no heartbeat counts: another driver may have taken over.
+        """
         boot_now = self._boot_clock()
         self._clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
         self.state = state
         self._node = node
-        self._writer = writer
+        self._writer, self._may_act, self._is_history_known = writer, may_act, True
         self.trouble = None
         self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
         if node is not None:
             if epoch == 0 and len(state.nodes) == 1:
                 self._carry_out(cmd.RenameNode(next(iter(state.nodes)), node))
             self._carry_out(cmd.AnnounceNode(node, boot_id))
+
+    def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, boot_id: str) -> None:
+        """Show a pool that another driver leads, in which these events have happened. Every command is refused."""
+        if state is not self.state:
+            self.state = state
+            base = clock_base(state, boot_id=boot_id, boot_now=self._boot_clock(), wall_now=row.wall_now)
+            self._clock_base = base
+        self._is_history_known = True
+        if row.expires_in_s > 0:
+            self.trouble, self._leader_url = f"{row.holder} leads the fleet; ask {row.url}", row.url
+        else:
+            self.trouble, self._leader_url = "nobody leads the fleet; ask again in a few seconds", None
+        if events:
+            for listener in self.listeners:
+                listener(events)
+
+    def step_down(self, trouble: str) -> None:
+        """Stop leading. What is not known to be written may be written or not: the journal tells its next leader."""
+        for timer in filter(None, (self._alarm, self._late_flush)):
+            timer.cancel()
+        self._alarm = self._late_flush = None
+        self._alarm_at = inf
+        unfinished = [batch for batch in (self._in_flight, self._gathering) if batch is not None]
+        self._in_flight = self._gathering = None
+        self._writer, self._may_act, self._is_history_known = None, _always, False
+        self.trouble, self._leader_url = trouble, None
+        self._postponed.clear()
+        self._unwritten.clear()
+        self._readings.clear()
+        for batch in unfinished:
+            self._refuse(batch)
+        self._waiters.release_all()
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
         """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
@@ -170,13 +233,26 @@ class Driver:
             replay(self.state, decide(self.state, command, self.now()))
 
     @property
+    def trouble(self) -> str | None:
+        """Why nothing can be granted or ended at present."""
+        return self._trouble if self._trouble is not None or self._may_act() else LEADERSHIP_UNSURE
+
+    @trouble.setter
+    def trouble(self, why: str | None) -> None:
+        self._trouble = why
+
+    @property
     def is_open(self) -> bool:
         """Whether the history is known. Before that, no lease is known."""
-        return self._writer is not None
+        return self._is_history_known
+
+    @property
+    def is_leading(self) -> bool:
+        return self._writer is not None and self._may_act()
 
     async def find(self, lease_id: str) -> Lease | None:
         """The lease as it is written; None if it is unknown. Raises NotWritten if neither can be told."""
-        if not self.is_open:
+        if not self.is_leading:
             raise self.not_written()
         while (batch := self._unwritten.get(lease_id)) is not None:
             if self.trouble is not None:
@@ -185,6 +261,8 @@ class Driver:
         return self.state.find(lease_id)
 
     def not_written(self) -> NotWritten:
+        if self._writer is None and self._leader_url is not None:
+            return LedElsewhere(self.trouble, self._leader_url)
         return NotWritten(self.trouble, is_temporary=self.is_open)
 
     async def caught_up(self) -> None:
@@ -219,7 +297,7 @@ class Driver:
             timer.cancel()
         if self._writer is not None:
             batch, self._gathering = self._gathering, None
-            if batch is not None and batch.events and self.trouble is None:
+            if batch is not None and batch.events and self._trouble is None:
                 self._writer.write(batch, lambda *_: None)
             self._writer.close()
             self._writer = None
@@ -303,7 +381,7 @@ class Driver:
 
     def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
         """Take heartbeats, so that no holder loses a GPU because of a full disk. Nothing is ended or granted."""
-        if not self.is_open or not isinstance(command, cmd.Renew):
+        if not self.is_leading or not isinstance(command, cmd.Renew):
             raise self.not_written()
         now = self.now()
         # A lease that is not written is not known to its client, so it cannot be renewed.
@@ -363,7 +441,7 @@ class Driver:
     def _flush(self) -> None:
         self._is_flush_due = False
         batch = self._gathering
-        if batch is None or self._in_flight is not None or self._writer is None or self.trouble is not None:
+        if batch is None or self._in_flight is not None or self._writer is None or self._trouble is not None:
             return
         if batch.events and not batch.is_urgent:
             if self._late_flush is None:
@@ -383,7 +461,7 @@ class Driver:
         if error is None:
             for listener in self.write_listeners:
                 listener(batch.write_s)
-            if self.trouble is not None:
+            if self._trouble is not None:
                 logger.warning("the journal can be written again")
                 self.trouble = None
             self._finish(batch)
@@ -411,15 +489,12 @@ class Driver:
 
     def _run_into_trouble(self, batch: WriteBatch, error: JournalError) -> None:
         """Keep this batch and what came after it, and try again. No client is told of either."""
-        if self.trouble is None:
+        if self._trouble is None:
             logger.error("nothing can be granted: %s", error)
         self.trouble = str(error)
         later, self._gathering = self._gathering, None
         for failed in filter(None, (batch, later)):
-            for caller in (failed.written, *failed.callers):
-                if not caller.done():
-                    caller.set_exception(NotWritten(self.trouble))
-                    caller.exception()  # retrieved: the caller may be gone
+            self._refuse(failed)
         again = batch.with_later(later)
         for lease_id in self._unwritten:
             self._unwritten[lease_id] = again
@@ -429,6 +504,12 @@ class Driver:
             again.replaces_damaged = True
         self._in_flight = again
         asyncio.get_running_loop().call_later(RETRY_S, self._try_again, again)
+
+    def _refuse(self, batch: WriteBatch) -> None:
+        for caller in (batch.written, *batch.callers):
+            if not caller.done():
+                caller.set_exception(NotWritten(self.trouble))
+                caller.exception()  # retrieved: the caller may be gone
 
     def _try_again(self, batch: WriteBatch) -> None:
         if self._writer is not None:

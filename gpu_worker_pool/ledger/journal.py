@@ -24,6 +24,14 @@ class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
         self.is_temporary = is_temporary
 
 
+class LedElsewhere(NotWritten):
+    """Another server leads the fleet; `url` is its address. Nothing of the call was carried out here."""
+
+    def __init__(self, trouble: str | None, url: str) -> None:
+        super().__init__(trouble)
+        self.url = url
+
+
 class StateDirUnsafe(JournalError):  # noqa: N818 - a state of affairs, not a mistake
     """Another user could change the journal. The message says why, and what to do."""
 

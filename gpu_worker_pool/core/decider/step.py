@@ -11,7 +11,6 @@ from gpu_worker_pool.core.model.state import PoolState
 from .decide import decide
 from .evolve import replay
 
-
 # Between a take-over and the announcements of nodes no lease ends: what happened to it meanwhile is told by these.
 _AT_THE_BEGINNING = cmd.TakeOver | cmd.RenameNode | cmd.AnnounceNode
 

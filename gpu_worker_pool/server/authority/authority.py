@@ -10,8 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from time import time
+from typing import Protocol
 
+from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId, Reading
@@ -19,13 +20,13 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.holder_record import HolderRecord
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
-from gpu_worker_pool.ledger.writer import WriterThread
+from gpu_worker_pool.ledger.writer import Writer
 
 from .deaths import DeathWatch
 from .pool import Pool
@@ -35,8 +36,6 @@ from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-# How often to retry to open a journal.
-TRY_AGAIN_S = 2.0
 # A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
 GRACE_S = 2.0
 # A caller that was told that its request could not be written has this long to ask again once it is written after all,
@@ -47,13 +46,22 @@ NOT_ASKED_AGAIN = "its request was answered with 503, and was not repeated"
 LATE_SAMPLE_S = 0.1
 
 
+class JournalSource(Protocol):
+    """Where the history of the pool is. It lets the authority lead once that is known, if this server is to lead."""
+
+    async def start(self, authority: Authority) -> None:
+        """Begin. JournalInUse or StateDirUnsafe if the server must not run at all."""
+
+    async def stop(self) -> None:
+        """Stop. The driver is closed already."""
+
+
 class Authority:
     def __init__(
         self,
         settings: PoolSettings,
         machine: Machine,
         sampler: Sampler,
-        open_journal: Callable[[], Journal],
         *,
         node: str,
         max_waiting: int,
@@ -64,45 +72,86 @@ class Authority:
         self._driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
         self._presence = Presence(max_waiting)
         self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
-        self._open_journal = open_journal
         self._simulated = simulated
         self._deaths: DeathWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._source: JournalSource | None = None
         self._late_sample: asyncio.TimerHandle | None = None
         self._record: HolderRecord | None = None
         self._has_told_inventory = False
         self._driver.early_listeners.append(self._follow_early)
         self._driver.listeners.append(self._follow)
 
-    async def start(self) -> None:
-        """Take charge. JournalInUse if another server has the journal, StateDirUnsafe if another user could change it; any
-        other trouble is reported by the calls.
+    async def start(self, source: JournalSource) -> None:
+        """Take charge, by the journal of this source. JournalInUse if another server has it, StateDirUnsafe if another
+        user could change it; any other trouble is reported by the calls.
         """
         self._loop = asyncio.get_running_loop()
         self._deaths = DeathWatch(self._on_death, self._loop)
-        try:
-            await self._open()
-        except (JournalInUse, StateDirUnsafe):
-            raise
-        except JournalError as error:
-            logger.error("no GPU can be granted: %s", error)  # noqa: TRY400 - a traceback would not help
-            self._driver.trouble = str(error)
-            self._observe(self._sampler.snapshot, is_regular=True)
-            self._opening = asyncio.create_task(self._keep_trying_to_open())
+        self._source = source
+        await source.start(self)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Answer all waiters, write what is left, and close everything."""
-        if self._opening is not None:
-            self._opening.cancel()
         if self._late_sample is not None:
             self._late_sample.cancel()
         if self._deaths is not None:
             self._deaths.close()
         self._driver.close()
+        if self._source is not None:
+            await self._source.stop()
         if self._record is not None:
             self._record.close()
         self._loop = None
+
+    def lead(
+        self,
+        state: PoolState,
+        writer: Writer,
+        *,
+        pool_id: str,
+        wall_now: float,
+        epoch: int = 0,
+        may_act: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Take charge of a pool with this history."""
+        self._driver.lead(
+            state, writer, boot_id=boot_id(), wall_now=wall_now, epoch=epoch, node=self._node, may_act=may_act
+        )
+        self.pool.pool_id = pool_id
+        self._has_told_inventory = False
+        if self._simulated is None:
+            self._record = HolderRecord(pool_id)
+            self._sampler.records.own = self._record.path
+            active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
+            self._record.begin(_held_here(active, self._node))
+        logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
+        for lease in list(state.leases.values()):
+            if not isinstance(lease, DrainingLease):
+                self._watch(lease.request.holder, lease.id)
+        self._observe(self._sampler.snapshot, is_regular=True)
+        self._update_simulated(set(state.slots))
+
+    def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, pool_id: str) -> None:
+        """Show a pool that another server leads, in which these events have happened."""
+        self.pool.pool_id = pool_id
+        self._driver.follow(state, row, events, boot_id=boot_id())
+
+    def step_down(self, why: str) -> None:
+        """Stop leading, and refuse all callers."""
+        self._driver.step_down(why)
+        if self._deaths is not None and self._loop is not None:
+            self._deaths.close()
+            self._deaths = DeathWatch(self._on_death, self._loop)
+        if self._record is not None:
+            self._record.close()
+            self._record = None
+
+    def say_trouble(self, why: str) -> None:
+        """Refuse all callers that want a change, with this reason."""
+        self._driver.trouble = why
+        if not self._driver.is_open:
+            self._observe(self._sampler.snapshot, is_regular=True)
 
     def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
         """Take in new readings, from any thread."""
@@ -110,46 +159,9 @@ class Authority:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._observe, snapshot, is_regular)
 
-    async def _open(self) -> None:
-        journal = await asyncio.to_thread(self._open_journal)
-        try:
-            history = await asyncio.to_thread(journal.load, self._driver.state.settings.remembered_ended_leases)
-            self._driver.open(
-                history,
-                WriterThread(journal, asyncio.get_running_loop()),
-                boot_id=boot_id(),
-                wall_now=time(),
-                node=self._node,
-            )
-        except JournalError:
-            journal.close()
-            raise
-        self.pool.pool_id = journal.pool_id
-        if self._simulated is None:
-            self._record = HolderRecord(journal.pool_id)
-            self._sampler.records.own = self._record.path
-            active = [lease for lease in self._driver.state.leases.values() if isinstance(lease, ActiveLease)]
-            self._record.begin(_held_here(active, self._node))
-        state = self._driver.state
-        logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
-        for lease in list(self._driver.state.leases.values()):
-            if not isinstance(lease, DrainingLease):
-                self._watch(lease.request.holder, lease.id)
-        self._observe(self._sampler.snapshot, is_regular=True)
-        self._update_simulated({key for key, slot in self._driver.state.slots.items() if slot.occupants})
-
-    async def _keep_trying_to_open(self) -> None:
-        while self._driver.trouble is not None:
-            await asyncio.sleep(TRY_AGAIN_S)
-            try:
-                await self._open()
-            except JournalError as error:
-                self._driver.trouble = str(error)
-        logger.warning("the journal is open; leases are granted from now on")
-
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         readings = tuple(self._marked(reading, snapshot) for reading in snapshot.readings)
-        if readings and is_regular and self._driver.is_open and not self._has_told_inventory:
+        if readings and is_regular and self._driver.is_leading and not self._has_told_inventory:
             # The GPUs that are there now: one that was removed is not waited for.
             self._has_told_inventory = True
             self._driver.note(cmd.AnnounceNode(self._node, boot_id(), tuple(map(_as_installed, readings))))
@@ -193,8 +205,6 @@ class Authority:
                 self._watch(event.request.holder, event.lease_id)
             elif isinstance(event, ev.LeaseEnded):
                 left.update(event.draining)
-            elif isinstance(event, ev.TakenOver):
-                self._sampler.sample_soon()  # all readings so far are void
         if left:
             # Real hardware shows at once that a process has stopped; so must simulated GPUs.
             self._update_simulated(left)
@@ -216,6 +226,8 @@ class Authority:
         self._sampler.sample_soon()
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
+        if not self._driver.is_leading:
+            return
         changed: set[GpuKey] = set()
         if self._record is not None:
             # The answers leave after this, so no holder is missing in the record if this server is killed.
@@ -228,6 +240,8 @@ class Authority:
             if isinstance(event, ev.LeaseQueued) and self._presence.is_unclaimed(event.lease_id):
                 limit_s = min(UNCLAIMED_S, event.request.ttl_s)
                 asyncio.get_running_loop().call_later(limit_s, self._end_if_unclaimed, event.lease_id)
+            elif isinstance(event, ev.TakenOver):
+                self._sampler.sample_soon()  # all readings so far are void
             elif isinstance(event, ev.LeaseGranted):
                 changed.update(event.gpus)
                 if self._presence.is_away(event.lease_id):

@@ -1,0 +1,154 @@
+"""Writes the batches of a leader to the database of its fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+from gpu_worker_pool.core.fleet.append_outcome import (
+    Append,
+    AppendOutcome,
+    AppendWritten,
+    CommitsLost,
+    Deposed,
+    judge_append,
+)
+from gpu_worker_pool.core.fleet.election import Election
+from gpu_worker_pool.core.fleet.following import Following
+from gpu_worker_pool.core.fleet.leadership import StoredEvent
+from gpu_worker_pool.core.model.events import DurableEvent
+
+from .fleet_database import FleetDatabase
+from .journal import JournalError
+from .writer import Done, WriteBatch
+
+logger = logging.getLogger(__name__)
+
+# The time between two attempts to learn what became of an append.
+TRY_AGAIN_S = 0.1
+
+
+class FleetWriter:
+    """The journal of one leadership. An append is tried, with the same id, until its outcome is known or the leadership
+    is over: then `step_down` is called with the reason, and nothing more is reported.
+    """
+
+    def __init__(
+        self,
+        database: FleetDatabase,
+        election: Election,
+        following: Following,
+        clock: Callable[[], float],
+        step_down: Callable[[str], None],
+    ) -> None:
+        if election.leadership is None:
+            raise ValueError("only a leader writes")
+        self._database = database
+        self._election = election
+        self._following = following
+        self._clock = clock
+        self._step_down = step_down
+        self._epoch, self._term = election.leadership.epoch, election.leadership.term
+        self._writing: asyncio.Task[None] | None = None
+        self._is_closed = False
+        # Why the last append failed; it may have been carried out on a later attempt.
+        self.trouble: str | None = None
+
+    def write(self, batch: WriteBatch, done: Done) -> None:
+        self._writing = asyncio.get_running_loop().create_task(self._write(batch, done))
+
+    def is_compaction_due(self, live: int) -> bool:  # noqa: ARG002 - what a snapshot costs, followers pay
+        """Whether a snapshot is so long overdue that no follower seems to write any."""
+        return self._following.is_snapshot_due(self._following.position, is_leader=True)
+
+    def close(self) -> None:
+        """Report nothing more. A batch that is being written is finished: see `finish`."""
+        self._is_closed = True
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the last batch is written, or until the timeout."""
+        if self._writing is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._writing), timeout_s)
+
+    async def append(self, stored: tuple[StoredEvent, ...]) -> bool:
+        """Write events again that the database lost; return whether they are written."""
+        batch = WriteBatch(asyncio.get_running_loop().create_future(), events=[each.event for each in stored])
+        return await self._appended(batch, stored[0].position - 1)
+
+    async def _write(self, batch: WriteBatch, done: Done) -> None:
+        began = time.perf_counter()
+        if await self._appended(batch, self._following.position):
+            batch.write_s = time.perf_counter() - began
+            if not self._is_closed:
+                done(batch, None)
+            if batch.snapshot is not None:
+                await self._keep(batch.snapshot)
+
+    async def _keep(self, snapshot: list[DurableEvent]) -> None:
+        position = self._following.position
+        try:
+            await self._database.write_snapshot(position, snapshot)
+        except JournalError as error:
+            logger.warning("no snapshot of the journal could be written: %s", error)
+        else:
+            self._following.snapshot_known(position)
+
+    async def _appended(self, batch: WriteBatch, head: int) -> bool:
+        """Append until the outcome is known; return whether it is written. If not, the leadership is over."""
+        append = Append(self._epoch, self._term, head, str(uuid4()), len(batch.events))
+        first_sent_at = self._clock()
+        while self._is_leading():
+            sent_at = self._clock()
+            outcome = await self._try(append, batch)
+            if outcome is None:
+                # Any of the attempts may have been carried out, so the leadership may end as early as after the first.
+                sent_at, outcome = first_sent_at, await self._judge(append)
+            match outcome:
+                case AppendWritten():
+                    self._election.appended(self._epoch, self._term, sent_at)
+                    self._note(batch, append)
+                    return True
+                case CommitsLost(head=lost_after):
+                    missing = self._following.missing(lost_after)
+                    if not missing or not await self.append(missing):
+                        self._step_down(f"the database lost what followed event {lost_after}, which cannot be repaired")
+                        return False
+                case Deposed(reason=reason):
+                    self._step_down(reason)
+                    return False
+                case None:
+                    await asyncio.sleep(TRY_AGAIN_S)
+        return False
+
+    def _is_leading(self) -> bool:
+        now = self._election.leadership
+        is_mine = now is not None and (now.epoch, now.term) == (self._epoch, self._term)
+        return is_mine and self._election.is_trusted(self._clock())
+
+    async def _try(self, append: Append, batch: WriteBatch) -> AppendWritten | None:
+        """Append once; None if it was refused, or if it is not known what became of it."""
+        try:
+            head = await self._database.append(
+                append.epoch, append.term, append.head, append.batch, batch.events, batch.ended
+            )
+        except JournalError as error:
+            self.trouble = str(error)
+            return None
+        return None if head is None else AppendWritten(head)
+
+    async def _judge(self, append: Append) -> AppendOutcome | None:
+        try:
+            return judge_append(append, await self._database.read_leader())
+        except JournalError as error:
+            self.trouble = str(error)
+            return None
+
+    def _note(self, batch: WriteBatch, append: Append) -> None:
+        first = append.head + 1
+        stored = [StoredEvent(first + index, append.epoch, event) for index, event in enumerate(batch.events)]
+        self._following.written(append.new_head, append.epoch, stored)

@@ -1,0 +1,291 @@
+"""A candidate of a fleet: takes part in the election, follows the journal, and leads the pool while it is elected.
+
+What to do is decided in core/fleet; here it is carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Literal
+from uuid import uuid4
+
+from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.fleet.election import (
+    ClaimLeadership,
+    Election,
+    ElectionAction,
+    ElectionPace,
+    ElectionQuestion,
+    HandOverLeadership,
+    LeadershipLost,
+    LeadershipWon,
+    ReadLeader,
+    RenewLeadership,
+)
+from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot
+from gpu_worker_pool.core.fleet.leadership import LeaderRow
+from gpu_worker_pool.core.model.events import Event, TakenOver
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.ledger.driver import restore
+from gpu_worker_pool.ledger.fleet_database import FleetDatabase
+from gpu_worker_pool.ledger.fleet_writer import FleetWriter
+from gpu_worker_pool.ledger.journal import JournalError
+
+from .authority import Authority
+
+logger = logging.getLogger(__name__)
+
+# The last batch of a leader that stops has this long to be written.
+FINISH_S = 2.0
+OPEN_AGAIN_S = 1.0
+# How long a server that starts waits until it is known who leads.
+FIRST_S = 5.0
+
+
+class Candidate:
+    def __init__(
+        self,
+        database: FleetDatabase,
+        clock: Callable[[], float],
+        *,
+        node: str,
+        url: str,
+        spread_s: float,
+    ) -> None:
+        self._database = database
+        self._authority: Authority | None = None
+        self._clock = clock
+        self._node = node
+        self._url = url
+        self.election = Election(lambda: str(uuid4()), ElectionPace(spread_s=spread_s))
+        self.following = Following()
+        self._state = PoolState()
+        self._writer: FleetWriter | None = None
+        self._wake = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        self._trouble: str | None = None
+        self._is_settled = asyncio.Event()
+
+    async def start(self, authority: Authority) -> None:
+        """Begin, and wait for a while until it is known who leads."""
+        self._authority = authority
+        authority.pool.follow(self._note)
+        self._running = asyncio.create_task(self._run())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_settled.wait(), FIRST_S)
+
+    @property
+    def _led(self) -> Authority:
+        assert self._authority is not None  # noqa: S101 - `start` has set it
+        return self._authority
+
+    @property
+    def role(self) -> Literal["leader", "follower"]:
+        return "leader" if self.election.may_act(self._clock()) else "follower"
+
+    async def stop(self) -> None:
+        """Hand the leadership over, so that the next leader need not wait for its end."""
+        tasks = [task for task in (self._running, self._asking, self._catching_up) if task is not None]
+        if self._writer is not None:
+            await self._writer.finish(FINISH_S)
+        for action in self.election.stop():
+            await self._hand_over(action)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._database.close()
+
+    @property
+    def lag(self) -> int | None:
+        """How many events this candidate is behind the journal; None if that is unknown."""
+        row = self.election.row
+        return None if row is None else self.following.lag(row.head)
+
+    async def _run(self) -> None:
+        while not await self._is_open():
+            await asyncio.sleep(OPEN_AGAIN_S)
+        while True:
+            now = self._clock()
+            self._carry_out(self.election.wake(now))
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(self.election.wake_at - self._clock(), 0.0)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _is_open(self) -> bool:
+        try:
+            await self._database.open()
+        except JournalError as error:
+            self._say_trouble(str(error))
+            return False
+        self._trouble = None
+        return True
+
+    def _carry_out(self, actions: Sequence[ElectionAction]) -> None:
+        for action in actions:
+            match action:
+                case ReadLeader() | ClaimLeadership() | RenewLeadership():
+                    self._asking = asyncio.create_task(self._ask(action))
+                case LeadershipWon():
+                    self._begin_to_catch_up(action.row, action)
+                case LeadershipLost(reason=reason):
+                    self._lose(reason)
+                case HandOverLeadership():
+                    pass  # only a candidate that stops hands over
+        self._wake.set()
+
+    async def _ask(self, question: ElectionQuestion) -> None:
+        try:
+            row = await self._answer(question)
+        except JournalError as error:
+            self._say_trouble(str(error))
+            self.election.failed(question, self._clock())
+            self._wake.set()
+            return
+        self._trouble = None
+        actions = self.election.answered(question, row, self._clock())
+        if row is not None and self.election.leadership is None:
+            self._begin_to_catch_up(row, None)
+        self._carry_out(actions)
+
+    async def _answer(self, question: ElectionQuestion) -> LeaderRow | None:
+        match question:
+            case ClaimLeadership(term=term, seen_epoch=seen_epoch):
+                return await self._database.claim(term, self._node, self._url, seen_epoch)
+            case RenewLeadership(epoch=epoch, term=term):
+                return await self._database.renew(epoch, term)
+            case _:
+                return await self._database.read_leader()
+
+    def _say_trouble(self, why: str) -> None:
+        if why != self._trouble:
+            logger.error("the database of the fleet: %s", why)
+        self._trouble = why
+        if self.election.leadership is None:
+            self._led.say_trouble(f"nobody is known to lead the fleet: {why}")
+            self._is_settled.set()
+
+    def _begin_to_catch_up(self, row: LeaderRow, won: LeadershipWon | None) -> None:
+        """Read what the journal has. A follower that does so already is not disturbed; a new leader is."""
+        if self._catching_up is not None and not self._catching_up.done():
+            if won is None:
+                return
+            self._catching_up.cancel()
+        work = self._follow(row) if won is None else self._take_over(won, self._catching_up)
+        self._catching_up = asyncio.create_task(work)
+
+    async def _follow(self, row: LeaderRow) -> None:
+        try:
+            await self._catch_up(row, must_match=False)
+            await self._write_snapshot_if_due(row.head, is_leader=False)
+        except JournalError as error:
+            self._say_trouble(str(error))
+            return
+        if self.election.leadership is None:
+            self._show(row, ())
+            if row.expires_in_s > 0:
+                self._is_settled.set()
+
+    async def _take_over(self, won: LeadershipWon, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await self._catch_up(won.row, must_match=True)
+            await self._lead(won)
+        except JournalError as error:
+            self._say_trouble(str(error))
+            self._carry_out(self.election.step_down(won.epoch, won.term, str(error), self._clock()))
+
+    async def _catch_up(self, row: LeaderRow, *, must_match: bool) -> None:
+        """Apply what the journal has up to the head that this row tells."""
+        following = self.following
+        if row.head < following.position:
+            following.head_went_back(row.head)
+        while (question := following.question(row.head, must_match=must_match)) is not None:
+            if isinstance(question, LoadSnapshot):
+                logger.info("reading the journal from its last snapshot: %s", question.reason)
+                snapshot = await self._database.load_snapshot()
+                ended = await self._database.load_ended(self._led.pool.state.settings.remembered_ended_leases)
+                self._state = PoolState()
+                self._state.ended.update((lease.id, lease) for lease in ended)
+                if snapshot is not None:
+                    restore(self._state, snapshot.events)
+                following.loaded(snapshot)
+            else:
+                stored = await self._database.read_events(question.after, question.most)
+                fresh = [each.event for each in following.take(question, stored, row.head)]
+                restore(self._state, fresh)
+                self._show(row, fresh)
+            await asyncio.sleep(0)
+
+    async def _lead(self, won: LeadershipWon) -> None:
+        def may_act() -> bool:
+            return self.election.may_act(self._clock())
+
+        writer = FleetWriter(self._database, self.election, self.following, self._clock, self._step_down)
+        missing = self.following.missing(won.row.head) if self.following.position > won.row.head else ()
+        if missing is None:
+            self.following.reload(f"the database lost more after event {won.row.head} than is remembered")
+            logger.error("the database of the fleet lost commits that cannot be repaired: leases may be missing")
+            await self._catch_up(won.row, must_match=True)
+        elif missing:
+            logger.error("the database of the fleet lost %d events; they are written again", len(missing))
+            if not await writer.append(missing):
+                return
+        self._writer = writer
+        logger.warning("this server leads the fleet from now on (epoch %d)", won.epoch)
+        self._led.lead(
+            self._state,
+            writer,
+            pool_id=self._database.pool_id,
+            epoch=won.epoch,
+            wall_now=won.row.wall_now,
+            may_act=may_act,
+        )
+
+    def _show(self, row: LeaderRow, events: Sequence[Event]) -> None:
+        self._led.follow(self._state, row, events, pool_id=self._database.pool_id)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Once the TakenOver of this leader is written, it answers callers."""
+        mine = self.election.leadership
+        if mine is not None and any(isinstance(each, TakenOver) and each.epoch == mine.epoch for each in events):
+            self.election.open(mine.epoch, mine.term)
+            self._is_settled.set()
+
+    def _step_down(self, why: str) -> None:
+        mine = self.election.leadership
+        if mine is not None:
+            self._carry_out(self.election.step_down(mine.epoch, mine.term, why, self._clock()))
+
+    def _lose(self, reason: str) -> None:
+        logger.warning("this server no longer leads the fleet: %s", reason)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        # What is not written may be in this state.
+        self.following.reload("this server led before")
+        self._led.step_down(f"this server no longer leads the fleet: {reason}")
+
+    async def _write_snapshot_if_due(self, head: int, *, is_leader: bool) -> None:
+        if self.following.is_snapshot_due(head, is_leader=is_leader):
+            position = self.following.position
+            await self._database.write_snapshot(position, condense(self._state))
+            self.following.snapshot_known(position)
+
+    async def _hand_over(self, action: ElectionAction) -> None:
+        if isinstance(action, HandOverLeadership):
+            try:
+                await self._database.hand_over(action.epoch, action.term)
+            except JournalError as error:
+                logger.warning("the leadership could not be handed over, and ends by itself: %s", error)
+
+    def _empty_state(self) -> PoolState:
+        return PoolState(settings=self._led.pool.state.settings)
