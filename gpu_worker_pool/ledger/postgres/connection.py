@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
+from asyncpg.connect_utils import SessionAttribute
 
 from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
 
@@ -48,10 +50,8 @@ class Connection:
         raw, self._raw = self._raw, None
         if raw is not None:
             if not self._line.locked():
-                try:
+                with suppress(*ASYNCPG_ERRORS):  # it is over either way
                     await raw.close(timeout=CLOSE_TIMEOUT_S)
-                except ASYNCPG_ERRORS:
-                    pass  # It is over either way.
             raw.terminate()
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ async def connect(url: DatabaseUrl) -> RawConnection:
             return await asyncpg.connect(
                 one_host,
                 timeout=timeout_s,
-                target_session_attrs=None if url.has_target else "read-write",
+                target_session_attrs=None if url.has_target else SessionAttribute.read_write,
                 server_settings=None if url.has_name else {"application_name": "gpu-pool"},
             )
         except (*ASYNCPG_ERRORS, ValueError) as error:

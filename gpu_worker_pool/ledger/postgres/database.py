@@ -239,11 +239,7 @@ class PostgresDatabase:
             return None
 
     async def _listen(self, raw: RawConnection) -> None:
-        await raw.add_listener("gpu_pool", self._hear)
-
-    def _hear(self, _connection: object, _pid: int, _channel: str, pool: object) -> None:
-        if pool == self.pool:
-            self._news.set()
+        await raw.add_listener("gpu_pool", lambda *heard: self._news.set() if heard[-1] == self.pool else None)
 
     def _damaged(self, what: str) -> JournalDamaged:
         return self._tail.damaged(what)
