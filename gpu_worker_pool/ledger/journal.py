@@ -52,6 +52,10 @@ class OutcomeUnknown(JournalError):  # noqa: N818 - a state of affairs, not a mi
     """The answer of the database was lost: it is not known whether the change was made."""
 
 
+class HistoryChanged(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """The journal's past is not what this process has read of it; it must be read again from its snapshot."""
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """The contents of a journal: the events in order, and the last leases that ended, oldest first.

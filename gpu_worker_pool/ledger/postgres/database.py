@@ -1,0 +1,258 @@
+"""The leadership and the journal of a fleet in PostgreSQL. See `FleetDatabase` for the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_worker_pool.core.fleet.leadership import LEADERSHIP_S, JournalSnapshot, LeaderRow, StoredEvent
+from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.ledger.codec import decode_ended
+from gpu_worker_pool.ledger.failpoints import reach
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.rows import checked_crc
+from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_queries
+
+from . import schema
+from .accounts import PostgresAccounts
+from .connection import Connection, RawConnection
+from .parameters import ended_json, event_lines
+from .snapshots import pack, unpack
+from .tail import Tail
+from .url import parse_url
+
+logger = logging.getLogger(__name__)
+
+# The leadership is lost without an answer for this long, so no statement about it may take much of that.
+COMMAND_TIMEOUT_S = 1.0
+READ_TIMEOUT_S = 10.0
+SNAPSHOT_TIMEOUT_S = 60.0
+
+# Enough for years of accounting; bounds the growth.
+MOST_ENDED = 1_000_000
+
+
+class PostgresDatabase:
+    """Two connections: one for the leadership and appends, one for what takes longer."""
+
+    def __init__(
+        self,
+        url: str,
+        pool: str | None = None,
+        *,
+        leadership_s: float = LEADERSHIP_S,
+        command_timeout_s: float = COMMAND_TIMEOUT_S,
+        most_ended: int = MOST_ENDED,
+        migrations: Sequence[Migration] | None = None,
+    ) -> None:
+        self._url = parse_url(url)
+        self._wanted = None if pool is None else schema.check_name(pool)
+        self._leadership_s = leadership_s
+        self._timeout_s = command_timeout_s
+        self._most_ended = most_ended
+        self._migrations = load_migrations(__package__) if migrations is None else migrations
+        self._sql = load_queries(__package__)
+        self._news = asyncio.Event()
+        self._commands = Connection(self._url, self._listen)
+        self._reads = Connection(self._url)
+        self.pool = ""
+        self.pool_id = ""
+        # The head and its checksum, which the next event goes on from; None: to be read.
+        self._head_crc: tuple[int, int] | None = None
+        self._tail = Tail(self._url)
+
+    async def open(self) -> None:
+        async def prepare(raw: RawConnection) -> tuple[str, str]:
+            return await schema.prepare(raw, self._url, self._wanted, self._migrations)
+
+        self.pool, self.pool_id = await self._reads.change(prepare, SNAPSHOT_TIMEOUT_S)
+        await self.read_leader()
+
+    async def close(self) -> None:
+        await self._commands.close()
+        await self._reads.close()
+
+    def accounts(self) -> Accounts:
+        """The accounting of this pool, for a thread."""
+        return PostgresAccounts(self._url, self.pool)
+
+    async def wait_for_news(self, timeout_s: float) -> None:
+        """Wait until a leader has come or gone, or until the timeout. News may be lost, so ask after either."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    # The leadership
+
+    async def read_leader(self) -> LeaderRow:
+        row = await self._commands.read(
+            lambda raw: raw.fetchrow(self._sql["read_leader"], self.pool, self._leadership_s), self._timeout_s
+        )
+        if row is None:
+            raise self._damaged(f"the pool {self.pool!r} is no longer there")
+        return _leader(row)
+
+    async def claim(self, term: str, holder: str, url: str, seen_epoch: int) -> LeaderRow | None:
+        self._head_crc = None
+        row = await self._command("claim", self._leadership_s, term, holder, url, seen_epoch)
+        if row is None:
+            return None
+        self._head_crc = (row["head"], row["crc"])
+        return _leader(row)
+
+    async def renew(self, epoch: int, term: str) -> LeaderRow | None:
+        row = await self._command("renew", self._leadership_s, epoch, term)
+        return None if row is None else _leader(row)
+
+    async def hand_over(self, epoch: int, term: str) -> None:
+        self._head_crc = None
+        await self._command("hand_over", epoch, term)
+
+    async def append(  # noqa: PLR0917 - the order is that of the statement
+        self,
+        epoch: int,
+        term: str,
+        head: int,
+        batch: str,
+        events: Sequence[DurableEvent],
+        ended: Sequence[EndedLease],
+    ) -> int | None:
+        before = await self._crc_of_head(epoch, term, head)
+        if before is None:
+            return None
+        lines, crc = event_lines(events, epoch, before)
+        leases = ended_json(ended)
+        reach("before_append")
+        row = await self._command(
+            "append", self._leadership_s, epoch, term, head, len(events), crc, batch, lines, leases
+        )
+        if row is None:
+            self._head_crc = None
+            return None
+        reach("after_append")
+        self._head_crc = (row["head"], crc)
+        return int(row["head"])
+
+    # The history
+
+    async def read_events(self, after: int, most: int) -> list[StoredEvent]:
+        # The event before the first is read as well: the checksums go on from it.
+        rows = await self._reads.read(
+            lambda raw: raw.fetch(self._sql["read_events"], self.pool, after, most + 1), READ_TIMEOUT_S
+        )
+        if not rows:
+            raise self._damaged(f"the pool {self.pool!r} is no longer there")
+        return self._tail.check(rows, after, most)
+
+    async def load_snapshot(self) -> JournalSnapshot | None:
+        positions = await self._reads.read(
+            lambda raw: raw.fetch(self._sql["snapshot_positions"], self.pool), READ_TIMEOUT_S
+        )
+        for (position,) in positions:
+            snapshot = await self._read_snapshot(position)
+            if snapshot is not None:
+                return snapshot
+        first = await self._reads.read(lambda raw: raw.fetchval(self._sql["first_position"], self.pool), READ_TIMEOUT_S)
+        if positions and first != 1:
+            raise self._damaged("no snapshot is whole, and the events before them were pruned")
+        return None
+
+    async def write_snapshot(self, position: int, events: Sequence[DurableEvent]) -> None:
+        body, body_crc = await asyncio.to_thread(pack, events)
+
+        async def write(raw: RawConnection) -> None:
+            async with raw.transaction():
+                # One that stops here must not keep another follower from writing one.
+                await raw.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
+                crc = await raw.fetchval(self._sql["crc_at"], self.pool, position) if position else 0
+                if crc is None:
+                    raise JournalError(
+                        f"a snapshot at position {position} belongs to no event in the database {self._url}: read the "
+                        "journal again, and make one at its end"
+                    )
+                await raw.execute(self._sql["write_snapshot"], self.pool, position, crc, body, body_crc)
+                reach("in_compaction")
+                await raw.execute(self._sql["prune_snapshots"], self.pool)
+                await raw.execute(self._sql["prune_events"], self.pool)
+                last = await raw.fetchval(self._sql["last_pruned"], self.pool, self._most_ended)
+                if last is not None:
+                    await raw.execute(self._sql["note_pruned"], self.pool, last)
+                    await raw.execute(self._sql["prune_ended"], self.pool, last)
+
+        await self._reads.change(write, SNAPSHOT_TIMEOUT_S)
+        reach("after_compaction")
+
+    async def load_ended(self, most: int) -> tuple[EndedLease, ...]:
+        rows = await self._reads.read(
+            lambda raw: raw.fetch(self._sql["read_last_ended"], self.pool, most), READ_TIMEOUT_S
+        )
+        try:
+            for body, crc in rows:
+                checked_crc(body, crc, 0)
+            return tuple(decode_ended(body) for body, _ in rows)
+        except ValueError as error:
+            raise self._damaged(f"an ended lease: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<PostgresDatabase {self._url}: {self.pool or 'not open'}>"
+
+    async def _command(self, query: str, *arguments: object) -> Any:
+        return await self._commands.change(
+            lambda raw: raw.fetchrow(self._sql[query], self.pool, *arguments), self._timeout_s
+        )
+
+    async def _crc_of_head(self, epoch: int, term: str, head: int) -> int | None:
+        """The checksum that the next event goes on from; None if the leadership or the head is another."""
+        if self._head_crc is None or self._head_crc[0] != head:
+            row = await self._commands.read(
+                lambda raw: raw.fetchrow(self._sql["read_leader"], self.pool, self._leadership_s), self._timeout_s
+            )
+            if row is None or (row["epoch"], row["term"], row["head"]) != (epoch, term, head):
+                return None
+            self._head_crc = (head, row["crc"])
+        return self._head_crc[1]
+
+    async def _read_snapshot(self, position: int) -> JournalSnapshot | None:
+        """None if it was pruned meanwhile, or is damaged."""
+        row = await self._reads.read(
+            lambda raw: raw.fetchrow(self._sql["read_snapshot"], self.pool, position), SNAPSHOT_TIMEOUT_S
+        )
+        if row is None:
+            return None
+        try:
+            return JournalSnapshot(position, await asyncio.to_thread(unpack, row["body"], row["body_crc"]))
+        except ValueError as error:
+            logger.warning(
+                "the snapshot at position %d in the database %s is damaged (%s); the one before it is used, with the events "
+                "since then",
+                position,
+                self._url,
+                error,
+            )
+            return None
+
+    async def _listen(self, raw: RawConnection) -> None:
+        await raw.add_listener("gpu_pool", lambda *heard: self._news.set() if heard[-1] == self.pool else None)
+
+    def _damaged(self, what: str) -> JournalDamaged:
+        return self._tail.damaged(what)
+
+
+def _leader(row: Any) -> LeaderRow:
+    return LeaderRow(
+        epoch=row["epoch"],
+        term=row["term"],
+        holder=row["holder"],
+        url=row["url"],
+        head=row["head"],
+        batch=row["batch"],
+        expires_in_s=row["expires_in_s"],
+        wall_now=row["wall_now"],
+    )

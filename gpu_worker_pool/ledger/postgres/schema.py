@@ -1,0 +1,85 @@
+"""The tables of a fleet's journal, their versions, and the pools in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from secrets import token_hex
+from typing import Any
+
+from gpu_worker_pool.ledger.failpoints import reach
+from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.sql_files import Migration, load_queries
+
+from .connection import RawConnection
+from .url import DatabaseUrl
+
+# The name of the first pool in a database, if it gets no other.
+FIRST_POOL = "pool"
+LONGEST_NAME = 63
+
+
+async def prepare(
+    raw: RawConnection, url: DatabaseUrl, wanted: str | None, migrations: Sequence[Migration]
+) -> tuple[str, str]:
+    """Create or migrate the tables, choose the pool or create it, and return its name and identity.
+
+    A database that is ready is only read, so a role without the right to create anything can use it.
+    """
+    sql = load_queries(__package__)
+    if await _version(raw, url, migrations) == migrations[-1].version:
+        found = _chosen(await raw.fetch(sql["read_pools"]), url, wanted)
+        if found is not None:
+            return found
+    async with raw.transaction():
+        # A candidate that stops here must not keep the others from starting.
+        await raw.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
+        await raw.execute(sql["lock_migration"])
+        version = await _version(raw, url, migrations)
+        for migration in migrations:
+            if migration.version > version:
+                if migration.version == 1:
+                    await raw.execute("CREATE SCHEMA IF NOT EXISTS gpu_pool")
+                await raw.execute(migration.script)
+                await raw.execute(sql["set_version"], migration.version)
+        reach("in_migration")
+        found = _chosen(await raw.fetch(sql["read_pools"]), url, wanted)
+        if found is None:
+            found = (wanted or FIRST_POOL, token_hex(8))
+            await raw.execute(sql["create_pool"], *found)
+            await raw.execute(sql["create_leader"], found[0])
+    reach("after_migration")
+    return found
+
+
+async def _version(raw: RawConnection, url: DatabaseUrl, migrations: Sequence[Migration]) -> int:
+    """The version of the tables, 0 if there are none; a JournalError if this program is too old for them."""
+    sql = load_queries(__package__)
+    if not await raw.fetchval(sql["has_version"]):
+        return 0
+    version, known = int(await raw.fetchval(sql["read_version"]) or 0), migrations[-1].version
+    if version > known:
+        raise JournalError(
+            f"the pool in the database {url} was written by a newer version of this program (its tables are of version "
+            f"{version}, this one knows {known}): install the newer one on this machine as well"
+        )
+    return version
+
+
+def _chosen(pools: Sequence[Any], url: DatabaseUrl, wanted: str | None) -> tuple[str, str] | None:
+    """The name and identity of the pool to use; None if it must be created."""
+    by_name = {str(name): str(pool_id) for name, pool_id in pools}
+    if wanted is None and len(by_name) > 1:
+        raise JournalError(
+            f"the database {url} has several pools ({', '.join(by_name)}): set GPU_POOL_FLEET_POOL to the one that this "
+            "machine belongs to"
+        )
+    name = wanted if wanted is not None else next(iter(by_name), None)
+    return None if name not in by_name or name is None else (name, by_name[name])
+
+
+def check_name(name: str) -> str:
+    if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
+        raise JournalError(
+            f"GPU_POOL_FLEET_POOL is {name[: LONGEST_NAME + 1]!r}; it must be a name of 1 to {LONGEST_NAME} printable characters"
+        )
+    return name
