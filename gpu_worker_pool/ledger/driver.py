@@ -247,6 +247,11 @@ class Driver:
         return self._is_history_known
 
     @property
+    def is_in_charge(self) -> bool:
+        """Whether this driver changes the pool, though it may be unsure whether it still leads."""
+        return self._writer is not None
+
+    @property
     def is_leading(self) -> bool:
         return self._writer is not None and self._may_act()
 

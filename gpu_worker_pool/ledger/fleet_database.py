@@ -26,6 +26,9 @@ class FleetDatabase(Protocol):
     async def close(self) -> None:
         """Disconnect. Closing twice is harmless."""
 
+    async def wait_for_news(self, timeout_s: float) -> None:
+        """Wait until a leader has come or gone, or until the timeout. News may be lost, so ask after either."""
+
     async def read_leader(self) -> LeaderRow:
         """Return the leadership as it is now."""
 

@@ -59,7 +59,7 @@ class FleetWriter:
         self.trouble: str | None = None
 
     def write(self, batch: WriteBatch, done: Done) -> None:
-        self._writing = asyncio.get_running_loop().create_task(self._write(batch, done))
+        self._writing = asyncio.get_running_loop().create_task(self._write(self._writing, batch, done))
 
     def is_compaction_due(self, live: int) -> bool:  # noqa: ARG002 - what a snapshot costs, followers pay
         """Whether a snapshot is so long overdue that no follower seems to write any."""
@@ -80,7 +80,9 @@ class FleetWriter:
         batch = WriteBatch(asyncio.get_running_loop().create_future(), events=[each.event for each in stored])
         return await self._appended(batch, stored[0].position - 1)
 
-    async def _write(self, batch: WriteBatch, done: Done) -> None:
+    async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait([before])  # the last one of a server that stops
         began = time.perf_counter()
         if await self._appended(batch, self._following.position):
             batch.write_s = time.perf_counter() - began
@@ -104,7 +106,7 @@ class FleetWriter:
         first_sent_at = self._clock()
         while self._is_leading():
             sent_at = self._clock()
-            outcome = await self._try(append, batch)
+            outcome: AppendOutcome | None = await self._try(append, batch)
             if outcome is None:
                 # Any of the attempts may have been carried out, so the leadership may end as early as after the first.
                 sent_at, outcome = first_sent_at, await self._judge(append)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
@@ -24,13 +24,16 @@ from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import Users
+from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.journal import JournalError, JournalInUse, StateDirUnsafe
 from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
 from gpu_worker_pool.wire.routes import TABLE
 
-from .authority.authority import Authority
+from .authority.authority import Authority, JournalSource
+from .authority.candidate import Candidate
+from .authority.own_journal import OwnJournal
 from .authority.pool import Pool
 from .authority.sampler import Sampler
 from .authority.snapshot import Snapshot
@@ -41,6 +44,7 @@ from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
 from .calls.quotas import QuotaCalls
 from .calls.statistics import Statistics
+from .fleet import FleetUnusable, fleet_database, own_address, spread_s
 from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
 from .http.router import Router
@@ -49,6 +53,9 @@ from .settings import ServerSettings
 from .streams.streams import Streams
 from .ui.calls import PAGE_HEADERS, PageCalls
 from .ui.data import PageData
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +83,10 @@ class PoolApp:
             administrators=users.administrators(),
         )
         self.why_not_started: str | None = None
+        # The port that it listens on, once that is known.
+        self.port = settings.port
+        self._database: PostgresDatabase | None = None
+        self.candidate: Candidate | None = None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
         simulated_probe: SimulatedProbe | None = None
         if simulated and make_probe is None:
@@ -95,7 +106,6 @@ class PoolApp:
             settings.pool_settings(),
             machine or Machine.here(),
             self._sampler,
-            lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability),
             node=node,
             max_waiting=settings.gpu_pool_max_waiting,
             simulated=simulated_probe,
@@ -104,8 +114,8 @@ class PoolApp:
         self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
         self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
-        usage = UsageCalls(self.pool, lambda: SqliteAccounts(journal_path(settings)))
-        timeline = TimelineCalls(self.pool, lambda: SqliteAccounts(journal_path(settings)))
+        usage = UsageCalls(self.pool, self._open_accounts)
+        timeline = TimelineCalls(self.pool, self._open_accounts)
         has_tokens = not self.tokens.is_unset
         quotas = QuotaCalls(self.pool)
         self._page_data = PageData(
@@ -158,8 +168,9 @@ class PoolApp:
         configure_logging_if_unset(self.settings)
         raise_limit()
         try:
-            await self._authority.start()
-        except (JournalInUse, StateDirUnsafe) as error:
+            self._database = fleet_database(self.settings)
+            await self._authority.start(self._journal_source())
+        except (JournalInUse, StateDirUnsafe, FleetUnusable) as error:
             self.why_not_started = str(error)
             self.locks.close()
             raise
@@ -179,9 +190,20 @@ class PoolApp:
             await self._page_data.close()
             await self._leases.close()
         self._stop_waiting()
-        self._authority.stop()
+        await self._authority.stop()
         self._sampler.stop()
         self.locks.close()
+
+    def _journal_source(self) -> JournalSource:
+        settings = self.settings
+        if self._database is None:
+            return OwnJournal(lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability))
+        node, url = settings.gpu_pool_node, own_address(settings, self.port)
+        self.candidate = Candidate(self._database, boot_time, node=node, url=url, spread_s=spread_s(node, url))
+        return self.candidate
+
+    def _open_accounts(self) -> Accounts:
+        return SqliteAccounts(journal_path(self.settings)) if self._database is None else self._database.accounts()
 
     def _stop_waiting(self) -> None:
         """Answer all calls that wait: they must not keep the server from stopping."""

@@ -84,6 +84,7 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         ws="none",
     )
     host, port = listener.getsockname()[:2]
+    app.port = port
     app.locks.url = urls(host, port, settings.api_prefix, names=())[0]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)
     unix = _listen_unix(app, port)

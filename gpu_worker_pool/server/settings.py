@@ -39,7 +39,6 @@ DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 # What the settings that are being made have found invalid.
 _INVALID: ContextVar[set[str]] = ContextVar("_INVALID")
 NumberT = TypeVar("NumberT", int, float)
-_TextT = TypeVar("_TextT", str, str | None)
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
@@ -88,7 +87,7 @@ def _known_models(spec: str | None) -> str | None:
     return spec or None
 
 
-def _printable(text: _TextT) -> _TextT:
+def _printable(text: str | None) -> str | None:
     if text is not None and not is_printable(text):
         raise ValueError("it has characters that cannot be printed")
     return text

@@ -7,6 +7,7 @@ from typing import Literal
 
 from .leases import DrainingLeaseView, LeaseView, VerdictView
 from .plans import BookingView, ReservationView
+from .service import FleetView
 
 GpuState = Literal[
     "free", "leased", "shared", "draining", "out_of_service", "unhealthy", "unknown", "busy", "outside", "held"
@@ -92,6 +93,7 @@ class PoolView:
     queue: tuple[LeaseView, ...] = ()
     reservation: ReservationView | None = None
     bookings: tuple[BookingView, ...] = ()
+    fleet: FleetView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,27 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowersProblem(Problem):
+    """The error of a server that does not lead its fleet; `leader` is the URL of the one that does."""
+
+    leader: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """The fleet that a server belongs to, as far as it knows. `id` is that of the pool. `leader` and `leader_url` are null
+    while nobody is known to lead. `lag_s` is how old the state is that this server shows; null: it has none yet.
+    """
+
+    id: str | None
+    role: Literal["leader", "follower"]
+    epoch: int | None
+    leader: str | None
+    leader_url: str | None
+    lag_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
     """The calls of this server."""
 
@@ -39,6 +60,7 @@ class Health:
     gpu_count: int
     reading_age_s: float
     can_grant: bool
+    fleet: FleetView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

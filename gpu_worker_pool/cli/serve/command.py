@@ -41,6 +41,8 @@ def _option(
 
 
 def _without_password(url: str) -> str:
+    from gpu_worker_pool.server.fleet import has_password  # noqa: PLC0415 - slow
+
     if has_password(url):
         raise typer.BadParameter(
             "the URL has a password, and every user of this machine can read the command line of a program; set "
@@ -180,10 +182,10 @@ def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
     _warn_of_ignored_settings(settings)
     listener = _listen(settings)
     try:
-        journal = usable_journal(settings)
+        kept_in = _where_kept(settings)
         app = create_app(settings)
         try:
-            return run(app, listener, lambda: _announce(app, listener, journal, as_json=as_json))
+            return run(app, listener, lambda: _announce(app, listener, kept_in, as_json=as_json))
         except SystemExit as ended:
             why = app.why_not_started or "its log says why"
             raise Failure(f"the server cannot start: {why}", FAILED) from ended
@@ -212,6 +214,18 @@ def _listen(settings: ServerSettings) -> socket.socket:
         raise Failure(f"{what}: {advice(error, host='--host', port='--port')}") from None
 
 
+def _where_kept(settings: ServerSettings) -> str:
+    """Where the leases are kept, without a password; Failure where they cannot be."""
+    if settings.gpu_pool_fleet is None:
+        return str(usable_journal(settings))
+    from gpu_worker_pool.server.fleet import FleetUnusable, fleet_database  # noqa: PLC0415 - slow
+
+    try:
+        return str(fleet_database(settings))
+    except FleetUnusable as error:
+        raise Failure(str(error)) from None
+
+
 def usable_journal(settings: ServerSettings) -> Path:
     """The path of the journal; Failure where this user cannot write there.
 
@@ -237,8 +251,8 @@ def usable_journal(settings: ServerSettings) -> Path:
     return path
 
 
-def _announce(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: bool) -> None:
-    announcement = announcement_of(app, *listener.getsockname()[:2], journal=journal)
+def _announce(app: PoolApp, listener: socket.socket, kept_in: str, *, as_json: bool) -> None:
+    announcement = announcement_of(app, *listener.getsockname()[:2], kept_in=kept_in)
     try:
         if as_json:
             print_json("serve", announcement.as_json())
@@ -254,7 +268,7 @@ def _announce(app: PoolApp, listener: socket.socket, journal: Path, *, as_json: 
         stop_printing()
 
 
-def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Announcement:
+def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Announcement:
     settings, tokens = app.settings, app.tokens
     sampler, snapshot = app.statistics.sampler, app.statistics.sampler.snapshot
     names = names_of_this_machine(with_ipv6=":" in host) if is_every_address(host) else ()
@@ -276,7 +290,7 @@ def announcement_of(app: PoolApp, host: str, port: int, *, journal: Path) -> Ann
             snapshot.source,
             unread or snapshot.error or remark,
         ),
-        state=str(journal),
+        state=kept_in,
         trouble=app.pool.trouble or trouble,
         writing=Writing(
             "broken" if tokens.is_broken else "none" if tokens.is_unset else "set",

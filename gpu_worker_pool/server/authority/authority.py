@@ -166,9 +166,9 @@ class Authority:
             self._has_told_inventory = True
             self._driver.note(cmd.AnnounceNode(self._node, boot_id(), tuple(map(_as_installed, readings))))
         if not is_regular:
-            # This reading was made because leases ended; the next regular one is soon enough for the other GPUs.
+            # This reading was made because leases ended, or after a take-over; the next regular one is soon enough for the other GPUs.
             slots = self._driver.state.slots
-            readings = tuple(reading for reading in readings if _is_draining(slots.get(reading.gpu.key)))
+            readings = tuple(reading for reading in readings if _is_awaited(slots.get(reading.gpu.key)))
         if readings and self._loop is not None:
             self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
 
@@ -226,7 +226,7 @@ class Authority:
         self._sampler.sample_soon()
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
-        if not self._driver.is_leading:
+        if not self._driver.is_in_charge:
             return
         changed: set[GpuKey] = set()
         if self._record is not None:
@@ -297,5 +297,6 @@ def _as_installed(reading: Reading) -> InventoryGpu:
     return InventoryGpu(reading.gpu.key.uuid, reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
 
 
-def _is_draining(slot: GpuSlot | None) -> bool:
-    return slot is None or any(occupant.is_draining for occupant in slot.occupants.values())
+def _is_awaited(slot: GpuSlot | None) -> bool:
+    """Whether the next reading of a GPU is waited for: it drains, or its readings so far are void."""
+    return slot is None or slot.reading is None or slot.occupants.draining > 0

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal
 from uuid import uuid4
 
 from gpu_worker_pool.core.decider.condense import condense
@@ -33,6 +32,7 @@ from gpu_worker_pool.ledger.driver import restore
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.wire.service import FleetView
 
 from .authority import Authority
 
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 # The last batch of a leader that stops has this long to be written.
 FINISH_S = 2.0
 OPEN_AGAIN_S = 1.0
+NEWS_S = 3600.0
 # How long a server that starts waits until it is known who leads.
 FIRST_S = 5.0
 
@@ -68,12 +69,16 @@ class Candidate:
         self._running: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._trouble: str | None = None
         self._is_settled = asyncio.Event()
+        # When the journal was last read to the end that it then had.
+        self._caught_up_at: float | None = None
 
     async def start(self, authority: Authority) -> None:
         """Begin, and wait for a while until it is known who leads."""
         self._authority = authority
+        authority.pool.fleet = self.view
         authority.pool.follow(self._note)
         self._running = asyncio.create_task(self._run())
         with suppress(TimeoutError):
@@ -84,13 +89,24 @@ class Candidate:
         assert self._authority is not None  # noqa: S101 - `start` has set it
         return self._authority
 
-    @property
-    def role(self) -> Literal["leader", "follower"]:
-        return "leader" if self.election.may_act(self._clock()) else "follower"
+    def view(self) -> FleetView:
+        """The fleet as this candidate knows it."""
+        now, row = self._clock(), self.election.row
+        leads = self.election.may_act(now)
+        is_led = row is not None and now < self.election.heard_at + row.expires_in_s
+        lag_s = 0.0 if leads else None if self._caught_up_at is None else round(now - self._caught_up_at, 3)
+        return FleetView(
+            id=self._database.pool_id or None,
+            role="leader" if leads else "follower",
+            epoch=row.epoch if row is not None else None,
+            leader=row.holder if row is not None and is_led else None,
+            leader_url=row.url if row is not None and is_led else None,
+            lag_s=lag_s,
+        )
 
     async def stop(self) -> None:
         """Hand the leadership over, so that the next leader need not wait for its end."""
-        tasks = [task for task in (self._running, self._asking, self._catching_up) if task is not None]
+        tasks = [task for task in (self._running, self._listening, self._asking, self._catching_up) if task is not None]
         if self._writer is not None:
             await self._writer.finish(FINISH_S)
         for action in self.election.stop():
@@ -100,33 +116,33 @@ class Candidate:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._database.close()
 
-    @property
-    def lag(self) -> int | None:
-        """How many events this candidate is behind the journal; None if that is unknown."""
-        row = self.election.row
-        return None if row is None else self.following.lag(row.head)
-
     async def _run(self) -> None:
-        while not await self._is_open():
-            await asyncio.sleep(OPEN_AGAIN_S)
+        await self._open_database()
+        self._listening = asyncio.create_task(self._listen())
         while True:
-            now = self._clock()
-            self._carry_out(self.election.wake(now))
+            self._carry_out(self.election.wake(self._clock()))
             self._wake.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(max(self.election.wake_at - self._clock(), 0.0)):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
-    async def _is_open(self) -> bool:
-        try:
-            await self._database.open()
-        except JournalError as error:
-            self._say_trouble(str(error))
-            return False
-        self._trouble = None
-        return True
+    async def _listen(self) -> None:
+        """Ask at once when a leader has come or gone."""
+        while True:
+            await self._database.wait_for_news(NEWS_S)
+            self.election.nudge(self._clock())
+            self._wake.set()
+
+    async def _open_database(self) -> None:
+        while True:
+            try:
+                await self._database.open()
+            except JournalError as error:
+                self._say_trouble(str(error))
+                await asyncio.sleep(OPEN_AGAIN_S)
+            else:
+                self._trouble = None
+                return
 
     def _carry_out(self, actions: Sequence[ElectionAction]) -> None:
         for action in actions:
@@ -182,8 +198,10 @@ class Candidate:
         self._catching_up = asyncio.create_task(work)
 
     async def _follow(self, row: LeaderRow) -> None:
+        began = self._clock()
         try:
             await self._catch_up(row, must_match=False)
+            self._caught_up_at = began
             await self._write_snapshot_if_due(row.head, is_leader=False)
         except JournalError as error:
             self._say_trouble(str(error))

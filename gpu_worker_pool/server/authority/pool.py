@@ -25,6 +25,7 @@ from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import until_gone
+from gpu_worker_pool.wire.service import FleetView
 
 from .presence import Presence
 from .sampler import Sampler
@@ -47,6 +48,8 @@ class Pool:
     def __init__(self, driver: Driver, sampler: Sampler, machine: Machine, presence: Presence, *, node: str) -> None:
         self.id = secrets.token_hex(8)
         self.pool_id: str | None = None
+        # What is known of the fleet that this server belongs to.
+        self.fleet: Callable[[], FleetView | None] = lambda: None
         self.node = node
         self._driver = driver
         self._sampler = sampler

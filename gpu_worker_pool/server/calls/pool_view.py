@@ -83,6 +83,7 @@ async def encode_pool(pool: Pool, most_queued: int | None, most_leases: int | No
             source=pool.snapshot.source,
             reservation=reservation_view(state),
             bookings=booking_views(state),
+            fleet=pool.fleet(),
         ),
         gpus=gpus,
         leases=leases,

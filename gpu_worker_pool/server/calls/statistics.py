@@ -117,6 +117,7 @@ class Statistics:
             gpu_count=len(snapshot.readings),
             reading_age_s=round(self.sampler.age_s(), 3),
             can_grant=trouble is None,
+            fleet=self._pool.fleet(),
         )
         return Response(200, encode(body))
 

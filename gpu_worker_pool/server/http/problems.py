@@ -8,9 +8,9 @@ from http import HTTPStatus
 
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.ledger.fair_queue import TooManyCalls
-from gpu_worker_pool.ledger.journal import NotWritten
+from gpu_worker_pool.ledger.journal import LedElsewhere, NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
-from gpu_worker_pool.wire.service import Problem
+from gpu_worker_pool.wire.service import FollowersProblem, Problem
 from gpu_worker_pool.wire.strict import FormError
 
 from .response import Response, as_headers, encode
@@ -31,10 +31,21 @@ class Refused(Exception):  # noqa: N818 - an answer, not a mistake
         self.headers = headers or {}
 
 
+class RefusedByFollower(Refused):
+    """A call that only the leader of the fleet can answer; `leader` is its URL."""
+
+    def __init__(self, detail: str, leader: str) -> None:
+        super().__init__(503, detail, RETRY_AFTER)
+        self.leader = leader
+
+
 def problem_of(error: Exception) -> Response:
     refused = _refusal(error)
     title = HTTPStatus(refused.status).phrase
-    body = encode(Problem(title=title, status=refused.status, detail=refused.detail))
+    problem = Problem(title=title, status=refused.status, detail=refused.detail)
+    if isinstance(refused, RefusedByFollower):
+        problem = FollowersProblem(title=title, status=refused.status, detail=refused.detail, leader=refused.leader)
+    body = encode(problem)
     return Response(refused.status, body, (*as_headers(refused.headers), PROBLEM))
 
 
@@ -52,6 +63,8 @@ def _refusal(error: Exception) -> Refused:
             return Refused(403, f"{error}.")
         case TooManyWaiting():
             return Refused(503, str(error), RETRY_AFTER)
+        case LedElsewhere():
+            return RefusedByFollower(f"Nothing can be granted or ended here: {str(error).rstrip('.')}.", error.url)
         case NotWritten():
             detail = f"Nothing can be granted or ended now: {str(error).rstrip('.')}."
             if error.is_temporary:

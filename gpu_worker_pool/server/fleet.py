@@ -1,0 +1,66 @@
+"""What the settings say of the fleet that a server belongs to."""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+from gpu_worker_pool.host.addresses import is_every_address, urls
+from gpu_worker_pool.ledger.journal import JournalError
+
+from .settings import ServerSettings
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+
+# Of several candidates that see that nobody leads, each waits for a part of this time: mostly one of them claims.
+SPREAD_S = 0.3
+
+
+class FleetUnusable(Exception):  # noqa: N818 - a state of affairs, not a mistake
+    """The server must not start: without its fleet it would grant GPUs as a pool of its own."""
+
+
+def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
+    """The database of the fleet; None if the server belongs to none. FleetUnusable if the settings cannot be used."""
+    url = settings.gpu_pool_fleet.get_secret_value().strip() if settings.gpu_pool_fleet else ""
+    if not url:
+        return None
+    if url.startswith(("http://", "https://")):
+        raise FleetUnusable(
+            "GPU_POOL_FLEET (--fleet) names other servers; this version needs the URL of the database there, "
+            "postgresql://host/name"
+        )
+    try:
+        from gpu_worker_pool.ledger.postgres.database import PostgresDatabase  # noqa: PLC0415 - may be missing
+    except ModuleNotFoundError as error:
+        raise FleetUnusable(
+            f"{error.name} is not installed, and a fleet needs it; run pip install 'gpu-worker-pool[fleet]'"
+        ) from None
+    try:
+        return PostgresDatabase(url, settings.gpu_pool_fleet_pool)
+    except JournalError as error:
+        raise FleetUnusable(f"GPU_POOL_FLEET (--fleet) cannot be used: {error}") from None
+
+
+def own_address(settings: ServerSettings, port: int) -> str:
+    """The URL at which the other boxes reach this server."""
+    if settings.gpu_pool_fleet_address:
+        return settings.gpu_pool_fleet_address.rstrip("/")
+    host = socket.gethostname() if is_every_address(settings.host) else settings.host
+    return urls(host, port, settings.api_prefix, names=())[0]
+
+
+def spread_s(node: str, url: str) -> float:
+    """This candidate's own part of SPREAD_S: always the same, and mostly another one than that of the others."""
+    return SPREAD_S * (zlib.crc32(f"{node} {url}".encode()) % 1000) / 1000
+
+
+def has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.password is not None or "password" in parse_qs(parts.query)
+    except ValueError:
+        return True  # it may have one
