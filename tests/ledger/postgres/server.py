@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -101,6 +102,20 @@ class PostgresServer:
     def send(self, what: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(what)
+
+    def send_to_all(self, what: signal.Signals) -> None:
+        """Send a signal to the server and to all its processes."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        for pid in (self._process.pid, *map(int, children.split())):
+            with suppress(ProcessLookupError):
+                os.kill(pid, what)
+
+    def create_database(self, name: str) -> None:
+        self.execute(f'CREATE DATABASE "{name}"')
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        self._run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.url(database), "-c", statement)
 
     def kill(self) -> None:
         """End at once, as after a power cut."""
