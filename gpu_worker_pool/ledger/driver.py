@@ -176,6 +176,10 @@ class Driver:
             for listener in self.listeners:
                 listener(events)
 
+    def say_trouble(self, trouble: str) -> None:
+        """Refuse every command with this reason, before the history is known, or while no driver is known to lead."""
+        self.trouble, self._leader_url = trouble, None
+
     def step_down(self, trouble: str) -> None:
         """Stop leading. What is not known to be written may be written or not: the journal tells its next leader."""
         for timer in filter(None, (self._alarm, self._late_flush)):
