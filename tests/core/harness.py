@@ -83,7 +83,7 @@ class CheckedPool(QueueChecks):
         self.log += events
         self.step_ends.append(len(self.log))
         self.new_booking, self.observed = None, ()
-        self.is_opening = isinstance(command, self.core.commands.TakeOver | self.core.commands.AnnounceNode)
+        self.is_opening = isinstance(command, self.core.commands.TakeOver)
         self._read_use()
         for event in events:
             self._check(event, command)

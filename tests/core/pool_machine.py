@@ -85,6 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = CheckedPool(self.core, stale_after_s=15.0, drain_limit_s=20.0, **settings)
         self.now = 100.0
         self.count = 0
+        self.nodes = tuple(dict.fromkeys(node for node, *_ in GPUS[: self.size]))
         self.boots = dict.fromkeys(NODES, 1)
         self.takers = 1
         self.wall = 1e6
@@ -335,7 +336,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(nodes=st.sampled_from([NODES, *zip(NODES, strict=True)]))
     def announce(self, nodes: Sequence[str]) -> None:
-        for node in nodes:
+        for node in sorted({*nodes} & {*self.nodes}):
             self.pool.do(self.core.commands.AnnounceNode(node, f"boot{self.boots[node]}"), self.now)
 
     def reboot(self, nodes: Sequence[str]) -> None:
