@@ -79,12 +79,6 @@ QUEUE_MUTANTS = (
         "return now if self.limit is None else self.limit",
     ),
     Mutant(
-        "time limits go by the wall clock over a reboot",
-        "evolve",
-        "_set_clock_forward(state, state.wall_offset_s - event.wall_offset_s)",
-        "_set_clock_forward(state, event.wall_offset_s - state.wall_offset_s)",
-    ),
-    Mutant(
         "the youngest lease makes room",
         "preemption",
         "key=lambda offer: (len(offer[0]), -offer[1], offer[2])",

@@ -135,12 +135,6 @@ def come_back_after_the_time_limit(core: Core) -> None:
     scene.tick(500.0)
 
 
-def reboot_with_a_time_limit(core: Core) -> None:
-    scene = QueueScene(core)
-    scene.want(1, 3.0, time_limit_s=1000.0)
-    scene.pool.do(core.commands.Open("another boot", 500.0), 5.0)
-
-
 def need_one_of_three(core: Core) -> None:
     scene = QueueScene(core, gpus=3)
     for number in range(3):
@@ -289,7 +283,6 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a time limit is warned of first": reach_the_time_limit,
     "a warning is durable": reach_the_time_limit,
     "a late warning leaves some time": come_back_after_the_time_limit,
-    "time limits go by the wall clock over a reboot": reboot_with_a_time_limit,
     "the youngest lease makes room": need_one_of_three,
     "the youngest lease on a GPU makes room": need_a_gpu_of_two_workers,
     "no lease makes room while another is leaving": need_one_of_three,
