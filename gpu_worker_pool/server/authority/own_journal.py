@@ -8,8 +8,7 @@ from collections.abc import Callable
 from time import time
 
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.driver import restore
-from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
+from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe, restore
 from gpu_worker_pool.ledger.writer import WriterThread
 
 from .authority import Authority
