@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.core.model.state import PoolState
 
 
 class JournalError(Exception):
@@ -67,14 +65,6 @@ class History:
 
     events: tuple[DurableEvent, ...] = ()
     ended: tuple[EndedLease, ...] = ()
-
-
-def restore(state: PoolState, events: Iterable[DurableEvent]) -> None:
-    """Apply the events of a journal. JournalDamaged if they contradict each other."""
-    try:
-        replay(state, events)
-    except (KeyError, AssertionError, ValueError) as error:
-        raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
 
 
 class Journal(Protocol):

@@ -324,9 +324,7 @@ class PoolMachine(RuleBasedStateMachine):
         commands = self.core.commands
         self.pool.do(commands.IgnoreProcess("Xorg") if ignore else commands.CountProcess("Xorg"), self.now)
 
-    @rule(
-        present=st.sampled_from([NODES, NODES, NODES[:1], ()]), rebooted=st.sampled_from([(), NODES[:1], NODES])
-    )
+    @rule(present=st.sampled_from([NODES, NODES, NODES[:1], ()]), rebooted=st.sampled_from([(), NODES[:1], NODES]))
     def restart(self, present: Sequence[str], rebooted: Sequence[str]) -> None:
         """Another driver takes over, and some of the nodes announce themselves at once."""
         self.takers += 1

@@ -68,8 +68,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a time limit is warned of first",
         "decide",
-        "    if lease.ending is not None:\n        return [*_all_ended(state, lease, lease.ending.reason, now)]\n",
-        "    return [*_all_ended(state, lease, EndReason.TIME_LIMIT, now)]\n",
+        "    if lease.ending is not None:\n        return [*all_ended(state, lease, lease.ending.reason, now)]\n",
+        "    return [*all_ended(state, lease, EndReason.TIME_LIMIT, now)]\n",
     ),
     Mutant("a warning is durable", "events", "class LeaseWarned(DurableEvent):", "class LeaseWarned(VolatileEvent):"),
     Mutant(

@@ -95,6 +95,7 @@ def find_another_node_free_sooner(core: Core) -> None:
     gpu, scene = core.gpu, QueueScene(core, gpus=2)
     other = [gpu.GpuKey("other", f"GPU-b{index}") for index in range(2)]
     readings = [gpu.Reading(gpu.Gpu(k, i, "A100"), 2.0, 80_000.0, 0.0, 0.0, processes=()) for i, k in enumerate(other)]
+    scene.pool.do(core.commands.AnnounceNode("other", "boot"), 2.0)
     scene.pool.do(core.commands.Observe(tuple(readings)), 2.0)
     for number, (name, limit_s) in enumerate(
         (("GPU-a0", 100.0), ("GPU-a1", 100.0), ("GPU-b0", 90.0), ("GPU-b1", 150.0))

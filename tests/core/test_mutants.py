@@ -180,7 +180,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "renewing gives a full TTL",
         "evolve",
-        "_restart_deadline(state, state.leases[lease_id], event.at)",
+        "state.restart_deadline(state.leases[lease_id], event.at)",
         "pass",
     ),
     Mutant(
@@ -366,8 +366,6 @@ PLAIN_MUTANTS = (
         "decide",
         "if reading.gpu.key.node not in state.announced or",
         "if",
-        # The inventory of a node that has never announced itself is unknown.
-        also=("decide_nodes", "state.nodes[gpu.key.node].gpus or ()", "_gpus_of(state, gpu.key.node)"),
     ),
     Mutant(
         "a GPU has one exclusive lease inside another",
@@ -383,7 +381,7 @@ PLAIN_MUTANTS = (
     ),
     Mutant(
         "leases inside another end with it",
-        "decide",
+        "lease_ends",
         "for each in (*leases_inside(state, lease.id), lease)]",
         "for each in (lease,)]",
     ),

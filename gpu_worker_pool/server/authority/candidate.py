@@ -31,7 +31,8 @@ from gpu_worker_pool.core.model.events import Event, TakenOver
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
-from gpu_worker_pool.ledger.journal import JournalError, restore
+from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.take_over import restore
 from gpu_worker_pool.wire.service import FleetView
 
 from .authority import Authority
