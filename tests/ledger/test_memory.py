@@ -6,10 +6,10 @@ import pytest
 
 from gpu_worker_pool.ledger.memory import MemoryJournal
 from tests.ledger.examples import ended, note
-from tests.ledger.journal_contract import JournalContract, Opens
+from tests.ledger.journal_contract import Opens, ReplacementContract
 
 
-class TestMemoryJournalContract(JournalContract):
+class TestMemoryJournalContract(ReplacementContract):
     @pytest.fixture
     def opens(self) -> Opens:
         journal = MemoryJournal()

@@ -65,7 +65,9 @@ class PostgresServer:
         if os.geteuid() == 0:
             shutil.chown(self._home, OWNER)
         if standby_of is None:
-            self._run("initdb", "-D", str(self._data), "-U", "admin", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-locale")
+            self._run(
+                "initdb", "-D", str(self._data), "-U", "admin", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-locale"
+            )
             (self._data / "pg_hba.conf").write_text(HBA_OF_OLD)
         else:
             standby_of.run_to_standby(self._data)
@@ -89,7 +91,9 @@ class PostgresServer:
         self._await_ready()
 
     def run_to_standby(self, data: Path) -> None:
-        self._run("pg_basebackup", "-D", str(data), "-d", self.url(), "-R", "-X", "stream", "--checkpoint=fast", "--no-sync")
+        self._run(
+            "pg_basebackup", "-D", str(data), "-d", self.url(), "-R", "-X", "stream", "--checkpoint=fast", "--no-sync"
+        )
 
     def promote(self) -> None:
         self._run("pg_ctl", "promote", "-w", "-D", str(self._data))

@@ -20,10 +20,10 @@ from gpu_worker_pool.ledger.sqlite.migrations import known_migrations
 from tests.ledger import children
 from tests.ledger.child import COMPACTED, NEXT
 from tests.ledger.examples import ENDED, EVENTS, ended, note, numbers
-from tests.ledger.journal_contract import JournalContract, Opens
+from tests.ledger.journal_contract import Opens, ReplacementContract
 
 
-class TestSqliteJournalContract(JournalContract):
+class TestSqliteJournalContract(ReplacementContract):
     @pytest.fixture(params=["full", "normal"])
     def opens(self, tmp_path: Path, request: pytest.FixtureRequest) -> Opens:
         return lambda: SqliteJournal(tmp_path / "state" / "journal.sqlite", durability=request.param)
