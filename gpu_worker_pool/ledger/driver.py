@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -24,11 +24,14 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as_ended
+from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
-from .journal import History, JournalDamaged, JournalError, LedElsewhere, NotWritten
+from .journal import History, LedElsewhere, NotWritten
+from .outbox import Outbox
 from .standstill import StandstillWatch
+from .take_over import first_commands, restored, show
 from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
 from .writer import WriteBatch, Writer
 
@@ -38,14 +41,6 @@ logger = logging.getLogger(__name__)
 MAX_ALARM_S = 1.0
 # The shortest timer while leases are due that heartbeats which wait may save.
 MIN_ALARM_S = 0.02
-# The time between attempts to write a failed batch.
-RETRY_S = 0.5
-
-# How long events that are not urgent wait for others.
-LATE_FLUSH_S = 0.1
-# These back no promise to a client: if they are lost, the next reading brings them about again.
-NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
-
 LEADERSHIP_UNSURE = "it is not sure that this server still leads the fleet; it is found out within a few seconds"
 
 EventListener = Callable[[Sequence[ev.Event]], None]
@@ -53,14 +48,6 @@ EventListener = Callable[[Sequence[ev.Event]], None]
 
 def _always() -> bool:
     return True
-
-
-def restore(state: PoolState, events: Iterable[ev.DurableEvent]) -> None:
-    """Apply the events of a journal. JournalDamaged if they contradict each other."""
-    try:
-        replay(state, events)
-    except (KeyError, AssertionError, ValueError) as error:
-        raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
 
 
 class Driver:
@@ -81,26 +68,20 @@ class Driver:
         self.state = PoolState(settings=settings)
         self.listeners: list[EventListener] = []
         self.early_listeners: list[EventListener] = []
-        self._trouble: str | None = "the journal has not been opened yet"
-        self.write_listeners: list[Callable[[float], None]] = []
+        self._outbox = Outbox(self._tell, self._carry_out_postponed, lambda: condense(self.state))
+        self.write_listeners = self._outbox.write_listeners
         self._boot_clock = clock
         self._clock_base = 0.0
         self._node: str | None = None
         self._is_alive = is_alive
-        self._writer: Writer | None = None
         self._may_act: Callable[[], bool] = _always
         self._is_history_known = False
         self._leader_url: str | None = None
-        self._gathering: WriteBatch | None = None
-        self._in_flight: WriteBatch | None = None
-        self._unwritten: dict[str, WriteBatch] = {}
         self._postponed: list[cmd.Command] = []
         self._waiters = Waiters()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
         self._standstill = StandstillWatch()
-        self._is_flush_due = False
-        self._late_flush: asyncio.TimerHandle | None = None
         self._turn = Turn()
         self._readings: deque[tuple[Reading, ...]] = deque()
         self.is_closed = False
@@ -126,13 +107,10 @@ class Driver:
         epoch: int = 0,
         node: str | None = None,
     ) -> None:
-        """Take charge of a pool with this history. Every lease has its full TTL.
-
-        `node` is the present name of this machine, if it has GPUs of the pool; in a pool of one box (epoch 0) its only
-        node is renamed to that. `wall_now` is the time of day.
+        """Take charge of a pool with this history. Every lease has its full TTL. `wall_now` is the time of day, and `node`
+        the present name of this machine, if it has GPUs of the pool.
         """
-        state = PoolState(settings=self.state.settings, ended={lease.id: lease for lease in history.ended})
-        restore(state, history.events)
+        state = restored(history, self.state.settings)
         self.lead(state, writer, boot_id=boot_id, wall_now=wall_now, epoch=epoch, node=node)
 
     def lead(
@@ -153,13 +131,12 @@ class Driver:
         self._clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
         self.state = state
         self._node = node
-        self._writer, self._may_act, self._is_history_known = writer, may_act, True
-        self.trouble = None
-        self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
-        if node is not None:
-            if epoch == 0 and len(state.nodes) == 1:
-                self._carry_out(cmd.RenameNode(next(iter(state.nodes)), node))
-            self._carry_out(cmd.AnnounceNode(node, boot_id))
+        self._may_act, self._is_history_known = may_act, True
+        self._postponed.clear()
+        self._outbox.open(writer)
+        taken = cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now))
+        for command in first_commands(state, taken, node):
+            self._carry_out(command)
 
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, boot_id: str) -> None:
         """Show a pool that another driver leads, in which these events have happened. Every command is refused."""
@@ -169,28 +146,24 @@ class Driver:
             self._clock_base = base
         self._is_history_known = True
         if row.expires_in_s > 0:
-            self.trouble, self._leader_url = f"{row.holder} leads the fleet; ask {row.url}", row.url
+            self._outbox.trouble, self._leader_url = f"{row.holder} leads the fleet; ask {row.url}", row.url
         else:
-            self.trouble, self._leader_url = "nobody leads the fleet; ask again in a few seconds", None
+            self._outbox.trouble, self._leader_url = "nobody leads the fleet; ask again in a few seconds", None
         if events:
             for listener in self.listeners:
                 listener(events)
 
+    def say_trouble(self, trouble: str) -> None:
+        """Refuse every command with this reason, before the history is known, or while no driver is known to lead."""
+        self._outbox.trouble, self._leader_url = trouble, None
+
     def step_down(self, trouble: str) -> None:
         """Stop leading. What is not known to be written may be written or not: the journal tells its next leader."""
-        for timer in filter(None, (self._alarm, self._late_flush)):
-            timer.cancel()
-        self._alarm = self._late_flush = None
-        self._alarm_at = inf
-        unfinished = [batch for batch in (self._in_flight, self._gathering) if batch is not None]
-        self._in_flight = self._gathering = None
-        self._writer, self._may_act, self._is_history_known = None, _always, False
-        self.trouble, self._leader_url = trouble, None
+        self._cancel_alarm()
+        self._may_act, self._is_history_known, self._leader_url = _always, False, None
         self._postponed.clear()
-        self._unwritten.clear()
         self._readings.clear()
-        for batch in unfinished:
-            self._refuse(batch)
+        self._outbox.abandon(trouble)
         self._waiters.release_all()
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
@@ -220,26 +193,23 @@ class Driver:
 
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
-        if self.trouble is None and isinstance(command, cmd.Observe) and self._are_known(command.readings):
-            self._observe(command.readings)
+        if self.trouble is None and isinstance(command, cmd.Observe):
+            # Piece by piece; newer readings replace those that still wait.
+            self._readings = deque(in_pieces(self.state, command.readings))
+            self._observe_next()
         elif self.trouble is None:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
         elif not self.is_open and not self.is_closed:
             # It cannot affect a lease before the history is known, and the GPUs can be shown.
-            for node in sorted({reading.gpu.key.node for reading in command.readings}):
-                replay(self.state, decide(self.state, cmd.AnnounceNode(node, ""), self.now()))
-            replay(self.state, decide(self.state, command, self.now()))
+            show(self.state, command, self.now())
 
     @property
     def trouble(self) -> str | None:
         """Why nothing can be granted or ended at present."""
-        return self._trouble if self._trouble is not None or self._may_act() else LEADERSHIP_UNSURE
-
-    @trouble.setter
-    def trouble(self, why: str | None) -> None:
-        self._trouble = why
+        trouble = self._outbox.trouble
+        return trouble if trouble is not None or self._may_act() else LEADERSHIP_UNSURE
 
     @property
     def is_open(self) -> bool:
@@ -249,35 +219,35 @@ class Driver:
     @property
     def is_in_charge(self) -> bool:
         """Whether this driver changes the pool, though it may be unsure whether it still leads."""
-        return self._writer is not None
+        return self._outbox.writer is not None
 
     @property
     def is_leading(self) -> bool:
-        return self._writer is not None and self._may_act()
+        return self._outbox.writer is not None and self._may_act()
 
     async def find(self, lease_id: str) -> Lease | None:
         """The lease as it is written; None if it is unknown. Raises NotWritten if neither can be told."""
         if not self.is_leading:
             raise self.not_written()
-        while (batch := self._unwritten.get(lease_id)) is not None:
+        while (batch := self._outbox.batch_of(lease_id)) is not None:
             if self.trouble is not None:
                 raise self.not_written()
             await asyncio.shield(batch.written)
         return self.state.find(lease_id)
 
     def not_written(self) -> NotWritten:
-        if self._writer is None and self._leader_url is not None:
+        if self._outbox.writer is None and self._leader_url is not None:
             return LedElsewhere(self.trouble, self._leader_url)
         return NotWritten(self.trouble, is_temporary=self.is_open)
 
     async def caught_up(self) -> None:
         """Wait until all events so far are written; in trouble, return at once."""
-        batch = self._gathering if self._gathering is not None and self._gathering.is_urgent else self._in_flight
+        batch = self._outbox.last_batch()
         if batch is not None and self.trouble is None:
             await asyncio.wait([batch.written])
 
     def is_written(self, lease_id: str) -> bool:
-        return lease_id not in self._unwritten
+        return self._outbox.batch_of(lease_id) is None
 
     async def wait_while_queued(self, lease_id: str, timeout_s: float) -> None:
         """Wait until the lease has left the queue, and that is written, or until the timeout."""
@@ -298,15 +268,9 @@ class Driver:
     def close(self) -> None:
         """Write what is left and stop. Leases stay as they are: the journal keeps them."""
         self.release_waiters()
-        for timer in filter(None, (self._alarm, self._late_flush)):
-            timer.cancel()
-        if self._writer is not None:
-            batch, self._gathering = self._gathering, None
-            if batch is not None and batch.events and self._trouble is None:
-                self._writer.write(batch, lambda *_: None)
-            self._writer.close()
-            self._writer = None
-        self.trouble = "the server is stopping"
+        self._cancel_alarm()
+        self._outbox.close()
+        self._outbox.trouble = "the server is stopping"
 
     async def _written(self, batch: WriteBatch) -> None:
         caller = asyncio.get_running_loop().create_future()
@@ -319,17 +283,6 @@ class Driver:
             if self.state.settled_until > -inf and not self.state.newcomers:
                 return
             await asyncio.sleep(0)
-
-    def _are_known(self, readings: Iterable[Reading]) -> bool:
-        """Whether all these GPUs are in the inventory. Otherwise they are taken in at once: a request that only the last
-        of them could serve must not be refused in between.
-        """
-        return all(reading.gpu.key in self.state.slots for reading in readings)
-
-    def _observe(self, readings: tuple[Reading, ...]) -> None:
-        """Take in readings piece by piece; newer ones replace those that still wait."""
-        self._readings = deque(in_pieces(self.state, readings))
-        self._observe_next()
 
     def _observe_next(self) -> None:
         if self._readings and self.trouble is None and not self.is_closed:
@@ -355,7 +308,12 @@ class Driver:
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
             latest = [event for id_ in dead for event in self._step(cmd.ReportDeath(id_), now)]
             events += latest
-        batch = self._gather(events) if events else None
+        ended = [
+            ended
+            for event in events
+            if isinstance(event, ev.LeaseEnded) and (ended := as_ended(self.state.find(event.lease_id)))
+        ]
+        batch = self._outbox.add(events, ended, len(self.state.leases)) if events else None
         for listener in self.early_listeners:
             listener(events)
         self._set_alarm(now)
@@ -367,22 +325,16 @@ class Driver:
         if found is None or not state.leases or state.boot_id is None:
             return []
         logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
-        again: list[cmd.Command] = [cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)]
-        # The drivers of other nodes see the take-over, and announce themselves.
-        if self._node is not None:
-            again.append(cmd.AnnounceNode(self._node, state.boot_id))
-        return [event for command in again for event in step(state, command, now)]
+        again = cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)
+        return [event for command in first_commands(state, again, self._node) for event in step(state, command, now)]
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
-        dead = []
-        for event in events:
-            if isinstance(event, ev.LeaseGranted):
-                lease = self.state.leases.get(event.lease_id)
-                holder = lease.request.holder if isinstance(lease, ActiveLease) else None
-                is_here = holder is not None and holder.node in (None, self._node)
-                if holder and is_here and holder.process is not None and not self._is_alive(holder.process):
-                    dead.append(event.lease_id)
-        return dead
+        granted = [self.state.leases.get(event.lease_id) for event in events if isinstance(event, ev.LeaseGranted)]
+        return [lease.id for lease in granted if isinstance(lease, ActiveLease) and self._is_dead(lease.request.holder)]
+
+    def _is_dead(self, holder: Holder) -> bool:
+        process = holder.process if holder.node in (None, self._node) else None
+        return process is not None and not self._is_alive(process)
 
     def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
         """Take heartbeats, so that no holder loses a GPU because of a full disk. Nothing is ended or granted."""
@@ -397,88 +349,29 @@ class Driver:
             ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
         ]
 
-    def _gather(self, events: list[ev.Event]) -> WriteBatch | None:
-        """Queue these for writing; return the batch to wait for before a client is told, if there is one."""
-        if self._gathering is None:
-            self._gathering = WriteBatch(asyncio.get_running_loop().create_future())
-        batch = self._gathering
-        batch.news += events
-        must_wait = False
-        for event in events:
-            if isinstance(event, ev.DurableEvent):
-                batch.events.append(event)
-                if not isinstance(event, NOT_URGENT):
-                    batch.is_urgent = must_wait = True
-                    lease_id = getattr(event, "lease_id", None)
-                    if lease_id is not None:
-                        self._unwritten[lease_id] = batch
-            if isinstance(event, ev.LeaseEnded) and (ended := as_ended(self.state.find(event.lease_id))):
-                batch.ended.append(ended)
-        if not self._is_flush_due:
-            # At the end of this turn of the loop, so that all requests of one turn share a commit.
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        return batch if must_wait else None
-
-    def _flush_late(self) -> None:
-        self._late_flush = None
-        if self._gathering is not None:
-            self._gathering.is_urgent = True
-            self._flush()
-
     def _set_alarm(self, now: float) -> None:
         due_at = self.state.next_due_at()
         if due_at == self._alarm_at and self._alarm is not None:
             return
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        self._cancel_alarm()
         self._alarm_at = due_at
         if due_at < inf and not self.is_closed:
             shortest_s = MIN_ALARM_S if self._turn.heard_until < due_at else 0.0
             nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
             self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
 
+    def _cancel_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._alarm_at = inf
+
     def _ring(self) -> None:
         self._alarm = None
         self.note(cmd.Tick(self._turn.heard_until))
 
-    def _flush(self) -> None:
-        self._is_flush_due = False
-        batch = self._gathering
-        if batch is None or self._in_flight is not None or self._writer is None or self._trouble is not None:
-            return
-        if batch.events and not batch.is_urgent:
-            if self._late_flush is None:
-                self._late_flush = asyncio.get_running_loop().call_later(LATE_FLUSH_S, self._flush_late)
-            return
-        self._gathering = None
-        if not batch.events:
-            self._finish(batch)
-            return
-        if self._writer.is_compaction_due(len(self.state.leases)):
-            batch.snapshot = condense(self.state)
-        self._in_flight = batch
-        self._writer.write(batch, self._done)
-
-    def _done(self, batch: WriteBatch, error: JournalError | None) -> None:
-        self._in_flight = None
-        if error is None:
-            for listener in self.write_listeners:
-                listener(batch.write_s)
-            if self._trouble is not None:
-                logger.warning("the journal can be written again")
-                self.trouble = None
-            self._finish(batch)
-            self._catch_up()
-        else:
-            self._run_into_trouble(batch, error)
-
-    def _finish(self, batch: WriteBatch) -> None:
-        for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:
-            del self._unwritten[lease_id]
-        if not batch.written.done():
-            batch.written.set_result(None)
+    def _tell(self, batch: WriteBatch) -> None:
+        """Answer the callers of a batch that is written, and tell what happened."""
         for event in batch.news:
             if isinstance(event, ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded):
                 batch.callers += self._waiters.pop(event.lease_id)
@@ -486,36 +379,7 @@ class Driver:
         for listener in self.listeners:
             listener(batch.news)
 
-    def _catch_up(self) -> None:
+    def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []
         for command in postponed:
             self._carry_out(command)
-        self._flush()
-
-    def _run_into_trouble(self, batch: WriteBatch, error: JournalError) -> None:
-        """Keep this batch and what came after it, and try again. No client is told of either."""
-        if self._trouble is None:
-            logger.error("nothing can be granted: %s", error)
-        self.trouble = str(error)
-        later, self._gathering = self._gathering, None
-        for failed in filter(None, (batch, later)):
-            self._refuse(failed)
-        again = batch.with_later(later)
-        for lease_id in self._unwritten:
-            self._unwritten[lease_id] = again
-        if isinstance(error, JournalDamaged):
-            # The state in memory still has all of it.
-            again.snapshot = condense(self.state)
-            again.replaces_damaged = True
-        self._in_flight = again
-        asyncio.get_running_loop().call_later(RETRY_S, self._try_again, again)
-
-    def _refuse(self, batch: WriteBatch) -> None:
-        for caller in (batch.written, *batch.callers):
-            if not caller.done():
-                caller.set_exception(NotWritten(self.trouble))
-                caller.exception()  # retrieved: the caller may be gone
-
-    def _try_again(self, batch: WriteBatch) -> None:
-        if self._writer is not None:
-            self._writer.write(batch, self._done)

@@ -27,7 +27,7 @@ class WriteBatch:
 
     `news` is all that happened, in order; listeners get it after the commit. `is_urgent` is set if a client may be told
     of it. `snapshot` is what the whole history adds up to after this batch, if the journal is to be compacted to it.
-    `replaces_damaged` says that the snapshot replaces a damaged journal.
+    `replaces_damaged` says that the snapshot replaces a damaged journal. `live` is the number of live leases after it.
     """
 
     written: asyncio.Future[None]
@@ -39,6 +39,7 @@ class WriteBatch:
     snapshot: list[DurableEvent] | None = None
     replaces_damaged: bool = False
     write_s: float = 0.0
+    live: int = 0
 
     def with_later(self, later: WriteBatch | None) -> WriteBatch:
         """A batch with all of this one, then all of a later one, for which no caller waits."""

@@ -33,6 +33,7 @@ _ADVICE = {
     "its session mode, or connect to the server itself",
     "42P05": "a connection pooler mixes up prepared statements: use PgBouncer 1.21 or newer with max_prepared_statements, or "
     "its session mode, or connect to the server itself",
+    "08": "check the network and the server's log",
     "57P03": "the database server is starting, stopping or recovering: wait for it",
     "57P": "the database server ended the connection",
     "42P01": "a table of the pool is gone: restore the schema gpu_pool from a backup",

@@ -149,7 +149,7 @@ class Authority:
 
     def say_trouble(self, why: str) -> None:
         """Refuse all callers that want a change, with this reason."""
-        self._driver.trouble = why
+        self._driver.say_trouble(why)
         if not self._driver.is_open:
             self._observe(self._sampler.snapshot, is_regular=True)
 

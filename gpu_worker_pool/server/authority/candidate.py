@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any
 from uuid import uuid4
 
 from gpu_worker_pool.core.decider.condense import condense
@@ -28,10 +29,10 @@ from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model.events import Event, TakenOver
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.driver import restore
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.take_over import restore
 from gpu_worker_pool.wire.service import FleetView
 
 from .authority import Authority
@@ -66,10 +67,8 @@ class Candidate:
         self._state = PoolState()
         self._writer: FleetWriter | None = None
         self._wake = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._catching_up: asyncio.Task[None] | None = None
-        self._listening: asyncio.Task[None] | None = None
         self._trouble: str | None = None
         self._is_settled = asyncio.Event()
         # When the journal was last read to the end that it then had.
@@ -80,7 +79,7 @@ class Candidate:
         self._authority = authority
         authority.pool.fleet = self.view
         authority.pool.follow(self._note)
-        self._running = asyncio.create_task(self._run())
+        self._begin(self._run())
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_settled.wait(), FIRST_S)
 
@@ -106,19 +105,32 @@ class Candidate:
 
     async def stop(self) -> None:
         """Hand the leadership over, so that the next leader need not wait for its end."""
-        tasks = [task for task in (self._running, self._listening, self._asking, self._catching_up) if task is not None]
         if self._writer is not None:
             await self._writer.finish(FINISH_S)
         for action in self.election.stop():
             await self._hand_over(action)
+        tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._database.close()
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A fault of this program. Without the election, the other candidates go on.
+            logger.error("this candidate failed", exc_info=error)
+            self._step_down(f"this server failed ({error!r}); its log says more")
+
     async def _run(self) -> None:
         await self._open_database()
-        self._listening = asyncio.create_task(self._listen())
+        self._begin(self._listen())
         while True:
             self._carry_out(self.election.wake(self._clock()))
             self._wake.clear()
@@ -148,7 +160,7 @@ class Candidate:
         for action in actions:
             match action:
                 case ReadLeader() | ClaimLeadership() | RenewLeadership():
-                    self._asking = asyncio.create_task(self._ask(action))
+                    self._begin(self._ask(action))
                 case LeadershipWon():
                     self._begin_to_catch_up(action.row, action)
                 case LeadershipLost(reason=reason):
@@ -195,7 +207,7 @@ class Candidate:
                 return
             self._catching_up.cancel()
         work = self._follow(row) if won is None else self._take_over(won, self._catching_up)
-        self._catching_up = asyncio.create_task(work)
+        self._catching_up = self._begin(work)
 
     async def _follow(self, row: LeaderRow) -> None:
         began = self._clock()
@@ -231,7 +243,7 @@ class Candidate:
                 logger.info("reading the journal from its last snapshot: %s", question.reason)
                 snapshot = await self._database.load_snapshot()
                 ended = await self._database.load_ended(self._led.pool.state.settings.remembered_ended_leases)
-                self._state = PoolState()
+                self._state = self._empty_state()
                 self._state.ended.update((lease.id, lease) for lease in ended)
                 if snapshot is not None:
                     restore(self._state, snapshot.events)
@@ -288,9 +300,12 @@ class Candidate:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self._catching_up is not None:
+            self._catching_up.cancel()
         # What is not written may be in this state.
         self.following.reload("this server led before")
-        self._led.step_down(f"this server no longer leads the fleet: {reason}")
+        why = f"{reason}: {self._trouble}" if self._trouble else reason
+        self._led.step_down(f"this server no longer leads the fleet: {why}")
 
     async def _write_snapshot_if_due(self, head: int, *, is_leader: bool) -> None:
         if self.following.is_snapshot_due(head, is_leader=is_leader):

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Callable
 from time import time
 
-from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.driver import restore
 from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
+from gpu_worker_pool.ledger.take_over import restored
 from gpu_worker_pool.ledger.writer import WriterThread
 
 from .authority import Authority
@@ -44,8 +43,7 @@ class OwnJournal:
         journal = await asyncio.to_thread(self._open_journal)
         try:
             history = await asyncio.to_thread(journal.load, settings.remembered_ended_leases)
-            state = PoolState(settings=settings, ended={lease.id: lease for lease in history.ended})
-            restore(state, history.events)
+            state = restored(history, settings)
         except JournalError:
             journal.close()
             raise

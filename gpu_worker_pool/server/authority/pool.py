@@ -91,6 +91,11 @@ class Pool:
         return self._driver.trouble
 
     @property
+    def past_trouble(self) -> str | None:
+        """Why past leases cannot be read at present; None if they can be, also where another server leads."""
+        return None if self._driver.is_open and not self._driver.is_in_charge else self._driver.trouble
+
+    @property
     def waiting(self) -> int:
         return self._presence.waiting
 

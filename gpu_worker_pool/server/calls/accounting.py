@@ -71,8 +71,8 @@ class PastLeases:
             self._asking -= 1
 
     def check_journal(self) -> None:
-        if self._pool.trouble is not None:
-            raise _not_readable(self._pool.trouble)
+        if (trouble := self._pool.past_trouble) is not None:
+            raise _not_readable(trouble)
 
 
 def _not_readable(why: str) -> Refused:

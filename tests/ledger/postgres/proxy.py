@@ -1,0 +1,85 @@
+"""A TCP proxy before the database that loses what it is told to lose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+
+class LossyProxy:
+    """Forwards both ways. `requests` and `answers` can be held back; `cuts_at_answer` ends the next connection that the
+    server answers, without the answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._parts = urlsplit(url)
+        self._server: asyncio.Server | None = None
+        self._pipes: set[asyncio.Task[None]] = set()
+        self.requests, self.answers = asyncio.Event(), asyncio.Event()
+        self.requests.set()
+        self.answers.set()
+        self.has_request = asyncio.Event()  # one arrived while requests were held back
+        self.cuts_at_answer = False
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        return self._parts._replace(netloc=f"{self._parts.username}@127.0.0.1:{port}").geturl()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for pipe in self._pipes:
+            pipe.cancel()
+        await asyncio.gather(*self._pipes, return_exceptions=True)
+
+    async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._pipes.add(task)
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
+        both = [
+            asyncio.ensure_future(self._forward_requests(client, to_server)),
+            asyncio.ensure_future(self._forward_answers(server, to_client)),
+        ]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pipe in both:
+                pipe.cancel()
+            to_server.close()
+            to_client.close()
+            with suppress(asyncio.CancelledError, OSError):
+                await asyncio.gather(*both, return_exceptions=True)
+            self._pipes.discard(task)
+
+    async def _forward_requests(self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
+        while data := await client.read(65536):
+            if not self.requests.is_set():
+                self.has_request.set()
+                await self.requests.wait()
+            to_server.write(data)
+
+    async def _forward_answers(self, server: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        while data := await server.read(65536):
+            if self.cuts_at_answer:
+                self.cuts_at_answer = False
+                return
+            await self.answers.wait()
+            to_client.write(data)
+
+
+@asynccontextmanager
+async def lossy(url: str) -> AsyncIterator[LossyProxy]:
+    proxy = LossyProxy(url)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
