@@ -2,7 +2,8 @@
 
 
 -- name: has_version
-SELECT to_regclass('gpu_pool.schema_version') IS NOT NULL;
+-- Not by to_regclass: its cache does not yet know what another candidate did while this one waited for the lock.
+SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'gpu_pool' AND tablename = 'schema_version');
 
 -- name: read_version
 SELECT version FROM gpu_pool.schema_version;
