@@ -30,12 +30,12 @@ class Candidate(ServerProcess):
     """A server that reaches the database through a network of its own."""
 
     def __init__(self, database: PostgresServer, name: str, folder: Path, **settings: str) -> None:
-        self.proxy = SilentProxy(database.port)
+        self.proxy = SilentProxy(database.url(name))
         super().__init__(
             {
                 "SIMULATED_GPUS": str(GPUS),
                 "GPU_POOL_NODE": NODE,
-                "GPU_POOL_FLEET": f"postgresql://admin@127.0.0.1:{self.proxy.port}/{name}",
+                "GPU_POOL_FLEET": self.proxy.url,
                 "REFRESH_INTERVAL": "0.5",
                 "ACCESS_LOG": "false",
                 **settings,

@@ -43,7 +43,12 @@ class LossyProxy:
         task = asyncio.current_task()
         assert task is not None
         self._pipes.add(task)
-        server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
+        try:
+            server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
+        except OSError:
+            to_client.close()  # the database is away, and so is this connection
+            self._pipes.discard(task)
+            return
         both = [
             asyncio.ensure_future(self._forward_requests(client, to_server)),
             asyncio.ensure_future(self._forward_answers(server, to_client)),
