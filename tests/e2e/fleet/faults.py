@@ -98,6 +98,13 @@ def _grants_go_on(fleet: Fleet, old: Candidate | None, began: float) -> float:
     return now() - began
 
 
+def work_on(fleet: Fleet, grants: int = 10) -> None:
+    """Let the workers hold GPUs for a while, so many times."""
+    leader = fleet.leader()
+    fence = _highest_fence(leader)
+    until(lambda: _highest_fence(leader) >= fence + grants, f"{grants} grants")
+
+
 def _highest_fence(leader: Candidate) -> int:
     try:
         _, answer = leader.call("GET", "/pool")

@@ -24,6 +24,7 @@ def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def measure(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
+    faults.work_on(fleet)
     epoch = fleet.leader().epoch
     took_s = fault(fleet)
     assert fleet.leader().epoch > epoch

@@ -39,15 +39,17 @@ class LossyProxy:
             pipe.cancel()
         await asyncio.gather(*self._pipes, return_exceptions=True)
 
-    async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        # Not a coroutine: asyncio reports those that are cancelled.
+        task = asyncio.ensure_future(self._serve(client, to_client))
         self._pipes.add(task)
+        task.add_done_callback(self._pipes.discard)
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         try:
             server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
         except OSError:
             to_client.close()  # the database is away, and so is this connection
-            self._pipes.discard(task)
             return
         both = [
             asyncio.ensure_future(self._forward_requests(client, to_server)),
@@ -62,7 +64,6 @@ class LossyProxy:
             to_client.close()
             with suppress(asyncio.CancelledError, OSError):
                 await asyncio.gather(*both, return_exceptions=True)
-            self._pipes.discard(task)
 
     async def _forward_requests(self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
         while data := await client.read(65536):
