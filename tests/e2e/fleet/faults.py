@@ -28,12 +28,12 @@ def stop_leader(fleet: Fleet) -> float:
     held = _ask_for_own(leader)
     began = now()
     leader.send(signal.SIGSTOP)
-    renewal = _send(leader, "POST", "/leases/renew", '{"ids": ["%s"]}' % held)
-    request = _send(leader, "PUT", f"/leases/late-{held}", "{}")
+    renewal = send(leader, "POST", "/leases/renew", '{"ids": ["%s"]}' % held)
+    request = send(leader, "PUT", f"/leases/late-{held}", "{}")
     took_s = _grants_go_on(fleet, leader, began)
     leader.send(signal.SIGCONT)
     for connection in (renewal, request):
-        status = _read(connection)
+        status = read(connection)
         assert status == 503, f"a leader that was stopped answered with {status} when another one led"
     _assert_kept(fleet, held, leader)
     return took_s
@@ -45,11 +45,11 @@ def partition_leader(fleet: Fleet) -> float:
     held = _ask_for_own(leader)
     began = now()
     leader.proxy.cut()
-    request = _send(leader, "PUT", f"/leases/late-{held}", "{}")
+    request = send(leader, "PUT", f"/leases/late-{held}", "{}")
     took_s = _grants_go_on(fleet, leader, began)
     status, answer = leader.call("POST", "/leases/renew", {"ids": [held]})
     assert status == 503, f"a renewal at a leader that was cut off: {status} {answer}"
-    assert _read(request) == 503
+    assert read(request) == 503
     leader.proxy.restore()
     _assert_kept(fleet, held, leader)
     return took_s
@@ -140,14 +140,14 @@ def _assert_kept(fleet: Fleet, lease: str, old: Candidate) -> None:
     until(lambda: old.health().get("fleet", {}).get("role") == "follower", "the old leader follows")
 
 
-def _send(candidate: Candidate, method: str, path: str, body: str) -> socket.socket:
+def send(candidate: Candidate, method: str, path: str, body: str) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", candidate.port), timeout=LIMIT_S)
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall((head + body).encode())
     return connection
 
 
-def _read(connection: socket.socket) -> int:
+def read(connection: socket.socket) -> int:
     received = b""
     with connection:
         while (answer := parse(received)) is None:

@@ -84,10 +84,11 @@ def until(what: Any, why: str) -> Any:
 class Fleet:
     """Candidates on one database, and workers that ask whichever of them leads."""
 
-    def __init__(self, database: PostgresServer, name: str, folder: Path, size: int = 3) -> None:
+    def __init__(self, database: PostgresServer, name: str, folder: Path, size: int = 3, **settings: str) -> None:
         self.database = database
+        self.name = name
         self.folder = folder
-        self.candidates = [Candidate(database, name, folder / f"candidate{number}") for number in range(size)]
+        self.candidates = [Candidate(database, name, folder / f"candidate{number}", **settings) for number in range(size)]
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -95,6 +96,23 @@ class Fleet:
             candidate.launch()
         for candidate in self.candidates:
             candidate.wait_until_ready()
+
+    def let_lead(self, candidate: Candidate, **settings: str) -> None:
+        """Start a candidate, with more settings, and let it come to lead. The others follow."""
+        usual = candidate.env
+        candidate.env = {**usual, **settings}
+        others = [each for each in self.candidates if each is not candidate]
+        for other in others:
+            other.stop()
+        candidate.start()
+        candidate.env = usual
+        self.leader([candidate])
+        for other in others:
+            other.start()
+
+    def end_leadership(self) -> None:
+        """As if its time were over, so that a test need not wait for that."""
+        self.database.execute("UPDATE gpu_pool.leader SET expires_at = 'epoch'; NOTIFY gpu_pool, 'pool'", self.name)
 
     def leader(self, among: Collection[Candidate] | None = None) -> Candidate:
         """The one that leads, or comes to lead."""
@@ -132,8 +150,10 @@ class Fleet:
 
 
 @contextmanager
-def fleet_of(database: PostgresServer, name: str, folder: Path, size: int = 3) -> Iterator[Fleet]:
-    fleet = Fleet(database, name, folder, size)
+def fleet_of(
+    database: PostgresServer, name: str, folder: Path, size: int = 3, **settings: str
+) -> Iterator[Fleet]:
+    fleet = Fleet(database, name, folder, size, **settings)
     try:
         fleet.start()
         yield fleet

@@ -27,7 +27,8 @@ class SilentProxy:
         self.port = urlsplit(self.url).port
 
     def stop_requests(self) -> None:
-        self._call(self._proxy.has_request.clear, self._proxy.requests.clear)
+        self._proxy.held_back = b""
+        self._call(self._proxy.requests.clear)
 
     def stop_answers(self) -> None:
         self._call(self._proxy.answers.clear)
@@ -38,9 +39,10 @@ class SilentProxy:
     def restore(self) -> None:
         self._call(self._proxy.requests.set, self._proxy.answers.set)
 
-    def wait_for_request(self) -> None:
-        """Wait until something is held back."""
-        self._run(self._proxy.has_request.wait)
+    @property
+    def held_back(self) -> bytes:
+        """What arrived since `stop_requests`."""
+        return self._proxy.held_back
 
     def close(self) -> None:
         self._run(self._proxy.stop)

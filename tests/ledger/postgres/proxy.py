@@ -21,6 +21,7 @@ class LossyProxy:
         self.requests.set()
         self.answers.set()
         self.has_request = asyncio.Event()  # one arrived while requests were held back
+        self.held_back = b""
         self.cuts_at_answer = False
 
     @property
@@ -68,6 +69,7 @@ class LossyProxy:
     async def _forward_requests(self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
         while data := await client.read(65536):
             if not self.requests.is_set():
+                self.held_back += data
                 self.has_request.set()
                 await self.requests.wait()
             to_server.write(data)

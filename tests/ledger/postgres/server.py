@@ -10,7 +10,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -114,8 +115,21 @@ class PostgresServer:
     def create_database(self, name: str) -> None:
         self.execute(f'CREATE DATABASE "{name}"')
 
-    def execute(self, statement: str, database: str = "postgres") -> None:
-        self._run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.url(database), "-c", statement)
+    def execute(self, statement: str, database: str = "postgres") -> str:
+        """Run a statement, and return what it answers as text."""
+        options = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1")
+        return self._run("psql", *options, "-d", self.url(database), "-c", statement).strip()
+
+    @contextmanager
+    def locked(self, table: str, database: str) -> Iterator[None]:
+        """Keep all statements that change this table waiting."""
+        command = [self._programs / "psql", "-X", "-q", "-A", "-t", "-d", self.url(database)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **_as_owner()) as psql:
+            assert psql.stdin and psql.stdout
+            psql.stdin.write(f"BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE; SELECT 'locked';\n")
+            psql.stdin.flush()
+            assert psql.stdout.readline() == "locked\n"
+            yield
 
     def kill(self) -> None:
         """End at once, as after a power cut."""
@@ -142,10 +156,10 @@ class PostgresServer:
             time.sleep(0.01)
         raise AssertionError((self._home / "log").read_text())
 
-    def _run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [self._programs / program, *arguments], check=True, capture_output=True, timeout=LIMIT_S, **_as_owner()
-        )
+    def _run(self, program: str, *arguments: str) -> str:
+        command = [self._programs / program, *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S, **_as_owner())
+        return done.stdout
 
 
 def _as_owner() -> dict[str, object]:
