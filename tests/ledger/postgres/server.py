@@ -79,6 +79,10 @@ class PostgresServer:
     def url(self, database: str = "postgres", login: str = "admin") -> str:
         return f"postgresql://{login}@127.0.0.1:{self.port}/{database}"
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
         with (self._home / "log").open("ab") as log:
