@@ -40,6 +40,10 @@ class JournalDamaged(JournalError):  # noqa: N818 - a state of affairs, not a mi
     """The journal's contents cannot be read."""
 
 
+class OutcomeUnknown(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """The answer of the database was lost: it is not known whether the change was made."""
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """The contents of a journal: the events in order, and the last leases that ended, oldest first.

@@ -1,0 +1,64 @@
+"""The contract of a fleet's database, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
+from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.lease import EndedLease
+
+
+class FleetDatabase(Protocol):
+    """The leadership and the journal of a fleet, shared by all candidates.
+
+    A call raises JournalError if it certainly changed nothing, and OutcomeUnknown if the answer was lost.
+    """
+
+    @property
+    def pool_id(self) -> str:
+        """The identity of the pool: random, made with the journal, and as lasting as that."""
+
+    async def open(self) -> None:
+        """Connect, create or migrate the tables, and choose the pool."""
+
+    async def close(self) -> None:
+        """Disconnect. Closing twice is harmless."""
+
+    async def read_leader(self) -> LeaderRow:
+        """Return the leadership as it is now."""
+
+    async def claim(self, term: str, holder: str, url: str, seen_epoch: int) -> LeaderRow | None:
+        """Take the leadership if nobody has it, with an epoch higher than `seen_epoch`; None if it is taken."""
+
+    async def renew(self, epoch: int, term: str) -> LeaderRow | None:
+        """Keep the leadership for longer; None if it is lost."""
+
+    async def hand_over(self, epoch: int, term: str) -> None:
+        """Let the leadership expire at once, if it is still this one."""
+
+    async def append(
+        self,
+        epoch: int,
+        term: str,
+        head: int,
+        batch: str,
+        events: Sequence[DurableEvent],
+        ended: Sequence[EndedLease],
+    ) -> int | None:
+        """Write these after `head`, all or none, renew the leadership, and return the new head. None, and nothing is
+        written, if epoch, term or head differ; `read_leader` says which.
+        """
+
+    async def read_events(self, after: int, most: int) -> list[StoredEvent]:
+        """Return at most this many events after this position, in order and without gaps. Raises JournalDamaged."""
+
+    async def load_snapshot(self) -> JournalSnapshot | None:
+        """Return the newest snapshot that is whole; None if there is none."""
+
+    async def write_snapshot(self, position: int, events: Sequence[DurableEvent]) -> None:
+        """Keep what all events up to this position add up to, and prune what an older snapshot covers already."""
+
+    async def load_ended(self, most: int) -> tuple[EndedLease, ...]:
+        """Return at most this many of the last leases that ended, oldest first."""
