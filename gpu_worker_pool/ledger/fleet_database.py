@@ -38,7 +38,7 @@ class FleetDatabase(Protocol):
     async def hand_over(self, epoch: int, term: str) -> None:
         """Let the leadership expire at once, if it is still this one."""
 
-    async def append(
+    async def append(  # noqa: PLR0917 - the order is that of the statement
         self,
         epoch: int,
         term: str,
