@@ -17,6 +17,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.gpu import InventoryGpu
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
@@ -33,13 +34,14 @@ EVENT_KINDS: dict[str, type] = {
 
 _NAMES: dict[type, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind))
-    for kind in (*EVENT_KINDS.values(), EndedLease, Request, Wishes, Holder, Quota, Booking)
+    for kind in (*EVENT_KINDS.values(), InventoryGpu, EndedLease, Request, Wishes, Holder, Quota, Booking)
 }
 
 # Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
 # and older programs can read journals that do not use the field.
 _LATER: dict[type, dict[str, object]] = {
     Wishes: {"among": None},
+    Holder: {"node": None},
     Request: {"parent": None, "time_limit_s": None, "preemptible": False},
     ev.HistoryCondensed: {"recent": ()},
     ev.LeaseGranted: {"limit": None, "weight": None},

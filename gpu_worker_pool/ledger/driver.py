@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
-from gpu_worker_pool.core.decider.node_rename import ended_on_node, event_on_node
 from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
@@ -52,7 +52,8 @@ class Driver:
     """`listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
     harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
     be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
-    refused. `is_alive` is called at a grant to a holder whose process is on this machine.
+    refused. `clock` is the machine's boot clock. `is_alive` is called at a grant to a holder whose process is on this
+    machine.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Driver:
         self.early_listeners: list[EventListener] = []
         self.trouble: str | None = "the journal has not been opened yet"
         self.write_listeners: list[Callable[[float], None]] = []
-        self._clock = clock
+        self._boot_clock = clock
+        self._clock_base = 0.0
+        self._node: str | None = None
         self._is_alive = is_alive
         self._writer: Writer | None = None
         self._gathering: WriteBatch | None = None
@@ -88,28 +91,50 @@ class Driver:
         return f"<Driver: {self.state!r}, {len(self._waiters)} waited for, trouble: {self.trouble}>"
 
     def now(self) -> float:
-        return self._clock()
+        """The pool's clock."""
+        return self.pool_time(self._boot_clock())
+
+    def pool_time(self, boot_s: float) -> float:
+        """The time on the pool's clock at this time of the machine's boot clock."""
+        return self._clock_base + boot_s
 
     def open(
-        self, history: History, writer: Writer, *, boot_id: str, wall_offset_s: float, node: str | None = None
+        self,
+        history: History,
+        writer: Writer,
+        *,
+        boot_id: str,
+        wall_now: float,
+        epoch: int = 0,
+        node: str | None = None,
     ) -> None:
-        """Take charge of a pool with this history. Every lease has its full TTL. `node` is the node's present name."""
-        ended = {lease.id: lease if node is None else ended_on_node(node, lease) for lease in history.ended}
-        state = PoolState(settings=self.state.settings, ended=ended)
+        """Take charge of a pool with this history. Every lease has its full TTL.
+
+        `node` is the present name of this machine, if it has GPUs of the pool; in a pool of one box (epoch 0) its only
+        node is renamed to that. `wall_now` is the time of day.
+        """
+        state = PoolState(settings=self.state.settings, ended={lease.id: lease for lease in history.ended})
         try:
-            replay(state, history.events if node is None else [event_on_node(node, event) for event in history.events])
+            replay(state, history.events)
         except (KeyError, AssertionError, ValueError) as error:
             raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
+        boot_now = self._boot_clock()
+        self._clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
         self.state = state
+        self._node = node
         self._writer = writer
         self.trouble = None
-        self._carry_out(cmd.Open(boot_id, wall_offset_s))
+        self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
+        if node is not None:
+            if epoch == 0 and len(state.nodes) == 1:
+                self._carry_out(cmd.RenameNode(next(iter(state.nodes)), node))
+            self._carry_out(cmd.AnnounceNode(node, boot_id))
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
         """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
         arrived: when this was called.
         """
-        arrived_at = self._clock()
+        arrived_at = self.now()
         await self._turn.admit(1 + ids // IDS_PER_COMMAND, caller, arrived_at)
         return arrived_at
 
@@ -132,7 +157,7 @@ class Driver:
 
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
-        if self.trouble is None and isinstance(command, cmd.Observe) and self.state.has_been_observed:
+        if self.trouble is None and isinstance(command, cmd.Observe) and self._are_known(command.readings):
             self._observe(command.readings)
         elif self.trouble is None:
             self._carry_out(command)
@@ -140,7 +165,9 @@ class Driver:
             self._postponed.append(command)
         elif not self.is_open and not self.is_closed:
             # It cannot affect a lease before the history is known, and the GPUs can be shown.
-            replay(self.state, decide(self.state, command, self._clock()))
+            for node in sorted({reading.gpu.key.node for reading in command.readings}):
+                replay(self.state, decide(self.state, cmd.AnnounceNode(node, ""), self.now()))
+            replay(self.state, decide(self.state, command, self.now()))
 
     @property
     def is_open(self) -> bool:
@@ -210,6 +237,12 @@ class Driver:
                 return
             await asyncio.sleep(0)
 
+    def _are_known(self, readings: Iterable[Reading]) -> bool:
+        """Whether all these GPUs are in the inventory. Otherwise they are taken in at once: a request that only the last
+        of them could serve must not be refused in between.
+        """
+        return all(reading.gpu.key in self.state.slots for reading in readings)
+
     def _observe(self, readings: tuple[Reading, ...]) -> None:
         """Take in readings piece by piece; newer ones replace those that still wait."""
         self._readings = deque(in_pieces(self.state, readings))
@@ -231,7 +264,7 @@ class Driver:
         return events
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
-        now = self._clock()
+        now = self.now()
         events = self._wake_up(now)
         latest = self._step(command, now)
         events += latest
@@ -251,15 +284,20 @@ class Driver:
         if found is None or not state.leases or state.boot_id is None:
             return []
         logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
-        return step(state, cmd.Open(state.boot_id, state.wall_offset_s), now)
+        again: list[cmd.Command] = [cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)]
+        # The drivers of other nodes see the take-over, and announce themselves.
+        if self._node is not None:
+            again.append(cmd.AnnounceNode(self._node, state.boot_id))
+        return [event for command in again for event in step(state, command, now)]
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
         dead = []
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 lease = self.state.leases.get(event.lease_id)
-                process = lease.request.holder.process if isinstance(lease, ActiveLease) else None
-                if process is not None and not self._is_alive(process):
+                holder = lease.request.holder if isinstance(lease, ActiveLease) else None
+                is_here = holder is not None and holder.node in (None, self._node)
+                if holder and is_here and holder.process is not None and not self._is_alive(holder.process):
                     dead.append(event.lease_id)
         return dead
 
@@ -267,7 +305,7 @@ class Driver:
         """Take heartbeats, so that no holder loses a GPU because of a full disk. Nothing is ended or granted."""
         if not self.is_open or not isinstance(command, cmd.Renew):
             raise self.not_written()
-        now = self._clock()
+        now = self.now()
         # A lease that is not written is not known to its client, so it cannot be renewed.
         known = replace(command, lease_ids=tuple(filter(self.is_written, command.lease_ids)))
         events = decide(self.state, known, now)

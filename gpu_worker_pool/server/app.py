@@ -157,16 +157,16 @@ class PoolApp:
     async def running(self) -> AsyncIterator[None]:
         configure_logging_if_unset(self.settings)
         raise_limit()
-        self._sampler.start()
-        await asyncio.to_thread(self._sampler.wait_for_first_sample, FIRST_SAMPLE_S)
-        self._log_gpus()
         try:
             await self._authority.start()
         except (JournalInUse, StateDirUnsafe) as error:
             self.why_not_started = str(error)
-            self._sampler.stop()
             self.locks.close()
             raise
+        # After the journal is open: earlier readings would be void.
+        self._sampler.start()
+        await asyncio.to_thread(self._sampler.wait_for_first_sample, FIRST_SAMPLE_S)
+        self._log_gpus()
         with when_asked_to_stop(self._stop_waiting):
             watch = asyncio.create_task(self._watch_readings())
             notify("READY=1")

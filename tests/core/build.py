@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -97,14 +98,24 @@ class Box:
         self.state = PoolState(settings=self.settings)
         self.now = START
         self.log: list[ev.Event] = []
-        self.do(cmd.Open("boot1", WALL_OFFSET_S))
+        self.boot_id = "boot1"
+        self.do(self.take_over())
         if readings:
             self.observe_now(*readings)
 
+    def take_over(self) -> cmd.TakeOver:
+        return cmd.TakeOver(0, self.boot_id, 0.0, WALL_OFFSET_S)
+
     def do(self, command: cmd.Command) -> list[ev.Event]:
+        """Carry out a command. Nodes that are looked at announce themselves first."""
+        if isinstance(command, cmd.Observe):
+            self.announce({each.gpu.key.node for each in command.readings} - self.state.announced)
         events = step(self.state, command, self.now)
         self.log += events
         return events
+
+    def announce(self, nodes: Iterable[str]) -> list[ev.Event]:
+        return [event for node in sorted(nodes) for event in self.do(cmd.AnnounceNode(node, self.boot_id))]
 
     def observe_now(self, *readings: Reading) -> list[ev.Event]:
         """A look that began just now."""
@@ -147,12 +158,13 @@ class Box:
         """The driver was killed and starts again: all it has is what the journal keeps."""
         journal = [event for event in self.log if isinstance(event, ev.DurableEvent)]
         self.state = replay(PoolState(settings=self.settings), journal)
-        return self.do(cmd.Open("boot1", WALL_OFFSET_S))
+        return [*self.do(self.take_over()), *self.announce(self.state.nodes)]
 
     def reboot(self) -> list[ev.Event]:
-        """The machine was started anew, and its clock with it."""
-        self.now = 5.0
-        return self.do(cmd.Open("boot2", WALL_OFFSET_S))
+        """The machines were rebooted."""
+        self.now += 5.0
+        self.boot_id = "boot2"
+        return [*self.do(self.take_over()), *self.announce(self.state.nodes)]
 
     def stage(self, lease_id: str) -> str:
         """queued, active, draining or how it ended."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from time import time
 from typing import Final
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -32,6 +33,8 @@ from .claims import OF_THIS_PROCESS, Claim
 from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 SHORTEST_HISTORY = 200
+# The boot id of a pool that ends with this process.
+THIS_PROCESS = "this process"
 # How often leases are renewed. They end with this process, so they cannot be lost before.
 RENEW_S = 3600.0
 # Ends that the pool decides; all others are the holder's own.
@@ -61,7 +64,7 @@ class OwnLeases:
         # This history is never read; it is there because a driver needs one.
         journal = MemoryJournal(most_ended=1)
         writer = InlineWriter(journal, SHORTEST_HISTORY)
-        self._driver.open(journal.load(0), writer, boot_id="this process", wall_offset_s=wall_offset())
+        self._driver.open(journal.load(0), writer, boot_id=THIS_PROCESS, wall_now=time())
         self._renewing = asyncio.ensure_future(self._keep_alive())
         self._driver.listeners.append(self._follow)
         OF_THIS_PROCESS.join(self, self._others_changed)
@@ -75,6 +78,11 @@ class OwnLeases:
         self._observe_again()
 
     def _observe_again(self) -> None:
+        nodes = {reading.gpu.key.node for reading in self._measured.values()}
+        for node in sorted(nodes - self.state.announced):
+            self._driver.note(cmd.AnnounceNode(node, THIS_PROCESS))
+        if not nodes | self.state.announced:
+            self._driver.note(cmd.AnnounceNode(self._place, THIS_PROCESS, ()))
         self._driver.note(cmd.Observe(tuple(map(self._as_it_is_for_us, self._measured.values()))))
 
     def _as_it_is_for_us(self, reading: Reading) -> Reading:

@@ -29,7 +29,10 @@ from gpu_worker_pool.core.queue.idleness import idle_warnings
 from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, why_beyond_limits
 from gpu_worker_pool.core.queue.refusal import why_unservable
-from gpu_worker_pool.core.queue.sub_leases import leases_inside, serve_inside, why_refused_inside
+from gpu_worker_pool.core.queue.sub_leases import serve_inside, why_refused_inside
+
+from .decide_nodes import announce_node, joined_by, rename_node, take_over
+from .lease_ends import all_ended
 
 # Names a caller without a name, so that its release is told from the holder's own.
 UNNAMED = "an unnamed caller"
@@ -40,25 +43,7 @@ MOST_DUE = 256
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
     """The events that a command leads to. The same state, command and time give the same events."""
-    is_new_clock = isinstance(command, cmd.Open) and command.boot_id != state.boot_id
-    return _DECIDERS[type(command)](state, command, now if is_new_clock else max(now, state.clock))
-
-
-def _open(state: PoolState, command: cmd.Open, now: float) -> list[ev.Event]:
-    opened = ev.PoolOpened(now, command.boot_id, command.wall_offset_s)
-    if state.boot_id in (None, command.boot_id):
-        return [opened]
-    # The machine rebooted: no process from before is alive, and none holds memory on a GPU.
-    ended: list[ev.Event] = []
-    over: dict[str, None] = {}
-    # Sorted, so that the same leases are remembered however the history was told.
-    for _, lease in sorted(state.leases.items()):
-        if isinstance(lease, DrainingLease):
-            ended += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus]
-        elif lease.request.holder.is_local:
-            over.update(dict.fromkeys(each.id for each in (*leases_inside(state, lease.id), lease)))
-    ended += [ev.LeaseEnded(now, id_, EndReason.HOLDER_DIED, (), now + command.wall_offset_s) for id_ in over]
-    return [opened, *ended]
+    return _DECIDERS[type(command)](state, command, max(now, state.clock))
 
 
 def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> list[ev.Event]:
@@ -135,28 +120,14 @@ def _end(
         return [ev.LeaseUnknown(now, lease_id)]
     if isinstance(lease, DrainingLease | EndedLease):
         return []
-    return [replace(event, by=by, why=why) for event in _all_ended(state, lease, reason, now)]
-
-
-def _all_ended(
-    state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float
-) -> list[ev.LeaseEnded]:
-    """The end of a lease, after that of the leases inside it: these end with it, for its reason."""
-    return [_ended(state, each, reason, now) for each in (*leases_inside(state, lease.id), lease)]
-
-
-def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
-    # The GPUs of a lease inside another stay the other's, whose draining covers the processes of both.
-    gpus = lease.gpus if isinstance(lease, ActiveLease) and lease.request.parent is None else ()
-    draining = tuple(
-        key for key in gpus if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
-    )
-    return ev.LeaseEnded(now, lease.id, reason, draining, now + state.wall_offset_s)
+    return [replace(event, by=by, why=why) for event in all_ended(state, lease, reason, now)]
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:
     readings = _newest(state, command.readings, now)
-    events: list[ev.Event] = [ev.GpusObserved(now, readings)]
+    if not readings:
+        return []
+    events: list[ev.Event] = [*joined_by(state, readings, now), ev.GpusObserved(now, readings)]
     for reading in readings:
         slot = state.slots.get(reading.gpu.key)
         if slot is None or not slot.occupants:
@@ -191,9 +162,13 @@ def _has_left(lease: DrainingLease, left: Collection[ProcessId], reading: Readin
 
 
 def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tuple[Reading, ...]:
-    """The latest reading of each GPU, unless it is older than the known one."""
+    """The latest reading of each GPU, unless it is older than the known one. A reading that began before the take-over
+    may have missed what the driver before granted; so may one of a node that has not announced itself since.
+    """
     newest: dict[GpuKey, Reading] = {}
     for reading in readings:
+        if reading.gpu.key.node not in state.announced or reading.at < state.taken_over:
+            continue
         known = newest.get(reading.gpu.key)
         if known is None and (slot := state.slots.get(reading.gpu.key)) is not None:
             known = slot.reading
@@ -213,7 +188,7 @@ def _tick(state: PoolState, command: cmd.Tick, now: float) -> list[ev.Event]:
             # The drain limit has passed: what is left of the lease is outside the pool from here on.
             events += [ev.GpuDrained(now, lease_id, key) for key in lease.gpus]
         else:
-            ended = [event for event in _all_ended(state, lease, EndReason.EXPIRED, now) if event.lease_id not in over]
+            ended = [event for event in all_ended(state, lease, EndReason.EXPIRED, now) if event.lease_id not in over]
             over.update(event.lease_id for event in ended)
             events += ended
     for lease_id in islice(state.timetable.due(now), MOST_DUE):
@@ -229,7 +204,7 @@ def _on_timetable(state: PoolState, lease_id: str, now: float) -> list[ev.LeaseW
     lease = state.leases[lease_id]
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
     if lease.ending is not None:
-        return [*_all_ended(state, lease, lease.ending.reason, now)]
+        return [*all_ended(state, lease, lease.ending.reason, now)]
     return [ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, lease.end_if_warned(now))]
 
 
@@ -337,7 +312,9 @@ def _cancel_booking(state: PoolState, command: cmd.CancelBooking, now: float) ->
 
 
 _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Event]]] = {
-    cmd.Open: _open,
+    cmd.TakeOver: take_over,
+    cmd.AnnounceNode: announce_node,
+    cmd.RenameNode: rename_node,
     cmd.RequestLease: _request_lease,
     cmd.Renew: _renew,
     cmd.Release: _release,

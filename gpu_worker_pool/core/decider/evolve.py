@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.accounting.fair_share import RECENT_LEASES, OwnerUse
@@ -23,6 +22,8 @@ from gpu_worker_pool.core.model.lease import (
 from gpu_worker_pool.core.model.slot import Occupant
 from gpu_worker_pool.core.model.state import PoolState
 
+from .evolve_nodes import NODE_HANDLERS
+
 
 def evolve(state: PoolState, event: ev.Event) -> None:
     replay(state, [event])
@@ -36,41 +37,10 @@ def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
     """
     for event in events:
         if not isinstance(event, ev.Refusal):
-            state.clock = event.at if isinstance(event, ev.PoolOpened) else max(state.clock, event.at)
+            state.clock = max(state.clock, event.at)
             _HANDLERS[type(event)](state, event)
     state.reindex()
     return state
-
-
-def _pool_opened(state: PoolState, event: ev.PoolOpened) -> None:
-    if state.boot_id not in (None, event.boot_id):
-        _set_clock_forward(state, state.wall_offset_s - event.wall_offset_s)
-    state.boot_id = event.boot_id
-    state.wall_offset_s = event.wall_offset_s
-    state.has_been_observed = False
-    state.touch(state.slots)
-    for slot in list(state.slots.values()):
-        slot.reading = slot.busy = None
-        for lease_id, occupant in slot.occupants.items():
-            # What is read from here on is read after its grant, whatever the clock says.
-            slot.occupants[lease_id] = replace(occupant, since=-inf)
-        if not slot.occupants:
-            state.forget_slot(slot.key)
-    for lease in state.leases.values():
-        _restart_deadline(state, lease, event.at)
-    state.reservation, state.claims, state.undated = None, {}, {}
-    state.unsettle()
-
-
-def _set_clock_forward(state: PoolState, seconds: float) -> None:
-    """After a reboot the pool's clock begins again. What it says of the time to come is told by the wall clock."""
-    for lease in list(state.leases.values()):
-        if isinstance(lease, ActiveLease) and (lease.limit is not None or lease.ending is not None):
-            limit = None if lease.limit is None else lease.limit + seconds
-            ending = None if lease.ending is None else replace(lease.ending, at=lease.ending.at + seconds)
-            _put_on_timetable(state, replace(lease, limit=limit, ending=ending))
-    for use in state.owners.values():
-        use.as_of += seconds
 
 
 def _history_condensed(state: PoolState, event: ev.HistoryCondensed) -> None:
@@ -89,7 +59,7 @@ def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
         state.newcomers.append(lease.id)
     else:
         state.inside.join(lease)
-    _restart_deadline(state, lease, event.at)
+    state.restart_deadline(lease, event.at)
     state.next_seq = max(state.next_seq, event.seq + 1)
 
 
@@ -101,7 +71,7 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
         waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at, weight, event.limit
     )
     _put_on_timetable(state, lease)
-    _restart_deadline(state, lease, event.at)
+    state.restart_deadline(lease, event.at)
     node = event.gpus[0].node
     state.fences[node] = max(state.fences.get(node, 0), event.fence)
     if request.parent is not None:
@@ -112,7 +82,8 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     state.unsettle()
     for key in event.gpus:
         slot = state.slot(key)
-        slot.occupants[waited.id] = Occupant(request.wishes.memory_mb, request.holder.process, since=event.at)
+        process = request.holder.process_on(key.node)
+        slot.occupants[waited.id] = Occupant(request.wishes.memory_mb, process, since=event.at)
         slot.busy = event.at
     state.touch(event.gpus)
     use = state.owners.setdefault(request.holder.owner, OwnerUse(as_of=event.at))
@@ -166,7 +137,7 @@ def _sub_leases_settled(state: PoolState, event: ev.SubLeasesSettled) -> None:
 
 def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
     for lease_id in event.lease_ids:
-        _restart_deadline(state, state.leases[lease_id], event.at)
+        state.restart_deadline(state.leases[lease_id], event.at)
 
 
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
@@ -224,10 +195,9 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     if event.draining:
         drained = DrainingLease(lease.id, lease.request, event.draining, event.at, ended)
         state.leases[lease.id] = drained
-        _restart_deadline(state, drained, event.at)
-        process = lease.request.holder.process
-        if process is not None and drained.was_left_by_holder:
-            for key in event.draining:
+        state.restart_deadline(drained, event.at)
+        for key in event.draining if drained.was_left_by_holder else ():
+            if (process := lease.request.holder.process_on(key.node)) is not None:
                 state.reclaimable.setdefault(process, {}).setdefault(key, set()).add(lease.id)
     else:
         _remember(state, ended)
@@ -305,7 +275,6 @@ def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> No
 
 
 def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
-    state.has_been_observed = True
     for reading in event.readings:
         slot = state.slot(reading.gpu.key)
         if slot.reading is None:
@@ -340,24 +309,15 @@ def _process_counted(state: PoolState, event: ev.ProcessCounted) -> None:
     state.touch(state.slots)
 
 
-def _restart_deadline(state: PoolState, lease: LiveLease, at: float) -> None:
-    limit_s = state.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.ttl_s
-    if limit_s is None:
-        state.deadlines.drop(lease.id)
-    else:
-        state.deadlines.set(lease.id, at + limit_s)
-
-
 def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
     slot = state.slots[key]
     del slot.occupants[lease_id]
     slot.members.pop(lease_id, None)
-    if not slot.occupants and slot.reading is None:
-        state.forget_slot(key)
+    state.forget_slot_if_unknown(slot)
 
 
 def _forget_reclaimable(state: PoolState, lease: DrainingLease, key: GpuKey) -> None:
-    process = lease.request.holder.process
+    process = lease.request.holder.process_on(key.node)
     keys = state.reclaimable.get(process, {}) if process is not None else {}
     if process is None or lease.id not in keys.get(key, ()):
         return
@@ -375,7 +335,7 @@ def _remember(state: PoolState, lease: EndedLease) -> None:
 
 
 _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
-    ev.PoolOpened: _pool_opened,
+    **NODE_HANDLERS,
     ev.HistoryCondensed: _history_condensed,
     ev.LeaseQueued: _lease_queued,
     ev.LeaseGranted: _lease_granted,

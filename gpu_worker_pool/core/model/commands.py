@@ -6,17 +6,38 @@ from dataclasses import dataclass
 from math import inf
 
 from .booking import Booking
-from .gpu import GpuKey, Reading
+from .gpu import GpuKey, InventoryGpu, Reading
 from .quota import Quota
 from .request import Request, Wishes
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """The driver starts or restarts. `boot_id` tells a restart of the driver from a reboot of the machine."""
+class TakeOver:
+    """A driver takes charge. Its boot clock plus `clock_base` is the pool's clock (see fleet/clock.py), and that plus
+    `wall_offset_s` the time of day. `boot_id` is that of the driver's machine; 0 is the epoch of one box.
+    """
 
+    epoch: int
     boot_id: str
+    clock_base: float = 0.0
     wall_offset_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceNode:
+    """A node says that it is there. `boot_id` tells whether it rebooted; `gpus` is its inventory, None if it does not say."""
+
+    node: str
+    boot_id: str
+    gpus: tuple[InventoryGpu, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RenameNode:
+    """A node has another name now. Its GPUs, and what runs there, are the same."""
+
+    old: str
+    new: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +148,9 @@ class CancelBooking:
 
 
 Command = (
-    Open
+    TakeOver
+    | AnnounceNode
+    | RenameNode
     | RequestLease
     | Renew
     | Release

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .booking import Booking
-from .gpu import GpuKey, ProcessId, Reading
+from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
 from .lease import EndReason
 from .quota import Quota
 from .request import Request, Wishes
@@ -37,11 +37,40 @@ class Refusal(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolOpened(DurableEvent):
-    """A driver took charge. Earlier readings are void, and every lease has a full TTL from here on."""
+class TakenOver(DurableEvent):
+    """A driver took charge; the fields are as in TakeOver. It ends no lease: every lease has a full TTL from here on.
+    Earlier readings are void, and nothing is granted on a node before it has announced itself.
+    """
 
+    epoch: int
     boot_id: str
+    clock_base: float
     wall_offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined(DurableEvent):
+    """The inventory of a node, which replaces an earlier one. It is None while the node has not told it."""
+
+    node: str
+    boot_id: str
+    gpus: tuple[InventoryGpu, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRebooted(DurableEvent):
+    """No process from before runs on this node. Readings of its GPUs are void, and leases on them have a full TTL."""
+
+    node: str
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRenamed(DurableEvent):
+    """All that is known of a node counts for its new name. Records of ended leases keep the old one."""
+
+    old: str
+    new: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +197,13 @@ class ProcessIgnored(DurableEvent):
 @dataclass(frozen=True, slots=True)
 class ProcessCounted(DurableEvent):
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnnounced(VolatileEvent):
+    """The node is there under the present driver: its readings count from here on."""
+
+    node: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,16 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class InventoryGpu:
+    """A GPU as the inventory of its node has it: what stays the same from one reading to the next."""
+
+    uuid: str
+    index: int
+    name: str
+    memory_total_mb: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuProcess:
     """A process that holds memory on a GPU, with its ancestors, nearest first."""
 

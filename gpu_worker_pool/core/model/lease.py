@@ -89,7 +89,9 @@ class ActiveLease:
     @property
     def ttl_s(self) -> float | None:
         """How long it lasts without a heartbeat; None if it lasts as long as its holder's process, which is watched."""
-        return None if self.request.holder.is_local else self.request.ttl_s
+        holder = self.request.holder
+        is_watched = all(holder.process_on(key.node) is not None for key in self.gpus)
+        return None if is_watched else self.request.ttl_s
 
 
 @dataclass(frozen=True, slots=True)

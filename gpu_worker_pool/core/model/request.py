@@ -74,9 +74,10 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The client as it describes itself, and in `process` its process, if that is known to run on the node of the GPUs.
+    """The client as it describes itself, and in `process` its process, if that is known to run on a node of the pool.
+    That is `node`; None if the pool has only one.
 
-    Only with `process` can the pool see the holder's death and attribute memory to it. `process` is not part of the
+    Only with `process` can the pool see the holder's death and attribute memory to it. Neither of the two is part of the
     comparison: the same request is the same, whatever the server found out about its client.
     """
 
@@ -88,10 +89,15 @@ class Holder:
     boot_id: str | None = None
     pid_namespace: str | None = None
     process: ProcessId | None = field(default=None, compare=False)
+    node: str | None = field(default=None, compare=False)
 
     @property
     def is_local(self) -> bool:
         return self.process is not None
+
+    def process_on(self, node: str) -> ProcessId | None:
+        """Its process, if that runs on this node."""
+        return self.process if self.node in (None, node) else None
 
     def __str__(self) -> str:
         """The person; where the client does not say who that is, its worker or process."""

@@ -9,7 +9,7 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from .gpu import GpuKey, GpuProcess, ProcessId, Reading
+from .gpu import GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,8 @@ class GpuSlot:
     reading: Reading | None = None
     occupants: Occupants = field(default_factory=Occupants)
     members: Members = field(default_factory=Members)
+    # As the inventory of its node has it.
+    installed: InventoryGpu | None = None
     # When it was last seen to compute, or was granted; None if that is unknown.
     busy: float | None = None
     # The last sums of its memory; a new lease is only added to them.

@@ -16,6 +16,7 @@ from .booking import Booking
 from .deadlines import Deadlines
 from .gpu import GpuKey, ProcessId
 from .lease import ActiveLease, DrainingLease, EndedLease, Lease, LiveLease, QueuedLease
+from .node import Node
 from .quota import Quota
 from .request import Wishes
 from .reservation import Reservation
@@ -36,9 +37,15 @@ class PoolState:
 
     settings: PoolSettings = field(default_factory=PoolSettings)
     clock: float = -inf
+    # The last take-over: its time, and as in the event TakenOver.
+    taken_over: float = -inf
+    epoch: int = 0
     boot_id: str | None = None
+    clock_base: float = 0.0
     wall_offset_s: float = 0.0
-    has_been_observed: bool = False
+    nodes: dict[str, Node] = field(default_factory=dict)
+    # The nodes that have announced themselves since.
+    announced: set[str] = field(default_factory=set)
     slots: dict[GpuKey, GpuSlot] = field(default_factory=dict)
     leases: dict[str, LiveLease] = field(default_factory=dict)
     ended: dict[str, EndedLease] = field(default_factory=dict)
@@ -90,9 +97,11 @@ class PoolState:
             slot = self.slots[key] = GpuSlot(key)
         return slot
 
-    def forget_slot(self, key: GpuKey) -> None:
-        del self.slots[key]
-        self.touched.add(key)
+    def forget_slot_if_unknown(self, slot: GpuSlot) -> None:
+        """Forget a GPU that has no lease, no reading and no place in the inventory."""
+        if not slot.occupants and slot.reading is None and slot.installed is None:
+            del self.slots[slot.key]
+            self.touched.add(slot.key)
 
     def touch(self, keys: Iterable[GpuKey]) -> None:
         """Mark these GPUs as changed; `reindex` updates the indexes."""
@@ -115,6 +124,14 @@ class PoolState:
         is_split = bool(self.settings.fair_share or self.quotas or any(b.owner for b in self.bookings.values()))
         self.queue.split_owners(is_split, [self.queued(lease_id) for lease_id in self.queue])
         self.unsettle()
+
+    def restart_deadline(self, lease: LiveLease, at: float) -> None:
+        """Give a lease its full TTL from this time on, or its drain limit."""
+        limit_s = self.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.ttl_s
+        if limit_s is None:
+            self.deadlines.drop(lease.id)
+        else:
+            self.deadlines.set(lease.id, at + limit_s)
 
     def next_due_at(self) -> float:
         """When something is due though no command comes."""

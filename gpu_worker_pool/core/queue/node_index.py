@@ -183,7 +183,10 @@ def facts_of(
 ) -> SlotFacts:
     reading = slot.reading
     if reading is None:
-        return SlotFacts(inf, None)
+        installed = slot.installed
+        if installed is None:
+            return SlotFacts(inf, None)
+        return SlotFacts(installed.index, GpuClass(installed.name, installed.memory_total_mb))
     gpu_class = GpuClass(reading.gpu.name, reading.memory_total_mb)
     if reading.other_server is not None:
         return SlotFacts(reading.gpu.index, gpu_class, is_ours=not reading.is_other_server_up)

@@ -47,6 +47,8 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
     waiter = state.queued(queue_key[-1]).request
     wishes, owner = waiter.wishes, waiter.holder.owner
     slot = state.slots[key]
+    if waiter.holder.process_on(key.node) is None:
+        return False  # a process of another node with the same pid
     released = state.reclaimable.get(process, {}).get(key, ())
     if wishes.gpus != 1 or any(
         # A lease of another process, an active lease or a revoked one blocks every waiter.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
 from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.memory import show_mb
 from gpu_worker_pool.core.model.request import Wishes, matches_model
@@ -14,13 +14,13 @@ from gpu_worker_pool.core.model.state import PoolState
 
 
 def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
-    """Why no GPU of the pool could ever serve these wishes; None if one could, or if none was seen yet."""
-    if not state.has_been_observed:
+    """Why no GPU of the pool could ever serve these wishes; None if one could, or if not all GPUs are known."""
+    if not state.nodes or any(node.gpus is None for node in state.nodes.values()):
         return None
     thresholds = state.settings.thresholds_for(wishes)
     if state.capacity.could_ever_serve(wishes, thresholds):
         return None
-    if not state.slots:
+    if not any(node.gpus for node in state.nodes.values()):
         return "this pool has no GPU"
     if other := _other_server_of(state, wishes):
         return f"no GPU of this server can serve {wishes}: {other}"
@@ -39,39 +39,39 @@ def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
 
 def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> str:
     """The first of the wishes that no GPU meets, against what the GPUs have."""
-    found = [slot.reading for slot in state.slots.values() if slot.reading is not None]
-    here = "this box" if len({slot.key.node for slot in state.slots.values()}) == 1 else "this pool"
+    found = [(GpuKey(name, gpu.uuid), gpu) for name, node in state.nodes.items() for gpu in node.gpus or ()]
+    here = "this box" if len(state.nodes) == 1 else "this pool"
     if wishes.among is not None:
-        named = [reading for reading in found if reading.gpu.key in state.capacity.named(wishes.among)]
+        named = [(key, gpu) for key, gpu in found if key in state.capacity.named(wishes.among)]
         if not named:
-            indices = tuple(str(index) for index in sorted({reading.gpu.index for reading in found}))
-            return f"{here} has the GPUs {shown(indices)}" if indices else f"no GPU of {here} has been read yet"
+            indices = tuple(str(index) for index in sorted({gpu.index for _, gpu in found}))
+            return f"{here} has the GPUs {shown(indices)}"
         found = named
-    alike = [reading for reading in found if matches_model(wishes.model, reading.gpu.name)]
+    alike = [(key, gpu) for key, gpu in found if matches_model(wishes.model, gpu.name)]
     if not alike:
-        return f"{here} has {_models(found)}"
-    enough = [reading for reading in alike if _has_memory(reading, wishes, thresholds)]
+        return f"{here} has {_models(gpu for _, gpu in found)}"
+    enough = [(key, gpu) for key, gpu in alike if _has_memory(gpu, wishes, thresholds)]
     such = "such " if wishes.among or wishes.model else ""
     if not enough:
-        largest_mb = max(reading.memory_total_mb or 0.0 for reading in alike)
+        largest_mb = max(gpu.memory_total_mb or 0.0 for _, gpu in alike)
         granted_mb = thresholds.memory_percent * largest_mb / 100
         return (
             f"the largest {such}GPU here has {show_mb(largest_mb)}, of which {show_mb(granted_mb)} can be granted "
             f"(memory threshold {thresholds.memory_percent:g} %)"
         )
-    most = max(Counter(reading.gpu.key.node for reading in enough).values())
+    most = max(Counter(key.node for key, _ in enough).values())
     such = "such " if such or wishes.memory_mb is not None else ""
     has = "this box has" if here == "this box" else "no node has more than"
     return f"{has} {most} {such}GPU{'' if most == 1 else 's'}"
 
 
-def _has_memory(reading: Reading, wishes: Wishes, thresholds: Thresholds) -> bool:
-    total_mb = reading.memory_total_mb
+def _has_memory(gpu: InventoryGpu, wishes: Wishes, thresholds: Thresholds) -> bool:
+    total_mb = gpu.memory_total_mb
     return (
         wishes.memory_mb is None or total_mb is None or wishes.memory_mb <= thresholds.memory_percent * total_mb / 100
     )
 
 
-def _models(found: Sequence[Reading]) -> str:
+def _models(found: Iterable[InventoryGpu]) -> str:
     """`2 Tesla T4, 1 NVIDIA A100`."""
-    return shown(tuple(f"{number} {name}" for name, number in Counter(item.gpu.name for item in found).items()))
+    return shown(tuple(f"{number} {name}" for name, number in Counter(gpu.name for gpu in found).items()))

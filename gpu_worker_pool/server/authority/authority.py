@@ -10,16 +10,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from time import time
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
-from gpu_worker_pool.host.clock import boot_id, boot_time, wall_offset
+from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.holder_record import HolderRecord
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
@@ -70,6 +71,7 @@ class Authority:
         self._opening: asyncio.Task[None] | None = None
         self._late_sample: asyncio.TimerHandle | None = None
         self._record: HolderRecord | None = None
+        self._has_told_inventory = False
         self._driver.early_listeners.append(self._follow_early)
         self._driver.listeners.append(self._follow)
 
@@ -116,7 +118,7 @@ class Authority:
                 history,
                 WriterThread(journal, asyncio.get_running_loop()),
                 boot_id=boot_id(),
-                wall_offset_s=wall_offset(),
+                wall_now=time(),
                 node=self._node,
             )
         except JournalError:
@@ -127,7 +129,7 @@ class Authority:
             self._record = HolderRecord(journal.pool_id)
             self._sampler.records.own = self._record.path
             active = [lease for lease in self._driver.state.leases.values() if isinstance(lease, ActiveLease)]
-            self._record.begin(_held_here(active))
+            self._record.begin(_held_here(active, self._node))
         state = self._driver.state
         logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
         for lease in list(self._driver.state.leases.values()):
@@ -147,12 +149,20 @@ class Authority:
 
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         readings = tuple(self._marked(reading, snapshot) for reading in snapshot.readings)
+        if readings and is_regular and self._driver.is_open and not self._has_told_inventory:
+            # The GPUs that are there now: one that was removed is not waited for.
+            self._has_told_inventory = True
+            self._driver.note(cmd.AnnounceNode(self._node, boot_id(), tuple(map(_as_installed, readings))))
         if not is_regular:
             # This reading was made because leases ended; the next regular one is soon enough for the other GPUs.
             slots = self._driver.state.slots
             readings = tuple(reading for reading in readings if _is_draining(slots.get(reading.gpu.key)))
         if readings and self._loop is not None:
-            self._driver.note(cmd.Observe(readings))
+            self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
+
+    def _on_pool_clock(self, reading: Reading) -> Reading:
+        at = self._driver.pool_time(reading.at)
+        return reading if at == reading.at else replace(reading, at=at)
 
     def _marked(self, reading: Reading, snapshot: Snapshot) -> Reading:
         """The reading, with the process that holds the GPU under a lease of a server that is gone, if there is one."""
@@ -169,8 +179,9 @@ class Authority:
         self._driver.note(cmd.ReportDeath(lease_id))
 
     def _watch(self, holder: Holder, lease_id: str) -> None:
-        if self._deaths is not None and holder.process is not None:
-            self._deaths.watch(holder.process, lease_id)
+        process = holder.process_on(self._node)
+        if self._deaths is not None and process is not None:
+            self._deaths.watch(process, lease_id)
 
     def _is_alive(self, process: ProcessId) -> bool:
         return self._deaths is None or self._deaths.is_alive(process)
@@ -182,6 +193,8 @@ class Authority:
                 self._watch(event.request.holder, event.lease_id)
             elif isinstance(event, ev.LeaseEnded):
                 left.update(event.draining)
+            elif isinstance(event, ev.TakenOver):
+                self._sampler.sample_soon()  # all readings so far are void
         if left:
             # Real hardware shows at once that a process has stopped; so must simulated GPUs.
             self._update_simulated(left)
@@ -209,7 +222,7 @@ class Authority:
             ids = [event.lease_id for event in events if isinstance(event, ev.LeaseGranted)]
             leases = [lease for id_ in ids if isinstance(lease := self._driver.state.leases.get(id_), ActiveLease)]
             self._record.note(
-                _held_here(leases), [event.lease_id for event in events if isinstance(event, ev.LeaseEnded)]
+                _held_here(leases, self._node), [event.lease_id for event in events if isinstance(event, ev.LeaseEnded)]
             )
         for event in events:
             if isinstance(event, ev.LeaseQueued) and self._presence.is_unclaimed(event.lease_id):
@@ -231,7 +244,7 @@ class Authority:
 
     def _end_if_away(self, lease_id: str) -> None:
         lease = self._driver.state.leases.get(lease_id)
-        if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and not lease.request.holder.is_local:
+        if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and lease.ttl_s is not None:
             logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
             self._driver.note(cmd.ReportDeath(lease_id))
 
@@ -257,13 +270,17 @@ class Authority:
                 logger.debug("there is no simulated GPU %s any more", key.uuid)
 
 
-def _held_here(leases: Iterable[ActiveLease]) -> dict[str, tuple[ProcessId, list[str]]]:
-    """The leases of processes of this machine, with the UUIDs of their GPUs."""
+def _held_here(leases: Iterable[ActiveLease], node: str) -> dict[str, tuple[ProcessId, list[str]]]:
+    """The leases of processes of this node, with the UUIDs of their GPUs there."""
     return {
-        lease.id: (process, [key.uuid for key in lease.gpus])
+        lease.id: (process, [key.uuid for key in lease.gpus if key.node == node])
         for lease in leases
-        if (process := lease.request.holder.process) is not None
+        if (process := lease.request.holder.process_on(node)) is not None
     }
+
+
+def _as_installed(reading: Reading) -> InventoryGpu:
+    return InventoryGpu(reading.gpu.key.uuid, reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
 
 
 def _is_draining(slot: GpuSlot | None) -> bool:

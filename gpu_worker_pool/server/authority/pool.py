@@ -140,7 +140,7 @@ class Pool:
             if process is not None:
                 if uid is not None:
                     self._machine.check_owner(process, uid)
-                request = replace(request, holder=replace(request.holder, process=process))
+                request = replace(request, holder=replace(request.holder, process=process, node=self.node))
         try:
             events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
         except NotWritten:

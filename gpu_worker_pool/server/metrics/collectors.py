@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import time
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -97,7 +98,7 @@ class SamplerCollector(Collector):
 class LeaseMetrics(Collector):
     def __init__(self, pool: Pool, registry: CollectorRegistry) -> None:
         self._pool = pool
-        self._began = pool.now()
+        self._began_at = time()
         self._owners: set[str] = set()
         self._gpu_seconds: dict[str, float] = {}
         self._granted = CounterMetric("gpupool_leases_granted", "Leases granted.", registry=registry)
@@ -220,8 +221,7 @@ class LeaseMetrics(Collector):
 
     def _counted_s(self, granted_at: float, until_at: float) -> float:
         """The seconds held since this server started: a sum over a restart must not count the earlier ones twice."""
-        began_at = self._began + self._pool.state.wall_offset_s
-        return max(until_at - max(granted_at, began_at), 0.0)
+        return max(until_at - max(granted_at, self._began_at), 0.0)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:

@@ -180,7 +180,7 @@ def test_a_pool_of_several_nodes_says_what_its_best_node_has() -> None:
 
 def test_a_pool_seen_to_have_no_gpu_refuses_everybody() -> None:
     box = Box()
-    box.observe()
+    box.do(cmd.AnnounceNode("box", "boot1", ()))
 
     (event,) = box.ask("a")
 

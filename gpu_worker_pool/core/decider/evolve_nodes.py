@@ -1,0 +1,114 @@
+"""What take-overs and nodes change in a pool. It makes no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
+from gpu_worker_pool.core.model.node import Node
+from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.model.state import PoolState
+
+
+def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
+    state.taken_over = event.at
+    state.epoch, state.boot_id = event.epoch, event.boot_id
+    state.clock_base, state.wall_offset_s = event.clock_base, event.wall_offset_s
+    state.announced.clear()
+    _void_readings(state, state.slots.values())
+    for slot in state.slots.values():
+        for lease_id, occupant in slot.occupants.items():
+            # What is read from here on is read after its grant.
+            slot.occupants[lease_id] = replace(occupant, since=-inf)
+    for lease in state.leases.values():
+        state.restart_deadline(lease, event.at)
+    _forget_plans(state)
+
+
+def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
+    known = state.nodes.get(event.node)
+    state.nodes[event.node] = Node(event.boot_id, event.gpus)
+    new = {GpuKey(event.node, gpu.uuid): gpu for gpu in event.gpus or ()}
+    for gpu in (known.gpus or ()) if known else ():
+        key = GpuKey(event.node, gpu.uuid)
+        if key not in new:
+            state.slots[key].installed = None
+            _void_readings(state, [state.slots[key]])
+    for key, gpu in new.items():
+        state.slot(key).installed = gpu
+    state.touch(new)
+
+
+def _node_rebooted(state: PoolState, event: ev.NodeRebooted) -> None:
+    state.nodes[event.node] = replace(state.nodes[event.node], boot_id=event.boot_id)
+    _void_readings(state, [slot for slot in state.slots.values() if slot.key.node == event.node])
+    for lease in state.leases.values():
+        if isinstance(lease, ActiveLease) and any(key.node == event.node for key in lease.gpus):
+            state.restart_deadline(lease, event.at)
+
+
+def _node_announced(state: PoolState, event: ev.NodeAnnounced) -> None:
+    state.announced.add(event.node)
+
+
+def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
+    def moved(keys: Iterable[GpuKey]) -> tuple[GpuKey, ...]:
+        return tuple(GpuKey(event.new, key.uuid) if key.node == event.old else key for key in keys)
+
+    state.nodes[event.new] = state.nodes.pop(event.old)
+    state.announced.discard(event.old)
+    if event.old in state.fences:
+        state.fences[event.new] = max(state.fences.pop(event.old), state.fences.get(event.new, 0))
+    for key in [key for key in state.slots if key.node == event.old]:
+        slot = state.slots.pop(key)
+        (new,) = moved([key])
+        state.slots[new] = GpuSlot(new, None, slot.occupants, slot.members, slot.installed)
+        state.touch((key, new))
+    for lease_id, lease in state.leases.items():
+        state.leases[lease_id] = _on_renamed(lease, event, moved)
+    state.excluded = dict(zip(moved(state.excluded), state.excluded.values(), strict=True))
+    state.bookings = {id_: replace(booking, gpus=moved(booking.gpus)) for id_, booking in state.bookings.items()}
+    state.reclaimable = {
+        process: dict(zip(moved(by_key), by_key.values(), strict=True))
+        for process, by_key in state.reclaimable.items()
+    }
+    _forget_plans(state)
+
+
+def _on_renamed(
+    lease: LiveLease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]
+) -> LiveLease:
+    holder = lease.request.holder
+    if holder.node == event.old:
+        lease = replace(lease, request=replace(lease.request, holder=replace(holder, node=event.new)))
+    if isinstance(lease, ActiveLease):
+        return replace(lease, gpus=moved(lease.gpus))
+    if isinstance(lease, DrainingLease):
+        return replace(lease, gpus=moved(lease.gpus), ended=replace(lease.ended, gpus=moved(lease.ended.gpus)))
+    return lease
+
+
+def _void_readings(state: PoolState, slots: Iterable[GpuSlot]) -> None:
+    for slot in list(slots):
+        slot.reading = slot.busy = None
+        state.touch((slot.key,))
+        state.forget_slot_if_unknown(slot)
+
+
+def _forget_plans(state: PoolState) -> None:
+    state.reservation, state.claims, state.undated = None, {}, {}
+    state.unsettle()
+
+
+NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
+    ev.TakenOver: _taken_over,
+    ev.NodeJoined: _node_joined,
+    ev.NodeRebooted: _node_rebooted,
+    ev.NodeAnnounced: _node_announced,
+    ev.NodeRenamed: _node_renamed,
+}

@@ -1,0 +1,22 @@
+"""The ends of leases, as events."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.sub_leases import leases_inside
+
+
+def all_ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> list[ev.LeaseEnded]:
+    """The end of a lease, after that of the leases inside it: these end with it, for its reason."""
+    return [_ended(state, each, reason, now) for each in (*leases_inside(state, lease.id), lease)]
+
+
+def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
+    # The GPUs of a lease inside another stay the other's, whose draining covers the processes of both.
+    gpus = lease.gpus if isinstance(lease, ActiveLease) and lease.request.parent is None else ()
+    draining = tuple(
+        key for key in gpus if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
+    )
+    return ev.LeaseEnded(now, lease.id, reason, draining, now + state.wall_offset_s)
