@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from gpu_worker_pool.core.decider.condense import condense
@@ -23,6 +24,7 @@ from gpu_worker_pool.core.fleet.append_outcome import (
     head_went_back,
     judge_append,
 )
+from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
     Election,
@@ -98,6 +100,7 @@ class SimulatedCandidate:
         self.needs_repair = False
         self.announced: set[str] = set()
         self.is_closing = False
+        self.timer_at = inf
         self.wake()
 
     def kill(self) -> None:
@@ -143,11 +146,23 @@ class SimulatedCandidate:
     def carry_out(self, actions: Sequence[ElectionAction]) -> None:
         for action in actions:
             self.act(action)
-        self.after(max(self.election.wake_at - self.boot_now(), 0.0), self.wake_if_due, self.election.wake_at)
+        self.set_timer()
 
-    def wake_if_due(self, wake_at: float) -> None:
-        if wake_at == self.election.wake_at:
-            self.wake()
+    def set_timer(self) -> None:
+        """One timer is enough: when it fires too early, because an append renewed the leadership, it is set again."""
+        wake_at = self.election.wake_at
+        if wake_at < self.timer_at:
+            self.timer_at = wake_at
+            self.after(max(wake_at - self.boot_now(), 0.0), self.ring, wake_at)
+
+    def ring(self, timer_at: float) -> None:
+        if timer_at != self.timer_at:
+            return
+        self.timer_at = inf
+        if self.boot_now() >= self.election.wake_at - 1e-4:
+            self.carry_out(self.election.wake(max(self.boot_now(), self.election.wake_at)))
+        else:
+            self.set_timer()
 
     def act(self, action: ElectionAction) -> None:
         database, position = self.world.database, self.following.position
@@ -288,13 +303,9 @@ class SimulatedCandidate:
         self.pump()
 
     def take_over_command(self, won: LeadershipWon) -> cmd.Command:
-        boot_id = f"{self.name}-boot"
-        if self.state.boot_id == boot_id:
-            self.clock_base = self.state.clock_base
-        else:
-            wall_now = won.row.wall_now
-            self.clock_base = max(self.state.clock, wall_now - self.state.wall_offset_s) - self.boot_now()
-        return cmd.TakeOver(won.epoch, boot_id, self.clock_base, won.row.wall_now - self.pool_now())
+        boot_id, heard_at, wall_now = f"{self.name}-boot", self.election.heard_at, won.row.wall_now
+        self.clock_base = clock_base(self.state, boot_id=boot_id, boot_now=heard_at, wall_now=wall_now)
+        return cmd.TakeOver(won.epoch, boot_id, self.clock_base, wall_now - (self.clock_base + heard_at))
 
     def lose(self, action: LeadershipLost) -> None:
         self.world.log(self.name, f"lost epoch {action.epoch}: {action.reason}")
