@@ -201,7 +201,7 @@ class World:
         raise Violation(f"{what}, at {self.now:.3f} s")
 
     def note_opened(self, candidate: SimulatedCandidate, epoch: int) -> None:
-        self.take_overs.append((self.now, candidate.state.clock, epoch))
+        self.take_overs.append((self.now, candidate.pool_now(), epoch))
 
     def check_may_answer(self, candidate: SimulatedCandidate) -> None:
         """An answer that counts comes only from the candidate that leads."""

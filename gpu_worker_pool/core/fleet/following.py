@@ -111,10 +111,9 @@ class Following:
         """
         if self.reload_because is not None:
             return LoadSnapshot(self.reload_because)
-        if self.position < head:
-            # The last known event is read again, to see that it is still there.
-            has_known = self.position > 0 and self.recent.at(self.position) is not None
-            return ReadEvents(self.position - has_known, MOST_AT_ONCE)
+        if self.position < head or (self.position > 0 and self.recent.at(self.position) is None):
+            # The last event is read again, to see that it is still there; after a snapshot, to know it from then on.
+            return ReadEvents(max(self.position - 1, 0), MOST_AT_ONCE)
         if must_match and self.matched < head:
             return ReadEvents(head - 1, 1)
         return None
@@ -137,7 +136,7 @@ class Following:
                 break
             expected += 1
             if each.position <= self.position:
-                if not self._is_known(each):
+                if not self._compare(each):
                     self.recent.note(each)
                     self.reload(f"the journal has another event at position {each.position}: commits were lost")
                     return ()
@@ -190,6 +189,9 @@ class Following:
     def snapshot_known(self, position: int) -> None:
         self.snapshot = max(self.snapshot, position)
 
-    def _is_known(self, stored: StoredEvent) -> bool:
+    def _compare(self, stored: StoredEvent) -> bool:
         known = self.recent.at(stored.position)
+        if known is None and stored.position == self.position:
+            self.recent.note(stored)
+            return True
         return known is not None and known.event == stored.event
