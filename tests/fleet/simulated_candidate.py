@@ -303,7 +303,7 @@ class SimulatedCandidate:
         self.pump()
 
     def take_over_command(self, won: LeadershipWon) -> cmd.Command:
-        boot_id, heard_at, wall_now = f"{self.name}-boot", self.election.heard_at, won.row.wall_now
+        boot_id, heard_at, wall_now = f"{self.name}-boot", won.heard_at, won.row.wall_now
         self.clock_base = clock_base(self.state, boot_id=boot_id, boot_now=heard_at, wall_now=wall_now)
         return cmd.TakeOver(won.epoch, boot_id, self.clock_base, wall_now - (self.clock_base + heard_at))
 

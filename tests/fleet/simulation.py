@@ -199,6 +199,8 @@ class Trouble:
         seconds = self.rng.choice((-30.0, self.rng.uniform(-3.0, 0.0), self.rng.uniform(0.0, 1.0)))
         database.clock_offset_s += seconds
         world.disturb(f"the database's clock is set by {seconds:.2f} s")
+        # A leadership that is left lasts for longer.
+        world.disturbed_at += min(max(-seconds, 0.0), 3.0)
         world.set_forward_s += max(seconds, 0.0)
         world.was_set_back = world.was_set_back or seconds < 0
         world.can_expire_early = True

@@ -60,11 +60,14 @@ class HandOverLeadership:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipWon:
-    """Catch up with `row.head`, repair what the database lost, write `TakenOver`; then call `Election.open`."""
+    """Catch up with `row.head`, repair what the database lost, write `TakenOver`; then call `Election.open`. The row, and
+    with it the database's clock, was heard at `heard_at`.
+    """
 
     epoch: int
     term: str
     row: LeaderRow
+    heard_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,10 @@ class Election:
             return []
         lost: list[ElectionAction] = []
         if self.leadership is not None and not self.is_trusted(now):
-            lost = self._lose("no renewal got through to the database in time", now)
+            mine = self.leadership
+            # If only the answers are lost, this makes place for the next leader at once.
+            hand_over = HandOverLeadership(mine.epoch, mine.term)
+            lost = [*self._lose("no renewal got through to the database in time", now), hand_over]
         if self._asked is not None and now >= self._asked.sent_at + self.pace.answer_within_s:
             self._asked = None  # its answer is ignored from here on
             self._ask_at = now
@@ -262,7 +268,7 @@ class Election:
         self._unconfirmed = None
         self.leadership = Leadership(row.epoch, term, sent_at + self.pace.trust_s)
         self._ask_at = sent_at + self.pace.renew_every_s
-        return [LeadershipWon(row.epoch, term, row)]
+        return [LeadershipWon(row.epoch, term, row, self.heard_at)]
 
     def _trust_from(self, sent_at: float) -> None:
         if self.leadership is not None:
