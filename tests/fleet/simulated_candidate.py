@@ -207,9 +207,10 @@ class SimulatedCandidate:
     def stop(self) -> None:
         """A clean stop: what is in flight is written first."""
         self.is_closing = True
+        self.election.retire()
         if self.in_flight is None and not self.waiting:
             self.carry_out(self.election.stop())
-            self.world.at(0.0, self.kill)
+            self.world.at(0.0, self.run, self.incarnation, self.kill)
 
     # Following
 
@@ -319,6 +320,8 @@ class SimulatedCandidate:
         for batch in batches:
             for _, _, answer in batch.callers:
                 answer(None, None)
+        if self.is_closing:
+            self.stop()
 
     # Writing
 

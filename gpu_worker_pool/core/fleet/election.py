@@ -107,6 +107,7 @@ class Election:
     # The highest epoch that this candidate has seen: a database that lost commits may have forgotten it.
     seen_epoch: int = 0
     leadership: Leadership | None = None
+    is_retiring: bool = False
     is_stopped: bool = False
     # The last word of the database, and when it came.
     row: LeaderRow | None = None
@@ -146,7 +147,7 @@ class Election:
         if self._asked is not None and now >= self._asked.sent_at + self.pace.answer_within_s:
             self._asked = None  # its answer is ignored from here on
             self._ask_at = now
-        if self._asked is not None or now < self._ask_at:
+        if self.is_stopped or self._asked is not None or now < self._ask_at:
             return lost
         return [*lost, self._ask(now)]
 
@@ -196,6 +197,11 @@ class Election:
     def step_down(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
         """Give up a leadership that an append was refused for, or that cannot go on."""
         return self._lose(reason, now) if self._is_mine(epoch, term) else []
+
+    def retire(self) -> None:
+        """Begin a clean stop: claim nothing more. A leader keeps what it has until all is written; then call `stop`."""
+        self.is_retiring = True
+        self.is_stopped = self.leadership is None
 
     def stop(self) -> list[ElectionAction]:
         """Stop for good. The next leader need not wait for the leadership to expire."""
@@ -278,6 +284,7 @@ class Election:
     def _lose(self, reason: str, now: float) -> list[ElectionAction]:
         lost, self.leadership = self.leadership, None
         self._asked, self._ask_at, self._unconfirmed = None, now, None
+        self.is_stopped = self.is_stopped or self.is_retiring
         return [] if lost is None else [LeadershipLost(lost.epoch, reason)]
 
 
