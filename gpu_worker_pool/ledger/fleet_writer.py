@@ -15,6 +15,7 @@ from gpu_worker_pool.core.fleet.append_outcome import (
     AppendWritten,
     CommitsLost,
     Deposed,
+    head_went_back,
     judge_append,
 )
 from gpu_worker_pool.core.fleet.election import Election
@@ -75,10 +76,34 @@ class FleetWriter:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._writing), timeout_s)
 
+    def repair(self) -> None:
+        """Write again what the database lost, after the batch that is on its way."""
+        self._writing = asyncio.get_running_loop().create_task(self._repair(self._writing))
+
     async def append(self, stored: tuple[StoredEvent, ...]) -> bool:
         """Write events again that the database lost; return whether they are written."""
         batch = WriteBatch(asyncio.get_running_loop().create_future(), events=[each.event for each in stored])
         return await self._appended(batch, stored[0].position - 1)
+
+    async def _repair(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        try:
+            row = await self._database.read_leader()
+        except JournalError:
+            return  # the next renewal tells it again
+        if head_went_back(row, self._epoch, self._term, self._following.position):
+            await self._make_up_for_loss(row.head)
+
+    async def _make_up_for_loss(self, head: int) -> bool:
+        missing = self._following.missing(head)
+        if missing:
+            logger.error("the database lost %d events after event %d; they are written again", len(missing), head)
+            return await self.append(missing)
+        reason = f"the database lost what followed event {head}, which cannot be repaired"
+        self._following.forget(reason)
+        self._step_down(reason)
+        return False
 
     async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
         if before is not None and not before.done():
@@ -116,9 +141,7 @@ class FleetWriter:
                     self._note(batch, append)
                     return True
                 case CommitsLost(head=lost_after):
-                    missing = self._following.missing(lost_after)
-                    if not missing or not await self.append(missing):
-                        self._step_down(f"the database lost what followed event {lost_after}, which cannot be repaired")
+                    if not await self._make_up_for_loss(lost_after):
                         return False
                 case Deposed(reason=reason):
                     self._step_down(reason)
