@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from gpu_worker_pool.core.fleet.append_outcome import (
     Append,
+    AppendMissing,
     AppendOutcome,
     AppendWritten,
     CommitsLost,
@@ -55,6 +56,7 @@ class FleetWriter:
         self._step_down = step_down
         self._epoch, self._term = election.leadership.epoch, election.leadership.term
         self._writing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._is_closed = False
         # Why the last append failed; it may have been carried out on a later attempt.
         self.trouble: str | None = None
@@ -109,15 +111,23 @@ class FleetWriter:
         if before is not None and not before.done():
             await asyncio.wait([before])  # the last one of a server that stops
         began = time.perf_counter()
-        if await self._appended(batch, self._following.position):
+        try:
+            is_written = await self._appended(batch, self._following.position)
+        except Exception as error:
+            # After any failure, what is not known to be written must not count as written.
+            logger.exception("writing to the journal failed")
+            self._step_down(f"writing to the journal failed: {error}")
+            return
+        if is_written:
             batch.write_s = time.perf_counter() - began
+            self.trouble = None
+            if batch.snapshot is not None:
+                keeping = self._keep(self._following.position, batch.snapshot)
+                self._keeping = asyncio.get_running_loop().create_task(keeping)
             if not self._is_closed:
                 done(batch, None)
-            if batch.snapshot is not None:
-                await self._keep(batch.snapshot)
 
-    async def _keep(self, snapshot: list[DurableEvent]) -> None:
-        position = self._following.position
+    async def _keep(self, position: int, snapshot: list[DurableEvent]) -> None:
         try:
             await self._database.write_snapshot(position, snapshot)
         except JournalError as error:
@@ -146,7 +156,7 @@ class FleetWriter:
                 case Deposed(reason=reason):
                     self._step_down(reason)
                     return False
-                case None:
+                case AppendMissing() | None:
                     await asyncio.sleep(TRY_AGAIN_S)
         return False
 

@@ -311,14 +311,16 @@ class Candidate:
 
     def _lose(self, reason: str) -> None:
         logger.warning("this server no longer leads the fleet: %s", reason)
+        trouble = self._trouble
         if self._writer is not None:
+            trouble = self._writer.trouble or trouble
             self._writer.close()
             self._writer = None
         if self._catching_up is not None:
             self._catching_up.cancel()
         # What is not written may be in this state.
         self.following.reload("this server led before")
-        why = f"{reason}: {self._trouble}" if self._trouble else reason
+        why = f"{reason}: {trouble}" if trouble else reason
         self._led.step_down(f"this server no longer leads the fleet: {why}")
 
     async def _write_snapshot_if_due(self, head: int, *, is_leader: bool) -> None:
