@@ -11,10 +11,12 @@ from uuid import uuid4
 
 from gpu_worker_pool.core.fleet.append_outcome import (
     Append,
+    AppendMissing,
     AppendOutcome,
     AppendWritten,
     CommitsLost,
     Deposed,
+    head_went_back,
     judge_append,
 )
 from gpu_worker_pool.core.fleet.election import Election
@@ -54,6 +56,7 @@ class FleetWriter:
         self._step_down = step_down
         self._epoch, self._term = election.leadership.epoch, election.leadership.term
         self._writing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._is_closed = False
         # Why the last append failed; it may have been carried out on a later attempt.
         self.trouble: str | None = None
@@ -75,24 +78,56 @@ class FleetWriter:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._writing), timeout_s)
 
+    def repair(self) -> None:
+        """Write again what the database lost, after the batch that is on its way."""
+        self._writing = asyncio.get_running_loop().create_task(self._repair(self._writing))
+
     async def append(self, stored: tuple[StoredEvent, ...]) -> bool:
         """Write events again that the database lost; return whether they are written."""
         batch = WriteBatch(asyncio.get_running_loop().create_future(), events=[each.event for each in stored])
         return await self._appended(batch, stored[0].position - 1)
 
+    async def _repair(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        try:
+            row = await self._database.read_leader()
+        except JournalError:
+            return  # the next renewal tells it again
+        if head_went_back(row, self._epoch, self._term, self._following.position):
+            await self._make_up_for_loss(row.head)
+
+    async def _make_up_for_loss(self, head: int) -> bool:
+        missing = self._following.missing(head)
+        if missing:
+            logger.error("the database lost %d events after event %d; they are written again", len(missing), head)
+            return await self.append(missing)
+        reason = f"the database lost what followed event {head}, which cannot be repaired"
+        self._following.forget(reason)
+        self._step_down(reason)
+        return False
+
     async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
         if before is not None and not before.done():
             await asyncio.wait([before])  # the last one of a server that stops
         began = time.perf_counter()
-        if await self._appended(batch, self._following.position):
+        try:
+            is_written = await self._appended(batch, self._following.position)
+        except Exception as error:
+            # After any failure, what is not known to be written must not count as written.
+            logger.exception("writing to the journal failed")
+            self._step_down(f"writing to the journal failed: {error}")
+            return
+        if is_written:
             batch.write_s = time.perf_counter() - began
+            self.trouble = None
+            if batch.snapshot is not None:
+                keeping = self._keep(self._following.position, batch.snapshot)
+                self._keeping = asyncio.get_running_loop().create_task(keeping)
             if not self._is_closed:
                 done(batch, None)
-            if batch.snapshot is not None:
-                await self._keep(batch.snapshot)
 
-    async def _keep(self, snapshot: list[DurableEvent]) -> None:
-        position = self._following.position
+    async def _keep(self, position: int, snapshot: list[DurableEvent]) -> None:
         try:
             await self._database.write_snapshot(position, snapshot)
         except JournalError as error:
@@ -116,14 +151,12 @@ class FleetWriter:
                     self._note(batch, append)
                     return True
                 case CommitsLost(head=lost_after):
-                    missing = self._following.missing(lost_after)
-                    if not missing or not await self.append(missing):
-                        self._step_down(f"the database lost what followed event {lost_after}, which cannot be repaired")
+                    if not await self._make_up_for_loss(lost_after):
                         return False
                 case Deposed(reason=reason):
                     self._step_down(reason)
                     return False
-                case None:
+                case AppendMissing() | None:
                     await asyncio.sleep(TRY_AGAIN_S)
         return False
 

@@ -60,11 +60,14 @@ class HandOverLeadership:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipWon:
-    """Catch up with `row.head`, repair what the database lost, write `TakenOver`; then call `Election.open`."""
+    """Catch up with `row.head`, repair what the database lost, write `TakenOver`; then call `Election.open`. The row, and
+    with it the database's clock, was heard at `heard_at`.
+    """
 
     epoch: int
     term: str
     row: LeaderRow
+    heard_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class Election:
     # The highest epoch that this candidate has seen: a database that lost commits may have forgotten it.
     seen_epoch: int = 0
     leadership: Leadership | None = None
+    is_retiring: bool = False
     is_stopped: bool = False
     # The last word of the database, and when it came.
     row: LeaderRow | None = None
@@ -136,11 +140,14 @@ class Election:
             return []
         lost: list[ElectionAction] = []
         if self.leadership is not None and not self.is_trusted(now):
-            lost = self._lose("no renewal got through to the database in time", now)
+            mine = self.leadership
+            # If only the answers are lost, this makes place for the next leader at once.
+            hand_over = HandOverLeadership(mine.epoch, mine.term)
+            lost = [*self._lose("no renewal got through to the database in time", now), hand_over]
         if self._asked is not None and now >= self._asked.sent_at + self.pace.answer_within_s:
             self._asked = None  # its answer is ignored from here on
             self._ask_at = now
-        if self._asked is not None or now < self._ask_at:
+        if self.is_stopped or self._asked is not None or now < self._ask_at:
             return lost
         return [*lost, self._ask(now)]
 
@@ -190,6 +197,11 @@ class Election:
     def step_down(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
         """Give up a leadership that an append was refused for, or that cannot go on."""
         return self._lose(reason, now) if self._is_mine(epoch, term) else []
+
+    def retire(self) -> None:
+        """Begin a clean stop: claim nothing more. A leader keeps what it has until all is written; then call `stop`."""
+        self.is_retiring = True
+        self.is_stopped = self.leadership is None
 
     def stop(self) -> list[ElectionAction]:
         """Stop for good. The next leader need not wait for the leadership to expire."""
@@ -262,7 +274,7 @@ class Election:
         self._unconfirmed = None
         self.leadership = Leadership(row.epoch, term, sent_at + self.pace.trust_s)
         self._ask_at = sent_at + self.pace.renew_every_s
-        return [LeadershipWon(row.epoch, term, row)]
+        return [LeadershipWon(row.epoch, term, row, self.heard_at)]
 
     def _trust_from(self, sent_at: float) -> None:
         if self.leadership is not None:
@@ -272,6 +284,7 @@ class Election:
     def _lose(self, reason: str, now: float) -> list[ElectionAction]:
         lost, self.leadership = self.leadership, None
         self._asked, self._ask_at, self._unconfirmed = None, now, None
+        self.is_stopped = self.is_stopped or self.is_retiring
         return [] if lost is None else [LeadershipLost(lost.epoch, reason)]
 
 

@@ -111,17 +111,18 @@ class Following:
         """
         if self.reload_because is not None:
             return LoadSnapshot(self.reload_because)
-        if self.position < head:
-            # The last known event is read again, to see that it is still there.
-            has_known = self.position > 0 and self.recent.at(self.position) is not None
-            return ReadEvents(self.position - has_known, MOST_AT_ONCE)
-        if must_match and self.matched < head and self.position > 0:
+        if self.position < head or (self.position > 0 and self.recent.at(self.position) is None):
+            # The last event is read again, to see that it is still there; after a snapshot, to know it from then on.
+            return ReadEvents(max(self.position - 1, 0), MOST_AT_ONCE)
+        if must_match and self.matched < head:
             return ReadEvents(head - 1, 1)
         return None
 
     def loaded(self, snapshot: JournalSnapshot | None) -> None:
         """Begin again: the pool is empty, or as this snapshot says."""
         self.position = self.snapshot = self.matched = 0 if snapshot is None else snapshot.position
+        if self.recent.last is not None and self.recent.last > self.position:
+            self.matched = 0  # what is remembered beyond it must be compared before it is written again
         self.epoch = 0
         self.reload_because = None
 
@@ -135,7 +136,8 @@ class Following:
                 break
             expected += 1
             if each.position <= self.position:
-                if not self._is_known(each):
+                if not self._compare(each):
+                    self.recent.note(each)
                     self.reload(f"the journal has another event at position {each.position}: commits were lost")
                     return ()
                 self.matched = max(self.matched, each.position)
@@ -146,11 +148,10 @@ class Following:
                 epoch = each.epoch
                 fresh.append(each)
         if expected == question.after + 1 and head > question.after:
+            self.recent.clear()
             self.reload(f"the event at position {expected} is not there any more; a snapshot covers it")
             return ()
         for each in fresh:
-            if self.recent.last is not None and each.position > self.recent.last + 1:
-                self.recent.clear()
             self.recent.note(each)
         self.epoch = epoch
         self.position = max(self.position, expected - 1)
@@ -168,9 +169,14 @@ class Following:
         """What the database lost after `head`, to be written again; None if not all of it is remembered."""
         return self.recent.after(head)
 
-    def head_went_back(self, head: int) -> None:
-        """Note that the journal is told to end before what this candidate knows."""
-        self.matched = min(self.matched, head)
+    def forget(self, reason: str) -> None:
+        """Give up what the database lost: the journal is the truth."""
+        self.recent.clear()
+        self.reload(reason)
+
+    def doubt(self) -> None:
+        """Compare again before the next take-over or snapshot: the journal may have gone on differently meanwhile."""
+        self.matched = 0
 
     def is_snapshot_due(self, head: int, *, is_leader: bool) -> bool:
         """Whether to write a snapshot of the pool at `position`. Never of a pool that the journal does not have: the
@@ -183,6 +189,9 @@ class Following:
     def snapshot_known(self, position: int) -> None:
         self.snapshot = max(self.snapshot, position)
 
-    def _is_known(self, stored: StoredEvent) -> bool:
+    def _compare(self, stored: StoredEvent) -> bool:
         known = self.recent.at(stored.position)
-        return known is None or known.event == stored.event
+        if known is None and stored.position == self.position:
+            self.recent.note(stored)
+            return True
+        return known is not None and known.event == stored.event

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.fleet.append_outcome import head_went_back
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
     Election,
@@ -31,7 +32,7 @@ from gpu_worker_pool.core.model.events import Event, TakenOver
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
-from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.journal import HistoryChanged, JournalError
 from gpu_worker_pool.ledger.take_over import restore
 from gpu_worker_pool.wire.service import FleetView
 
@@ -105,10 +106,12 @@ class Candidate:
 
     async def stop(self) -> None:
         """Hand the leadership over, so that the next leader need not wait for its end."""
+        self.election.retire()
         if self._writer is not None:
             await self._writer.finish(FINISH_S)
         for action in self.election.stop():
-            await self._hand_over(action)
+            if isinstance(action, HandOverLeadership):
+                await self._hand_over(action)
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -166,10 +169,11 @@ class Candidate:
                 case LeadershipLost(reason=reason):
                     self._lose(reason)
                 case HandOverLeadership():
-                    pass  # only a candidate that stops hands over
+                    self._begin(self._hand_over(action))
         self._wake.set()
 
     async def _ask(self, question: ElectionQuestion) -> None:
+        position = self.following.position
         try:
             row = await self._answer(question)
         except JournalError as error:
@@ -178,10 +182,14 @@ class Candidate:
             self._wake.set()
             return
         self._trouble = None
-        actions = self.election.answered(question, row, self._clock())
-        if row is not None and self.election.leadership is None:
+        self._carry_out(self.election.answered(question, row, self._clock()))
+        mine = self.election.leadership
+        if row is None:
+            return
+        if mine is None:
             self._begin_to_catch_up(row, None)
-        self._carry_out(actions)
+        elif self._writer is not None and head_went_back(row, mine.epoch, mine.term, position):
+            self._writer.repair()
 
     async def _answer(self, question: ElectionQuestion) -> LeaderRow | None:
         match question:
@@ -236,8 +244,8 @@ class Candidate:
     async def _catch_up(self, row: LeaderRow, *, must_match: bool) -> None:
         """Apply what the journal has up to the head that this row tells."""
         following = self.following
-        if row.head < following.position:
-            following.head_went_back(row.head)
+        if must_match or row.head < following.position:
+            following.doubt()
         while (question := following.question(row.head, must_match=must_match)) is not None:
             if isinstance(question, LoadSnapshot):
                 logger.info("reading the journal from its last snapshot: %s", question.reason)
@@ -249,9 +257,14 @@ class Candidate:
                     restore(self._state, snapshot.events)
                 following.loaded(snapshot)
             else:
-                stored = await self._database.read_events(question.after, question.most)
+                try:
+                    stored = await self._database.read_events(question.after, question.most)
+                except HistoryChanged as error:
+                    following.reload(str(error))
+                    continue
                 fresh = [each.event for each in following.take(question, stored, row.head)]
                 restore(self._state, fresh)
+                self.election.see_epoch(following.epoch)
                 self._show(row, fresh)
             await asyncio.sleep(0)
 
@@ -260,13 +273,14 @@ class Candidate:
             return self.election.may_act(self._clock())
 
         writer = FleetWriter(self._database, self.election, self.following, self._clock, self._step_down)
-        missing = self.following.missing(won.row.head) if self.following.position > won.row.head else ()
+        missing = self.following.missing(won.row.head)
         if missing is None:
-            self.following.reload(f"the database lost more after event {won.row.head} than is remembered")
             logger.error("the database of the fleet lost commits that cannot be repaired: leases may be missing")
+            self.following.forget(f"the database lost more after event {won.row.head} than is remembered")
             await self._catch_up(won.row, must_match=True)
         elif missing:
             logger.error("the database of the fleet lost %d events; they are written again", len(missing))
+            restore(self._state, [each.event for each in missing if each.position > self.following.position])
             if not await writer.append(missing):
                 return
         self._writer = writer
@@ -276,7 +290,7 @@ class Candidate:
             writer,
             pool_id=self._database.pool_id,
             epoch=won.epoch,
-            wall_now=won.row.wall_now,
+            wall_now=won.row.wall_now + self._clock() - won.heard_at,
             may_act=may_act,
         )
 
@@ -297,14 +311,16 @@ class Candidate:
 
     def _lose(self, reason: str) -> None:
         logger.warning("this server no longer leads the fleet: %s", reason)
+        trouble = self._trouble
         if self._writer is not None:
+            trouble = self._writer.trouble or trouble
             self._writer.close()
             self._writer = None
         if self._catching_up is not None:
             self._catching_up.cancel()
         # What is not written may be in this state.
         self.following.reload("this server led before")
-        why = f"{reason}: {self._trouble}" if self._trouble else reason
+        why = f"{reason}: {trouble}" if trouble else reason
         self._led.step_down(f"this server no longer leads the fleet: {why}")
 
     async def _write_snapshot_if_due(self, head: int, *, is_leader: bool) -> None:
@@ -313,12 +329,11 @@ class Candidate:
             await self._database.write_snapshot(position, condense(self._state))
             self.following.snapshot_known(position)
 
-    async def _hand_over(self, action: ElectionAction) -> None:
-        if isinstance(action, HandOverLeadership):
-            try:
-                await self._database.hand_over(action.epoch, action.term)
-            except JournalError as error:
-                logger.warning("the leadership could not be handed over, and ends by itself: %s", error)
+    async def _hand_over(self, action: HandOverLeadership) -> None:
+        try:
+            await self._database.hand_over(action.epoch, action.term)
+        except JournalError as error:
+            logger.warning("the leadership could not be handed over, and ends by itself: %s", error)
 
     def _empty_state(self) -> PoolState:
         return PoolState(settings=self._led.pool.state.settings)

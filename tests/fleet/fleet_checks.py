@@ -1,0 +1,126 @@
+"""What must be true of a whole history, when it is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.state import PoolState
+from tests.fleet.simulated_candidate import SETTINGS, SimulatedCandidate
+from tests.fleet.simulated_world import World
+
+
+def check_history(world: World) -> None:
+    check_journal(world)
+    check_acknowledged(world)
+    check_clock(world)
+    check_copies(world)
+
+
+def check_journal(world: World) -> None:
+    """Positions, epochs, times and fences only grow; the queue is served in order; no lease ends too early."""
+    position = epoch = 0
+    at = taken_over = float("-inf")
+    fences: dict[str, int] = {}
+    queue: dict[str, int] = {}
+    safe_since: dict[str, float] = {}
+    ttls: dict[str, float] = {}
+    for stored in world.database.events:
+        event = stored.event
+        if stored.position != position + 1:
+            world.violate(f"position {stored.position} follows {position}")
+        if stored.epoch < epoch:
+            world.violate(f"epoch {stored.epoch} follows {epoch}")
+        if event.at < at:
+            world.violate(f"the pool's clock went back from {at} to {event.at}")
+        position, epoch, at = stored.position, stored.epoch, event.at
+        match event:
+            case ev.TakenOver():
+                taken_over = event.at
+            case ev.LeaseQueued():
+                if event.lease_id in ttls:
+                    world.violate(f"{event.lease_id} was written twice")
+                queue[event.lease_id], ttls[event.lease_id] = event.seq, event.request.ttl_s
+                safe_since[event.lease_id] = event.at
+            case ev.LeaseGranted():
+                if event.lease_id not in queue:
+                    world.violate(f"{event.lease_id} was granted twice")
+                if queue.pop(event.lease_id) > min(queue.values(), default=event.fence + 10_000):
+                    world.violate(f"{event.lease_id} was granted before an earlier request")
+                node = event.gpus[0].node
+                if event.fence <= fences.get(node, 0):
+                    world.violate(f"fence {event.fence} of {node} follows {fences[node]}")
+                fences[node] = event.fence
+                safe_since[event.lease_id] = event.at
+            case ev.LeaseEnded():
+                queue.pop(event.lease_id, None)
+                lasted_s = event.at - max(taken_over, safe_since[event.lease_id])
+                is_early = event.reason is EndReason.EXPIRED and lasted_s < ttls[event.lease_id] - 1e-6
+                if is_early or event.reason is EndReason.HOLDER_DIED:
+                    world.violate(f"{event.lease_id} ended by a take-over: {event.reason} after {lasted_s:.3f} s")
+
+
+def check_acknowledged(world: World) -> None:
+    """What a client was told is in the journal, in the order in which clients were told."""
+    database = world.database
+    if database.is_history_lost or (database.lost and world.is_excused):
+        return
+    queued = {stored.event.lease_id: stored.event.seq for stored in database.events if isinstance(stored.event, ev.LeaseQueued)}
+    granted = {stored.event.lease_id for stored in database.events if isinstance(stored.event, ev.LeaseGranted)}
+    for lease_id in world.acked_grants:
+        if lease_id not in granted:
+            world.violate(f"{lease_id} was told of a grant that is not in the journal")
+    for lease_id in world.acked_requests:
+        if lease_id not in queued:
+            world.violate(f"{lease_id} was told of a request that is not in the journal")
+    asked = {client.id: client.first_sent_at for client in world.clients}
+    for first, told_at in world.acked_requests.items():
+        for other, seq in queued.items():
+            if asked[other] > told_at and seq < queued[first]:
+                world.violate(f"{other} came after {first}, and is ahead of it in the queue")
+
+
+def check_clock(world: World) -> None:
+    """The pool's clock goes on as the time does, by whatever machine it is kept."""
+    for (began, pool_began, _), (ended, pool_ended, _) in zip(world.take_overs, world.take_overs[1:], strict=False):
+        passed, pool_passed = ended - began, pool_ended - pool_began
+        if world.database.is_history_lost or world.is_excused:
+            continue
+        if pool_passed > passed * 1.02 + world.set_forward_s + 0.5:
+            world.violate(f"the pool's clock went on by {pool_passed:.1f} s in {passed:.1f} s")
+        if pool_passed < passed * 0.98 - 1.0 and not world.was_set_back:
+            world.violate(f"the pool's clock went on by only {pool_passed:.1f} s in {passed:.1f} s")
+
+
+def check_copies(world: World) -> None:
+    """A leader's pool is what the journal adds up to."""
+    if world.database.snapshots_ahead:
+        world.violate(f"a snapshot tells what the journal does not have: {world.database.snapshots_ahead}")
+    leaders = [c for c in world.candidates if not c.is_dead and not c.is_stopped and c.may_act()]
+    idle = [c for c in leaders if c.in_flight is None and not c.waiting and not c.needs_repair]
+    for leader in idle:
+        if leader.following.position == world.database.row.head and leader.election.row is not None:
+            truth = replay(PoolState(settings=SETTINGS), [stored.event for stored in world.database.events])
+            if (found := _digest(leader.state)) != (wanted := _digest(truth)):
+                world.violate(f"{leader.name} has {found}, and the journal adds up to {wanted}")
+
+
+def check_leader(world: World) -> None:
+    """A healthy candidate leads 5 s after the last disturbance."""
+    healthy = [candidate for candidate in world.candidates if _is_healthy(world, candidate)]
+    if not world.database.is_up or not healthy or world.now < world.disturbed_at + 5.0:
+        return
+    if not any(candidate.may_act() for candidate in world.candidates if not candidate.is_dead):
+        world.violate(f"nobody leads, although {[c.name for c in healthy]} could")
+
+
+def _is_healthy(world: World, candidate: SimulatedCandidate) -> bool:
+    is_cut = any(candidate.name in cut and "database" in cut for cut in world.cuts)
+    return not (candidate.is_dead or candidate.is_stopped or candidate.is_closing or is_cut)
+
+
+def _digest(state: PoolState) -> dict[str, Any]:
+    leases = {id_: (type(lease).__name__, getattr(lease, "gpus", ())) for id_, lease in sorted(state.leases.items())}
+    return {"leases": leases, "queue": list(state.queue), "fences": dict(sorted(state.fences.items())), "seq": state.next_seq}

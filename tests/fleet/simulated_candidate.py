@@ -1,0 +1,502 @@
+"""A candidate in the simulation: the thin driver around election, following and the core, with callbacks in virtual time.
+
+It does what the server's driver does, in the same order: it asks the database, steps the pool, appends, and answers callers
+only once the append is written and while it may act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.fleet.append_outcome import (
+    Append,
+    AppendMissing,
+    AppendOutcome,
+    AppendWritten,
+    CommitsLost,
+    Deposed,
+    head_went_back,
+    judge_append,
+)
+from gpu_worker_pool.core.fleet.clock import clock_base
+from gpu_worker_pool.core.fleet.election import (
+    ClaimLeadership,
+    Election,
+    ElectionAction,
+    ElectionPace,
+    HandOverLeadership,
+    LeadershipLost,
+    LeadershipWon,
+    ReadLeader,
+    RenewLeadership,
+)
+from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEvents, RecentEvents
+from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, Lease
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
+
+if TYPE_CHECKING:
+    from tests.fleet.simulated_world import World
+
+SETTINGS = PoolSettings()
+LOOK_EVERY_S = 1.0
+SNAPSHOT_EVERY = 8
+# None: not now, ask another candidate.
+Answer = Callable[[list[ev.Event] | None, Lease | None], None]
+
+
+@dataclass
+class Batch:
+    """Events that are written together, and the callers that wait for that."""
+
+    id: str
+    events: list[ev.DurableEvent] = field(default_factory=list)
+    callers: list[tuple[list[ev.Event], str, Answer]] = field(default_factory=list)
+    # Events that are in the pool already, and were in the journal before the database lost them.
+    repairs: bool = False
+    opens: bool = False
+
+
+class SimulatedCandidate:
+    election_type: type[Election] = Election
+    judges: Callable[[Append, LeaderRow], AppendOutcome] = staticmethod(judge_append)
+
+    def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
+        self.world, self.name = world, name
+        self.clock_offset_s, self.drift = clock_offset_s, drift
+        self.pace = ElectionPace(spread_s=spread_s)
+        self.is_dead = True
+        self.is_stopped = False
+        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.incarnation = 0
+
+    # The process
+
+    def start(self) -> None:
+        self.incarnation += 1
+        self.is_dead = self.is_stopped = False
+        self.backlog.clear()
+        self.election = self.election_type(lambda: self.world.new_id(f"{self.name}-term"), self.pace)
+        self.following = Following(RecentEvents(), SNAPSHOT_EVERY)
+        self.state = PoolState(settings=SETTINGS)
+        self.clock_base = 0.0
+        self.wall_offset_s = 0.0
+        self.won: LeadershipWon | None = None
+        self.generation = 0
+        self.is_reading = False
+        self.waiting: list[Batch] = []
+        self.in_flight: Batch | None = None
+        self.unwritten: dict[str, Batch] = {}
+        self.needs_repair = False
+        self.announced: set[str] = set()
+        self.is_closing = False
+        self.timer_at = inf
+        self.wake()
+
+    def kill(self) -> None:
+        self.is_dead = True
+        self.incarnation += 1
+
+    def run(self, incarnation: int, action: Callable[..., None], *args: Any) -> None:
+        """Do something, unless the process is gone; a stopped one does it when it goes on."""
+        if incarnation != self.incarnation:
+            return
+        if self.is_stopped:
+            self.backlog.append((action, args))
+        else:
+            action(*args)
+
+    def resume(self) -> None:
+        self.is_stopped = False
+        backlog, self.backlog = self.backlog, []
+        for action, args in backlog:
+            if not self.is_dead and not self.is_stopped:
+                action(*args)
+
+    def boot_now(self) -> float:
+        return self.clock_offset_s + self.world.now * (1 + self.drift)
+
+    def pool_now(self) -> float:
+        return self.clock_base + self.boot_now()
+
+    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        self.world.at(delay_s / (1 + self.drift), self.run, self.incarnation, action, *args)
+
+    def ask(self, call: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None], failed: Callable[[], None]) -> None:
+        self.world.ask_database(self, call, args, then, failed)
+
+    def may_act(self) -> bool:
+        return self.election.may_act(self.boot_now())
+
+    # Election
+
+    def wake(self) -> None:
+        self.carry_out(self.election.wake(self.boot_now()))
+
+    def carry_out(self, actions: Sequence[ElectionAction]) -> None:
+        for action in actions:
+            self.act(action)
+        self.set_timer()
+
+    def set_timer(self) -> None:
+        """One timer is enough: when it fires too early, because an append renewed the leadership, it is set again."""
+        wake_at = self.election.wake_at
+        if wake_at < self.timer_at:
+            self.timer_at = wake_at
+            self.after(max(wake_at - self.boot_now(), 0.0), self.ring, wake_at)
+
+    def ring(self, timer_at: float) -> None:
+        if timer_at != self.timer_at:
+            return
+        self.timer_at = inf
+        if self.boot_now() >= self.election.wake_at - 1e-4:
+            self.carry_out(self.election.wake(max(self.boot_now(), self.election.wake_at)))
+        else:
+            self.set_timer()
+
+    def act(self, action: ElectionAction) -> None:
+        database, position = self.world.database, self.following.position
+        match action:
+            case ReadLeader():
+                call, args = database.read_leader, ()
+            case ClaimLeadership(term=term, seen_epoch=seen):
+                call, args = database.claim, (term, self.name, seen)
+            case RenewLeadership(epoch=epoch, term=term):
+                call, args = database.renew, (epoch, term)
+            case HandOverLeadership(epoch=epoch, term=term):
+                self.ask(database.hand_over, (epoch, term), lambda _: None, lambda: None)
+                return
+            case LeadershipWon():
+                self.take_charge(action)
+                return
+            case LeadershipLost():
+                self.lose(action)
+                return
+
+        def then(row: LeaderRow | None) -> None:
+            self.carry_out(self.election.answered(action, row, self.boot_now()))
+            if row is not None:
+                self.hear(row, position)
+
+        def failed() -> None:
+            self.election.failed(action, self.boot_now())
+            self.carry_out(())
+
+        self.ask(call, args, then, failed)
+
+    def hear(self, row: LeaderRow, position_when_asked: int) -> None:
+        mine = self.election.leadership
+        if mine is None:
+            if row.head < self.following.position:
+                self.following.doubt()
+            self.catch_up(row.head)
+        elif head_went_back(row, mine.epoch, mine.term, position_when_asked) and self.may_act():
+            self.needs_repair = True
+            self.pump()
+
+    def stop(self) -> None:
+        """A clean stop: what is in flight is written first."""
+        self.is_closing = True
+        self.election.retire()
+        if self.in_flight is None and not self.waiting:
+            self.carry_out(self.election.stop())
+            self.world.at(0.0, self.run, self.incarnation, self.kill)
+
+    # Following
+
+    def catch_up(self, head: int) -> None:
+        if self.is_reading or self.is_closing:
+            return
+        question = self.following.question(head, must_match=self.won is not None)
+        generation = self.generation
+        database = self.world.database
+
+        def failed() -> None:
+            if generation == self.generation:
+                self.is_reading = False
+                if self.won is not None:
+                    self.after(0.1, self.catch_up, head)
+
+        def loaded(snapshot: JournalSnapshot | None) -> None:
+            if generation == self.generation:
+                self.is_reading = False
+                self.state = replay(PoolState(settings=SETTINGS), snapshot.events if snapshot else ())
+                self.following.loaded(snapshot)
+                self.catch_up(head)
+
+        def read(stored: list[StoredEvent]) -> None:
+            if generation == self.generation:
+                self.is_reading = False
+                assert isinstance(question, ReadEvents)
+                fresh = self.following.take(question, stored, head)
+                replay(self.state, [each.event for each in fresh])
+                self.election.see_epoch(self.following.epoch)
+                self.catch_up(head)
+
+        if isinstance(question, LoadSnapshot):
+            self.is_reading = True
+            self.ask(database.load_snapshot, (), loaded, failed)
+        elif isinstance(question, ReadEvents):
+            self.is_reading = True
+            self.ask(database.read_events, (question.after, question.most), read, failed)
+        elif self.won is not None:
+            self.repair_and_take_over(self.won)
+        else:
+            self.write_snapshot_if_due(head)
+
+    def write_snapshot_if_due(self, head: int) -> None:
+        if self.following.is_snapshot_due(head, is_leader=self.election.leadership is not None):
+            self.write_snapshot()
+
+    def write_snapshot(self) -> None:
+        position = self.following.position
+        self.following.snapshot_known(position)
+        args = (position, self.following.epoch, condense(self.state))
+        self.ask(self.world.database.write_snapshot, args, lambda _: None, lambda: None)
+
+    # Taking over
+
+    def take_charge(self, won: LeadershipWon) -> None:
+        self.world.log(self.name, f"won epoch {won.epoch}, head {won.row.head}")
+        self.won = won
+        self.generation += 1
+        self.is_reading = False
+        self.following.doubt()
+        self.catch_up(won.row.head)
+
+    def repair_and_take_over(self, won: LeadershipWon) -> None:
+        missing = self.following.missing(won.row.head)
+        if missing is None:
+            self.following.forget("more is missing than this candidate remembers")
+            self.catch_up(won.row.head)
+        elif missing:
+            self.world.log(self.name, f"repairs {len(missing)} events after {won.row.head}")
+            replay(self.state, [each.event for each in missing if each.position > self.following.position])
+            self.following.position = won.row.head
+            self.waiting = [Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)]
+            self.open_pool()
+        else:
+            self.waiting = []
+            self.open_pool()
+
+    def open_pool(self) -> None:
+        """Step the take-over; this candidate may act once that is written."""
+        assert self.won is not None
+        won, self.won = self.won, None
+        self.won_row, self.needs_repair = won, False
+        command = self.take_over_command(won)
+        batch = Batch(self.world.new_id("batch"), opens=True)
+        events = step(self.state, command, self.pool_now())
+        batch.events = [event for event in events if isinstance(event, ev.DurableEvent)]
+        self.waiting.append(batch)
+        self.unwritten.clear()
+        self.announced.clear()
+        self.pump()
+
+    def take_over_command(self, won: LeadershipWon) -> cmd.Command:
+        boot_id, heard_at, wall_now = f"{self.name}-boot", won.heard_at, won.row.wall_now
+        self.clock_base = clock_base(self.state, boot_id=boot_id, boot_now=heard_at, wall_now=wall_now)
+        return cmd.TakeOver(won.epoch, boot_id, self.clock_base, wall_now - (self.clock_base + heard_at))
+
+    def lose(self, action: LeadershipLost) -> None:
+        self.world.log(self.name, f"lost epoch {action.epoch}: {action.reason}")
+        self.won = None
+        self.generation += 1
+        self.is_reading = False
+        batches = [*([self.in_flight] if self.in_flight else []), *self.waiting]
+        self.in_flight, self.waiting = None, []
+        self.unwritten.clear()
+        self.following.reload("the leadership was lost")
+        for batch in batches:
+            for _, _, answer in batch.callers:
+                answer(None, None)
+        if self.is_closing:
+            self.stop()
+
+    # Writing
+
+    def gather(self, events: list[ev.Event]) -> Batch | None:
+        durable = [event for event in events if isinstance(event, ev.DurableEvent)]
+        if not durable:
+            return None
+        if not self.waiting or self.waiting[-1].repairs:
+            self.waiting.append(Batch(self.world.new_id("batch")))
+        batch = self.waiting[-1]
+        batch.events += durable
+        for event in durable:
+            if (lease_id := getattr(event, "lease_id", None)) is not None:
+                self.unwritten[lease_id] = batch
+        self.world.at(0.0, self.run, self.incarnation, self.pump)
+        return batch
+
+    def pump(self) -> None:
+        if self.in_flight is not None or self.election.leadership is None:
+            return
+        if self.needs_repair:
+            self.needs_repair = False
+            self.repair(self.following.position)
+        elif self.waiting:
+            self.in_flight = self.waiting.pop(0)
+            self.send(self.in_flight)
+
+    def send(self, batch: Batch) -> None:
+        mine, sent_at = self.election.leadership, self.boot_now()
+        if mine is None or self.in_flight is not batch:
+            return
+        if not self.election.is_trusted(sent_at):
+            self.wake()
+            return
+        append = Append(mine.epoch, mine.term, self.following.position, batch.id, len(batch.events))
+        database = self.world.database
+
+        def is_current() -> bool:
+            return self.in_flight is batch and self.election.leadership is not None
+
+        def answered(head: int | None) -> None:
+            if not is_current():
+                return
+            if head is not None:
+                self.election.appended(append.epoch, append.term, sent_at)
+                self.written(batch, append)
+            else:
+                self.ask(database.read_leader, (), judged, again)
+
+        def judged(row: LeaderRow) -> None:
+            if is_current():
+                self.settle(batch, append, row)
+
+        def again() -> None:
+            self.after(0.1, self.send, batch)
+
+        args = (append.epoch, append.term, append.head, batch.id, tuple(batch.events))
+        self.ask(database.append, args, answered, again)
+
+    def settle(self, batch: Batch, append: Append, row: LeaderRow) -> None:
+        outcome = self.judges(append, row)
+        self.world.log(self.name, f"append {batch.id} after {append.head}: {outcome}")
+        match outcome:
+            case AppendWritten():
+                self.written(batch, append)
+            case AppendMissing():
+                self.send(batch)
+            case CommitsLost(head=head):
+                self.waiting.insert(0, batch)
+                self.in_flight = None
+                self.repair(head)
+            case Deposed(reason=reason):
+                self.carry_out(self.election.step_down(append.epoch, append.term, reason, self.boot_now()))
+
+    def repair(self, head: int) -> None:
+        """Write again what the database lost after this position. Until that is known, nothing else is written."""
+        mine = self.election.leadership
+        assert mine is not None
+        if head == self.following.position:
+            # Only a row told that commits were lost. Read it again: where does the journal end?
+            def told(row: LeaderRow) -> None:
+                if self.in_flight is None and self.election.leadership == mine:
+                    if head_went_back(row, mine.epoch, mine.term, self.following.position):
+                        self.repair(row.head)
+                    else:
+                        self.pump()
+
+            self.ask(self.world.database.read_leader, (), told, lambda: None)
+            return
+        missing = self.following.missing(head)
+        if not missing:
+            reason = "the database lost more commits than this leader remembers"
+            self.following.forget(reason)
+            self.carry_out(self.election.step_down(mine.epoch, mine.term, reason, self.boot_now()))
+            return
+        self.world.log(self.name, f"repairs {len(missing)} events after {head}")
+        self.following.position = head
+        self.in_flight = Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)
+        self.send(self.in_flight)
+
+    def written(self, batch: Batch, append: Append) -> None:
+        self.in_flight = None
+        positions = enumerate(batch.events, append.head + 1)
+        stored = [StoredEvent(position, append.epoch, event) for position, event in positions]
+        self.following.written(append.new_head, append.epoch, stored)
+        for lease_id in [id_ for id_, last in self.unwritten.items() if last is batch]:
+            del self.unwritten[lease_id]
+        if batch.opens:
+            self.election.open(append.epoch, append.term)
+            self.world.log(self.name, f"leads epoch {append.epoch}, pool time {self.state.clock:.3f}")
+            self.world.note_opened(self, append.epoch)
+            self.lead(append.epoch)
+        for events, lease_id, answer in batch.callers:
+            if self.may_act():
+                answer(events, self.state.find(lease_id))
+            else:
+                answer(None, None)
+        if self.is_closing:
+            self.stop()
+        self.pump()
+
+    # Leading
+
+    def lead(self, epoch: int) -> None:
+        """Tick, and let the boxes look at their GPUs."""
+        mine = self.election.leadership
+        if mine is None or mine.epoch != epoch:
+            return
+        if self.may_act():
+            self.gather(self.do(cmd.Tick()))
+            self.world.order_looks(self)
+            if not self.waiting and self.in_flight is None and not self.needs_repair:
+                self.write_snapshot_if_due(self.following.position)
+        self.after(LOOK_EVERY_S, self.lead, epoch)
+
+    def do(self, command: cmd.Command) -> list[ev.Event]:
+        events = step(self.state, command, self.pool_now())
+        for event in events:
+            if isinstance(event, ev.LeaseEnded) and event.draining:
+                self.world.at(0.001, self.world.order_looks, self)
+        return events
+
+    def takes(self, command: cmd.Command) -> bool:
+        """Whether a command of a client may be carried out now."""
+        return self.may_act() and not self.is_closing
+
+    def call(self, command: cmd.RequestLease | cmd.Renew | cmd.Release, answer: Answer) -> None:
+        """A client asks."""
+        if not self.takes(command):
+            answer(None, None)
+            return
+        lease_id = command.lease_ids[0] if isinstance(command, cmd.Renew) else command.lease_id
+        events = self.do(command)
+        batch = self.gather(events)
+        batch = self.unwritten.get(lease_id) or (None if isinstance(command, cmd.Renew) else batch)
+        if batch is not None:
+            batch.callers.append((events, lease_id, answer))
+        else:
+            answer(events, self.state.find(lease_id))
+
+    def announce(self, node: str, boot_id: str, epoch: int) -> None:
+        mine = self.election.leadership
+        if mine is not None and mine.epoch == epoch and self.may_act():
+            self.announced.add(node)
+            self.gather(self.do(cmd.AnnounceNode(node, boot_id, None)))
+
+    def observe(self, node: str, reading: Reading, epoch: int, age_s: float) -> None:
+        mine = self.election.leadership
+        if mine is not None and mine.epoch == epoch and self.may_act():
+            self.gather(self.do(cmd.Observe((self.stamped(reading, age_s),))))
+
+    def stamped(self, reading: Reading, age_s: float) -> Reading:
+        """The reading at the pool time that its box had heard before it looked."""
+        return reading
+
+    def holders(self) -> dict[GpuKey, str]:
+        active = [lease for lease in self.state.leases.values() if isinstance(lease, ActiveLease)]
+        return {key: lease.id for lease in active for key in lease.gpus}

@@ -1,0 +1,142 @@
+"""A client in the simulation: it asks any candidate, asks again with the same id, renews, and gives up in time."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.request import Holder, Request
+
+if TYPE_CHECKING:
+    from tests.fleet.simulated_world import Box, World
+
+ANSWER_WITHIN_S = 0.8
+
+
+class SimulatedClient:
+    """`local` names the box on which its process runs, if the pool is told. Its lease has no TTL there."""
+
+    def __init__(self, world: World, number: int) -> None:
+        rng = world.rng
+        self.world, self.id, self.pid = world, f"lease{number}", 100 + number
+        self.ttl_s = rng.choice((3.0, 3.0, 12.0))
+        local = rng.choice((None, None, "n1"))
+        process = None if local is None else ProcessId(self.pid, 1.0)
+        self.request = Request(holder=Holder(self.id, process=process, node=local), ttl_s=self.ttl_s)
+        self.hold_s = rng.uniform(0.5, 6.0)
+        self.lingers_s = rng.choice((0.0, 0.0, 1.5, 4.0))
+        self.crashes = local is None and rng.random() < 0.3
+        self.target = rng.randrange(len(world.candidates))
+        self.calls = 0
+        self.sent_at = 0.0
+        self.first_sent_at = inf
+        self.stage = "asks"
+        self.box: Box | None = None
+        self.is_local = False
+        self.safe_until = -inf
+
+    @property
+    def believes(self) -> bool:
+        return self.stage == "holds" and self.world.now < self.safe_until
+
+    # Calls
+
+    def send(self) -> None:
+        command: cmd.RequestLease | cmd.Renew | cmd.Release
+        if self.stage == "asks":
+            command = cmd.RequestLease(self.id, self.request)
+        elif self.stage == "releases":
+            command = cmd.Release(self.id, is_holder=True)
+        elif self.stage in {"waits", "holds"}:
+            command = cmd.Renew((self.id,))
+        else:
+            return
+        self.calls += 1
+        call, world = self.calls, self.world
+        self.sent_at = world.now
+        self.first_sent_at = min(self.first_sent_at, world.now)
+        world.call(self, world.candidates[self.target], command, lambda events, lease: self.hear(call, events, lease))
+        world.at(ANSWER_WITHIN_S, self.hear, call, None, None)
+
+    def hear(self, call: int, events: list[ev.Event] | None, lease: Lease | None) -> None:
+        if call != self.calls:
+            return
+        self.calls += 1  # what comes later is not heard
+        sent_at = self.sent_at
+        if events is None:
+            self.target = (self.target + 1) % len(self.world.candidates)
+            self.world.at(0.15, self.send)
+        elif self.stage == "releases":
+            self.stage = "over"
+        elif isinstance(lease, QueuedLease):
+            self.world.acked_requests.setdefault(self.id, self.world.now)
+            self.stage = "waits"
+            self.world.at(0.8, self.send)
+        elif isinstance(lease, ActiveLease):
+            self.hold(lease, self.first_sent_at if self.stage == "asks" else sent_at)
+        else:
+            ended = lease.reason if isinstance(lease, EndedLease) else lease
+            self.world.log(self.id, f"has no lease any more: {ended}")
+            self.lose()
+
+    def hold(self, lease: ActiveLease, sent_at: float) -> None:
+        """The lease is safe until one heartbeat before the TTL, counted from when the heartbeat was sent."""
+        world = self.world
+        if self.stage != "holds":
+            world.acked_requests.setdefault(self.id, world.now)
+            world.acked_grants[self.id] = world.now
+            self.stage = "holds"
+            self.box = world.boxes[lease.gpus[0].node]
+            self.is_local = lease.ttl_s is None
+            self.safe_until = inf if self.is_local else sent_at + self.ttl_s * 2 / 3
+            self.believe()
+            world.at(world.rng.uniform(0.0, 0.6), self.begin)
+            world.at(self.hold_s, self.leave)
+        elif not self.is_local and self.believes:
+            self.safe_until = max(self.safe_until, sent_at + self.ttl_s * 2 / 3)
+        if not self.is_local:
+            world.at(max(self.safe_until - world.now, 0.0), self.check_safe)
+        world.at(self.ttl_s / 3, self.send)
+
+    def believe(self) -> None:
+        assert self.box is not None
+        world = self.world
+        others = [client.id for client in self.box.believers.values() if client.believes]
+        if self.believes and others and not world.is_excused:
+            world.violate(f"{self.id} and {others} hold the same GPU")
+        self.box.believers[self.id] = self
+
+    # The work
+
+    def begin(self) -> None:
+        if self.believes and self.box is not None:
+            self.box.processes[self.id] = self.pid
+
+    def check_safe(self) -> None:
+        if self.stage == "holds" and not self.believes:
+            self.world.log(self.id, "gives up: no heartbeat got through")
+            self.lose()
+
+    def lose(self) -> None:
+        self.stage = "over"
+        self.stop_working()
+
+    def leave(self) -> None:
+        if self.stage != "holds":
+            return
+        if self.crashes:
+            self.stage = "over"
+            self.world.log(self.id, "crashes")
+        else:
+            self.stage = "releases"
+            self.send()
+        self.stop_working()
+
+    def stop_working(self) -> None:
+        if self.box is not None:
+            self.box.believers.pop(self.id, None)
+            self.world.at(self.lingers_s, self.box.processes.pop, self.id, None)

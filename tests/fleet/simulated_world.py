@@ -1,0 +1,224 @@
+"""The world around the candidates: time, network, the database's machine, boxes with GPUs, and clients. One seed decides all."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import Lease
+from tests.fleet.simulated_candidate import Answer, SimulatedCandidate
+from tests.fleet.simulated_client import SimulatedClient
+from tests.fleet.simulated_database import SimulatedDatabase
+
+TIMEOUT_S = 1.0
+DAY_S = 86_400.0
+DATABASE = "database"
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Box:
+    """A machine with one GPU, and its agent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.gpu = Gpu(GpuKey(name, f"GPU-{name}"), 0, "NVIDIA A100")
+        self.seen_epoch = 0
+        # The leases whose processes really are on the GPU, and their pids.
+        self.processes: dict[str, int] = {}
+        # The clients that believe to hold it.
+        self.believers: dict[str, SimulatedClient] = {}
+
+    def look(self, heard: float) -> Reading:
+        processes = tuple(GpuProcess(ProcessId(pid, 1.0), 40_000.0) for pid in self.processes.values())
+        busy = 99.0 if processes else 0.0
+        return Reading(self.gpu, heard, 80_000.0, 40_000.0 * len(processes), busy, processes=processes)
+
+
+class World:
+    def __init__(
+        self,
+        seed: int,
+        database: SimulatedDatabase,
+        candidate_type: type[SimulatedCandidate],
+        *,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.trace = trace
+        self.database = database
+        self.schedule: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.tickets = 0
+        self.ids = 0
+        # Pairs of sender and receiver between which nothing gets through.
+        self.cuts: set[tuple[str, str]] = set()
+        self.slow_share = 0.0
+        # When something last happened that may delay a take-over.
+        self.disturbed_at = 0.0
+        # Whether the database can let another candidate lead while the old leader still trusts itself.
+        self.can_expire_early = False
+        # Whether a failover may have broken promises that only the agents of the boxes can keep.
+        self.is_excused = False
+        self.set_forward_s = 0.0
+        self.was_set_back = False
+        # True time and pool time of every take-over.
+        self.take_overs: list[tuple[float, float, int]] = []
+        rng = self.rng
+        self.boxes = {name: Box(name) for name in ("n1", "n2")}
+        self.candidates = [
+            candidate_type(
+                self,
+                f"c{number}",
+                clock_offset_s=rng.uniform(0, 30) * DAY_S,
+                drift=rng.uniform(-0.01, 0.01),
+                spread_s=0.1 * number,
+            )
+            for number in range(rng.choice((2, 2, 2, 3, 3, 5)))
+        ]
+        self.clients: list[SimulatedClient] = []
+        self.acked_grants: dict[str, float] = {}
+        self.acked_requests: dict[str, float] = {}
+
+    # Time
+
+    def at(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        self.tickets += 1
+        heapq.heappush(self.schedule, (self.now + delay_s, self.tickets, action, args))
+
+    def run(self, until: float) -> None:
+        schedule = self.schedule
+        while schedule and schedule[0][0] <= until:
+            self.now, _, action, args = heapq.heappop(schedule)
+            action(*args)
+        self.now = until
+
+    def new_id(self, what: str) -> str:
+        self.ids += 1
+        return f"{what}{self.ids}"
+
+    def log(self, who: str, what: str) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.now:8.3f}  {who:9} {what}")
+
+    def disturb(self, what: str) -> None:
+        self.disturbed_at = max(self.disturbed_at, self.now)
+        self.log("*", what)
+
+    # Network
+
+    def delay(self) -> float:
+        share = self.rng.random()
+        return 0.002 + 0.02 * share if share >= self.slow_share else self.rng.uniform(0.2, 3.5)
+
+    def ask_database(
+        self,
+        candidate: SimulatedCandidate,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        then: Callable[[Any], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """Carry out a statement, now or later; tell its answer, or that none came in time."""
+        out_s, back_s, incarnation = self.delay(), self.delay(), candidate.incarnation
+        is_settled = False
+
+        def settle(action: Callable[..., None], *answer: Any) -> None:
+            nonlocal is_settled
+            if not is_settled:
+                is_settled = True
+                action(*answer)
+
+        def carry_out() -> None:
+            if out_s > TIMEOUT_S:
+                self.disturb(f"a late statement of {candidate.name} is carried out")
+            if not self.database.is_up:
+                self.at(back_s, candidate.run, incarnation, settle, failed)
+                return
+            answer = call(self.now, *args)
+            if call == self.database.append and answer is not None:
+                self.note_written(candidate, args[-1])
+            if (DATABASE, candidate.name) in self.cuts:
+                self.at(max(TIMEOUT_S - out_s, 0.0), candidate.run, incarnation, settle, failed)
+            else:
+                self.at(back_s, candidate.run, incarnation, settle, then, answer)
+
+        is_cut = (candidate.name, DATABASE) in self.cuts
+        if is_cut or out_s + back_s > TIMEOUT_S:
+            self.at(TIMEOUT_S, candidate.run, incarnation, settle, failed)
+        if not is_cut:
+            self.at(out_s, carry_out)
+
+    def call(self, client: SimulatedClient, candidate: SimulatedCandidate, command: Any, answer: Answer) -> None:
+        """A client's call to a candidate, and the way back of the answer."""
+        name = client.id
+
+        def answered(events: list[ev.Event] | None, lease: Lease | None) -> None:
+            if events is not None:
+                self.check_may_answer(candidate)
+            if (candidate.name, "clients") not in self.cuts:
+                self.at(self.delay(), answer, events, lease)
+
+        if not candidate.is_dead and ("clients", candidate.name) not in self.cuts:
+            self.at(self.delay(), candidate.run, candidate.incarnation, candidate.call, command, answered)
+        elif self.trace is not None:
+            self.log(name, f"does not reach {candidate.name}")
+
+    # Boxes
+
+    def order_looks(self, leader: SimulatedCandidate) -> None:
+        """The leader lets every box look at its GPU, and tells it the pool's time."""
+        mine = leader.election.leadership
+        if mine is None or leader.is_stopped or leader.is_dead or (leader.name, "boxes") in self.cuts:
+            return
+        heard = leader.pool_now()
+        for box in self.boxes.values():
+            self.at(self.delay(), self.look, box, leader, mine.epoch, heard)
+
+    def look(self, box: Box, leader: SimulatedCandidate, epoch: int, heard: float) -> None:
+        if epoch < box.seen_epoch:
+            return
+        box.seen_epoch = epoch
+        if ("boxes", leader.name) in self.cuts:
+            return
+        if box.name not in leader.announced:
+            self.at(self.delay(), leader.run, leader.incarnation, leader.announce, box.name, "boot", epoch)
+        reading, began_at = box.look(heard), self.now
+        # Now and then a report takes long.
+        report_s = self.delay() if self.rng.random() < 0.9 else self.rng.uniform(0.3, 2.5)
+        age_s = self.now - began_at
+        self.at(report_s, leader.run, leader.incarnation, leader.observe, box.name, reading, epoch, age_s)
+
+    # What must not happen
+
+    def violate(self, what: str) -> None:
+        raise Violation(f"{what}, at {self.now:.3f} s")
+
+    def note_opened(self, candidate: SimulatedCandidate, epoch: int) -> None:
+        self.take_overs.append((self.now, candidate.pool_now(), epoch))
+
+    def check_may_answer(self, candidate: SimulatedCandidate) -> None:
+        """An answer that counts comes only from the candidate that leads."""
+        mine = candidate.election.leadership
+        term = None if mine is None else mine.term
+        if term != self.database.row.term and not self.can_expire_early:
+            self.violate(f"{candidate.name} answered although {self.database.row.holder} leads")
+
+    def note_written(self, candidate: SimulatedCandidate, events: tuple[ev.DurableEvent, ...]) -> None:
+        self.log(candidate.name, f"wrote {', '.join(type(event).__name__ for event in events)}")
+        if self.database.foreign_writes:
+            self.violate(f"{candidate.name} wrote without the leadership")
+        for event in events:
+            if isinstance(event, ev.LeaseGranted):
+                self.check_grant(event)
+
+    def check_grant(self, event: ev.LeaseGranted) -> None:
+        others = [id_ for id_ in self.boxes[event.gpus[0].node].processes if id_ != event.lease_id]
+        if others and not self.is_excused and not self.database.lost:
+            self.violate(f"{event.lease_id} was granted a GPU with processes of {others}")

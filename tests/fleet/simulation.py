@@ -1,0 +1,219 @@
+"""One history of a fleet from one seed: candidates, clocks, a database, boxes and clients, and what goes wrong with them.
+
+To see one: `python -m tests.fleet.simulation --seed 7 --trace`. With `--mutant NAME`, one guard is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.fleet.fleet_checks import check_history, check_leader
+from tests.fleet.simulated_candidate import SimulatedCandidate
+from tests.fleet.simulated_client import SimulatedClient
+from tests.fleet.simulated_database import SimulatedDatabase
+from tests.fleet.simulated_world import DATABASE, World
+
+# The last disturbance begins before this time.
+TROUBLE_S = 5.0
+AT_LEAST_S = 6.0
+AT_MOST_S = 14.0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The parts of a simulation; a mutant replaces one."""
+
+    candidate: type[SimulatedCandidate] = SimulatedCandidate
+    database: Callable[[], SimulatedDatabase] = SimulatedDatabase
+
+
+def simulate(seed: int, fleet: Fleet = Fleet(), trace: Callable[[str], None] | None = None) -> World:  # noqa: B008 - it is frozen
+    world = World(seed, fleet.database(), fleet.candidate, trace=trace)
+    rng = world.rng
+    for candidate in world.candidates:
+        world.at(rng.uniform(0.0, 0.2), candidate.start)
+    for number in range(rng.choice((2, 3, 4))):
+        client = SimulatedClient(world, number)
+        world.clients.append(client)
+        world.at(rng.uniform(0.1, 4.0), client.send)
+    trouble = Trouble(world)
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        world.at(rng.uniform(0.3, TROUBLE_S), trouble.strike)
+    world.run(TROUBLE_S)
+    world.slow_share = 0.0
+    while world.now < AT_LEAST_S or (world.now < world.disturbed_at + 5.05 and world.now < AT_MOST_S):
+        world.run(min(max(AT_LEAST_S, world.disturbed_at + 5.05), AT_MOST_S))
+    check_leader(world)
+    check_history(world)
+    return world
+
+
+class Trouble:
+    """What goes wrong, and when it is over."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.rng = world, world.rng
+        # Nothing else goes wrong before this time.
+        self.quiet_until = 0.0
+
+    def strike(self) -> None:
+        if self.world.now < self.quiet_until:
+            return
+        kinds = (
+            self.kill,
+            self.kill,
+            self.freeze,
+            self.freeze,
+            self.cut_off,
+            self.cut_off,
+            self.cut_clients,
+            self.hand_over,
+            self.slow_down,
+            self.slow_down,
+            self.database_down,
+            self.fail_over,
+            self.fail_over_gently,
+            self.fail_over_gently,
+            self.fail_over_after_claim,
+            self.set_clock,
+        )
+        self.rng.choice(kinds)()
+
+    def leader(self) -> SimulatedCandidate | None:
+        found = [c for c in self.world.candidates if not c.is_dead and not c.is_stopped and c.may_act()]
+        return found[0] if found else None
+
+    def victim(self) -> SimulatedCandidate:
+        leader = self.leader()
+        return leader if leader is not None and self.rng.random() < 0.7 else self.rng.choice(self.world.candidates)
+
+    def then(self, delay_s: float, what: str, action: Callable[[], object]) -> None:
+        def over() -> None:
+            self.world.disturb(what)
+            action()
+
+        self.world.at(delay_s, over)
+
+    def kill(self) -> None:
+        victim = self.victim()
+        self.world.disturb(f"{victim.name} is killed")
+        victim.kill()
+        if self.rng.random() < 0.7:
+            self.then(self.rng.uniform(0.1, 3.0), f"{victim.name} starts", lambda: victim.is_dead and victim.start())
+
+    def freeze(self) -> None:
+        victim = self.victim()
+        if victim.is_dead or victim.is_stopped:
+            return
+        self.world.disturb(f"{victim.name} is stopped")
+        victim.is_stopped = True
+        self.then(self.rng.uniform(0.3, 6.0), f"{victim.name} goes on", lambda: victim.is_stopped and victim.resume())
+
+    def cut_off(self) -> None:
+        """One way or both, from the database; sometimes from the boxes too."""
+        victim = self.victim()
+        cuts = self.rng.choice(
+            (
+                {(victim.name, DATABASE)},
+                {(DATABASE, victim.name)},
+                {(victim.name, DATABASE), (DATABASE, victim.name)},
+                {(victim.name, DATABASE), (DATABASE, victim.name), ("boxes", victim.name), (victim.name, "boxes")},
+            )
+        )
+        self.cut(cuts, self.rng.uniform(0.5, 6.0))
+
+    def cut_clients(self) -> None:
+        victim = self.victim()
+        self.cut(self.rng.choice(({("clients", victim.name)}, {(victim.name, "clients")})), self.rng.uniform(0.5, 4.0))
+
+    def cut(self, cuts: set[tuple[str, str]], seconds: float) -> None:
+        self.world.disturb(f"cut {sorted(cuts)}")
+        self.world.cuts |= cuts
+        self.then(seconds, f"heal {sorted(cuts)}", lambda: self.world.cuts.difference_update(cuts))
+
+    def hand_over(self) -> None:
+        victim = self.victim()
+        if victim.is_dead or victim.is_stopped:
+            return
+        self.world.disturb(f"{victim.name} stops cleanly")
+        victim.stop()
+        self.then(self.rng.uniform(1.0, 3.0), f"{victim.name} starts", lambda: victim.is_dead and victim.start())
+
+    def slow_down(self) -> None:
+        """Statements and answers take long, and overtake each other."""
+        self.world.disturb("the network is slow")
+        self.world.slow_share = self.rng.uniform(0.05, 0.3)
+
+        def over() -> None:
+            self.world.slow_share = 0.0
+
+        self.then(self.rng.uniform(0.5, 4.0), "the network is fast again", over)
+
+    def database_down(self) -> None:
+        database = self.world.database
+        self.world.disturb("the database is down")
+        database.is_up = False
+
+        def up() -> None:
+            database.is_up = True
+
+        self.then(self.rng.uniform(0.2, 4.0), "the database is up", up)
+
+    def fail_over(self, behind_s: float | None = None) -> None:
+        """A standby that is any time behind is promoted: what was promised meanwhile may be broken."""
+        world = self.world
+        behind_s = self.rng.uniform(0.0, 3.0) if behind_s is None else behind_s
+        lost = world.database.fail_over(world.now, behind_s)
+        world.is_excused = world.can_expire_early = True
+        world.disturb(f"the database fails over to a standby {behind_s:.2f} s behind; {lost} events are lost")
+
+    def fail_over_after_claim(self) -> None:
+        """The standby does not have the last claim."""
+        world = self.world
+        since_s = world.now - world.database.claimed_at
+        if since_s < 3.0:
+            self.fail_over(since_s + 0.001)
+
+    def fail_over_gently(self) -> None:
+        """A standby that is a little behind is promoted, and the leader is well: nothing is lost for good."""
+        world, leader = self.world, self.leader()
+        behind_s = self.rng.uniform(0.05, 0.7)
+        is_well = leader is not None and not world.cuts and not world.slow_share and world.database.is_up
+        if not is_well or world.now - world.database.claimed_at < behind_s + 0.1 or world.is_excused:
+            return
+        lost = world.database.fail_over(world.now, behind_s)
+        world.can_expire_early = True
+        world.disturb(f"the database fails over to a standby {behind_s:.2f} s behind; {lost} events must be repaired")
+        self.quiet_until = world.now + 3.0
+
+        def check() -> None:
+            if world.database.lost or world.database.is_history_lost:
+                world.violate(f"{lost} lost events were not repaired")
+
+        world.at(2.5, check)
+
+    def set_clock(self) -> None:
+        database, world = self.world.database, self.world
+        seconds = self.rng.choice((-30.0, self.rng.uniform(-3.0, 0.0), self.rng.uniform(0.0, 1.0)))
+        database.clock_offset_s += seconds
+        world.disturb(f"the database's clock is set by {seconds:.2f} s")
+        # A leadership that is left lasts for longer.
+        world.disturbed_at += min(max(-seconds, 0.0), 3.0)
+        world.set_forward_s += max(seconds, 0.0)
+        world.was_set_back = world.was_set_back or seconds < 0
+        world.can_expire_early = True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--trace", action="store_true")
+    arguments = parser.parse_args()
+    world = simulate(arguments.seed, trace=print if arguments.trace else None)
+    print(f"{len(world.database.events)} events, {len(world.take_overs)} take-overs, {world.now:.1f} s: as promised")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
