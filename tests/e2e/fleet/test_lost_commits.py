@@ -88,7 +88,9 @@ def fall_behind(fleet: Fleet, standby: PostgresServer) -> None:
 
 
 def fail_over(fleet: Fleet, standby: PostgresServer) -> None:
+    """Promote the standby, and wait until a candidate has repaired it, of its own accord."""
     head = int(fleet.database.execute(HEAD, fleet.name))
     fleet.database.kill()
     assert int(standby.execute(HEAD, fleet.name)) < head
     standby.promote()
+    until(lambda: int(standby.execute(HEAD, fleet.name)) >= head, "what was lost is written again")
