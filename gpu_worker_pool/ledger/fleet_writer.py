@@ -94,7 +94,7 @@ class FleetWriter:
             row = await self._database.read_leader()
         except JournalError:
             return  # the next renewal tells it again
-        if head_went_back(row, self._epoch, self._term, self._following.position):
+        if self._is_mine() and head_went_back(row, self._epoch, self._term, self._following.position):
             await self._make_up_for_loss(row.head)
 
     async def _make_up_for_loss(self, head: int) -> bool:
@@ -104,7 +104,7 @@ class FleetWriter:
             return await self.append(missing)
         reason = f"the database lost what followed event {head}, which cannot be repaired"
         self._following.forget(reason)
-        self._step_down(reason)
+        self._give_up(reason)
         return False
 
     async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
@@ -116,7 +116,7 @@ class FleetWriter:
         except Exception as error:
             # After any failure, what is not known to be written must not count as written.
             logger.exception("writing to the journal failed")
-            self._step_down(f"writing to the journal failed: {error}")
+            self._give_up(f"writing to the journal failed: {error}")
             return
         if is_written:
             batch.write_s = time.perf_counter() - began
@@ -145,6 +145,9 @@ class FleetWriter:
             if outcome is None:
                 # Any of the attempts may have been carried out, so the leadership may end as early as after the first.
                 sent_at, outcome = first_sent_at, await self._judge(append)
+            if not self._is_mine():
+                # The pool in memory is no longer the one that this was decided on: the journal tells what became of it.
+                return False
             match outcome:
                 case AppendWritten():
                     self._election.appended(self._epoch, self._term, sent_at)
@@ -154,16 +157,23 @@ class FleetWriter:
                     if not await self._make_up_for_loss(lost_after):
                         return False
                 case Deposed(reason=reason):
-                    self._step_down(reason)
+                    self._give_up(reason)
                     return False
                 case AppendMissing() | None:
                     await asyncio.sleep(TRY_AGAIN_S)
         return False
 
     def _is_leading(self) -> bool:
+        return self._is_mine() and self._election.is_trusted(self._clock())
+
+    def _is_mine(self) -> bool:
         now = self._election.leadership
-        is_mine = now is not None and (now.epoch, now.term) == (self._epoch, self._term)
-        return is_mine and self._election.is_trusted(self._clock())
+        return now is not None and (now.epoch, now.term) == (self._epoch, self._term)
+
+    def _give_up(self, reason: str) -> None:
+        """Step down, unless that is done already: the same candidate may lead again, with another writer."""
+        if self._is_mine():
+            self._step_down(reason)
 
     async def _try(self, append: Append, batch: WriteBatch) -> AppendWritten | None:
         """Append once; None if it was refused, or if it is not known what became of it."""
