@@ -107,9 +107,10 @@ def work_on(fleet: Fleet, grants: int = 10) -> None:
 
 def _highest_fence(leader: Candidate) -> int:
     try:
-        _, answer = leader.call("GET", "/pool")
+        status, answer = leader.call("GET", "/pool")
     except NoAnswer:
         return 0
+    assert status == 200, answer
     return max((lease["fence"] for lease in answer["leases"] if lease["fence"]), default=0)
 
 
