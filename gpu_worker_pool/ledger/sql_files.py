@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 class Migration(NamedTuple):
-    """Migrates to `version` from the one before."""
+    """Migrates to `version` from the one before: by a script, then by `rewrite`, which gets the connection."""
 
     version: int
     script: str
+    rewrite: Callable[[Any], None] | None = None
 
 
 @cache

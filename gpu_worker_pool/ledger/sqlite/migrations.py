@@ -11,9 +11,14 @@ from pathlib import Path
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.sql_files import Migration, load_migrations
 
+from . import one_clock
+
+# What SQL cannot say, after the script of that version.
+_REWRITES = {4: one_clock.rewrite}
+
 
 def known_migrations() -> tuple[Migration, ...]:
-    return load_migrations(__package__)
+    return tuple(each._replace(rewrite=_REWRITES.get(each.version)) for each in load_migrations(__package__))
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -24,13 +29,15 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
     """Apply the missing migrations, each wholly or not at all: its version is set in the same transaction."""
-    for version, script in migrations:
+    for version, script, rewrite in migrations:
         if version <= version_of(connection):
             continue
         connection.execute("BEGIN IMMEDIATE")
         try:
             for statement in _statements(script):
                 connection.execute(statement)
+            if rewrite is not None:
+                rewrite(connection)
             reach("in_migration")
             connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("COMMIT")
