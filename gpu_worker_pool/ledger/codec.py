@@ -46,7 +46,7 @@ _LATER: dict[type, dict[str, object]] = {
     ev.HistoryCondensed: {"recent": ()},
     ev.LeaseGranted: {"limit": None, "weight": None},
     ev.LeaseEnded: {"by": None, "why": None},
-    EndedLease: {"by": None, "why": None},
+    EndedLease: {"by": None, "why": None, "warned": None},
 }
 
 

@@ -45,7 +45,7 @@ def ended_row(lease: EndedLease) -> Row:
         lease.requested_at,
         lease.granted_at,
         lease.ended_at,
-        lease.reason.value,
+        (lease.warned or lease.reason).value,  # for the accounting: it ended because it was warned
         dumps(lease.gpus),
         body,
         crc32(body.encode()),

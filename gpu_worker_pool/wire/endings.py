@@ -40,5 +40,10 @@ def coming_end(reason: str, ends_at: datetime) -> str:
     return f"the lease ends at {ends_at:%H:%M} ({_WARNINGS.get(reason, _plain(reason))})"
 
 
+def after_warning(reason: str) -> str:
+    """That a lease was over before the server had to end it."""
+    return f"after the warning ({_WARNINGS.get(reason, _plain(reason))})"
+
+
 def _plain(text: str) -> str:
     return "".join(sign if is_printable(sign) else "?" for sign in text)[:300]

@@ -55,7 +55,8 @@ def _granted(lease: ActiveLease | DrainingLease, at: float) -> list[ev.DurableEv
     assert grant.fence is not None and grant.granted_at is not None  # noqa: S101, PT018 - it was granted
     queued = ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, grant.requested_at)
     if isinstance(lease, DrainingLease):
-        return [queued, ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at)]
+        warned = [] if lease.ended.warned is None else [ev.LeaseWarned(at, lease.id, lease.ended.warned, at)]
+        return [queued, ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at), *warned]
     granted = ev.LeaseGranted(
         at, lease.id, grant.gpus, grant.fence, grant.granted_at, lease.limit, _unusual_weight(lease)
     )

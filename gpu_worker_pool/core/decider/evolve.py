@@ -180,6 +180,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         event.reason,
         event.by,
         event.why,
+        lease.ending.reason if lease.ending is not None and lease.ending.reason is not event.reason else None,
     )
     if is_inside:
         _remember(state, ended)  # its GPUs stay its parent's

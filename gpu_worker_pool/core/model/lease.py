@@ -112,7 +112,9 @@ class DrainingLease:
 
 @dataclass(frozen=True, slots=True)
 class EndedLease:
-    """Ended. A lease that never left the queue has no GPUs, fence or granted_at. `by` and `why` are as in LeaseEnded."""
+    """Ended. A lease that never left the queue has no GPUs, fence or granted_at. `by` and `why` are as in LeaseEnded.
+    `warned` is for what its holder had been told to end, if it did so in time.
+    """
 
     id: str
     request: Request
@@ -124,6 +126,7 @@ class EndedLease:
     reason: EndReason
     by: str | None = None
     why: str | None = None
+    warned: EndReason | None = None
 
 
 LiveLease = QueuedLease | ActiveLease | DrainingLease

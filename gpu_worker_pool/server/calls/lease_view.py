@@ -18,6 +18,7 @@ from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire import leases as wire
+from gpu_worker_pool.wire.endings import after_warning
 
 MIG_PREFIX = "MIG-"
 MOST_EXPLAINED = 100
@@ -160,7 +161,7 @@ def _ended(
         ended_at=iso_time(lease.ended_at),
         end_reason=lease.reason,
         ended_by=lease.by,
-        end_note=lease.why,
+        end_note=lease.why or (None if lease.warned is None else after_warning(lease.warned)),
         **own,
     )
 

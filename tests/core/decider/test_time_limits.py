@@ -8,7 +8,7 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, as_ended
 from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Request
 from tests.core.build import START, Box, of_kind, reading, request
@@ -36,6 +36,21 @@ def test_a_lease_ends_at_its_limit_a_minute_after_a_warning() -> None:
     assert warned == [ev.LeaseWarned(START + HOUR_S - 60, "a", EndReason.TIME_LIMIT, START + HOUR_S)]
     assert [(event.at, event.lease_id, event.reason) for event in ended] == [  # type: ignore[attr-defined]
         (START + HOUR_S, "a", EndReason.TIME_LIMIT)
+    ]
+
+
+def test_a_holder_that_ends_after_the_warning_is_known_to_have_obeyed() -> None:
+    box = box_with()
+    box.ask("a", time_limit_s=HOUR_S)
+    box.ask("b", time_limit_s=HOUR_S)
+    box.release("b")
+    box.run_to(START + HOUR_S - 30)
+    box.release("a")
+
+    ended = {id_: as_ended(box.state.find(id_)) for id_ in ("a", "b")}
+    assert [(lease.reason, lease.warned) for lease in ended.values() if lease] == [
+        (EndReason.RELEASED, EndReason.TIME_LIMIT),
+        (EndReason.RELEASED, None),
     ]
 
 
