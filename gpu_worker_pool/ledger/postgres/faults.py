@@ -12,7 +12,7 @@ from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from .url import DatabaseUrl
 
 # All that asyncpg raises for faults of the server, of the connection and of the network; a timeout is an OSError.
-ASYNCPG_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+ASYNCPG_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
 # By the code of the server, or the beginning of one.
 _ADVICE = {
