@@ -57,7 +57,7 @@ class PostgresDatabase:
         self._migrations = load_migrations(__package__) if migrations is None else migrations
         self._sql = load_queries(__package__)
         self._news = asyncio.Event()
-        self._commands = Connection(self._url, self._listen)
+        self._commands = Connection(self._url, self._prepare_commands)
         self._reads = Connection(self._url)
         self.pool = ""
         self.pool_id = ""
@@ -238,7 +238,8 @@ class PostgresDatabase:
             )
             return None
 
-    async def _listen(self, raw: RawConnection) -> None:
+    async def _prepare_commands(self, raw: RawConnection) -> None:
+        await raw.execute(self._sql["be_durable"])
         await raw.add_listener("gpu_pool", lambda *heard: self._news.set() if heard[-1] == self.pool else None)
 
     def _damaged(self, what: str) -> JournalDamaged:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 OWNER = "nobody"
 LIMIT_S = 60.0
@@ -133,9 +134,9 @@ class PostgresServer:
         )
 
 
-def _as_owner() -> dict[str, object]:
+def _as_owner() -> dict[str, Any]:
     """PostgreSQL refuses to run as root."""
-    home = {"cwd": "/", "env": {**os.environ, "TZ": "UTC", "LC_ALL": "C"}}
+    home: dict[str, Any] = {"cwd": "/", "env": {**os.environ, "TZ": "UTC", "LC_ALL": "C"}}
     return {**home, "user": OWNER, "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else home
 
 

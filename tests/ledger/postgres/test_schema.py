@@ -180,3 +180,22 @@ async def test_a_role_that_may_not_create_the_schema_is_told_so(server: Postgres
     async with opened(url) as database:
         await lead(database)
         assert await database.append(1, "t1", 0, "b1", [note(1)], ()) == 1
+
+
+# Servers and databases
+
+
+async def test_a_database_that_cannot_hold_all_names_is_refused(server: PostgresServer) -> None:
+    await execute(server.url(), "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    with pytest.raises(JournalError, match=r"has the encoding LATIN1; create one with the encoding UTF8"):
+        async with opened(server.url("latin")):
+            pass
+    assert await contents(server.url("latin")) == []
+
+
+async def test_appends_wait_for_the_disk_though_the_database_does_not_by_default(empty_url: str) -> None:
+    name = empty_url.rpartition("/")[2]
+    for ordinary, here in (("off", "on"), ("remote_apply", "remote_apply")):
+        await execute(empty_url, f"ALTER DATABASE {name} SET synchronous_commit = {ordinary}")
+        async with opened(empty_url) as database:
+            assert await database._commands.read(lambda raw: raw.fetchval("SHOW synchronous_commit"), 60.0) == here
