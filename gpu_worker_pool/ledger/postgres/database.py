@@ -19,7 +19,7 @@ from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_qu
 
 from . import schema
 from .accounts import PostgresAccounts
-from .connection import Connection, RawConnection
+from .connection import DatabaseConnection, RawConnection
 from .parameters import ended_json, event_lines
 from .snapshots import pack, unpack
 from .tail import Tail
@@ -57,8 +57,8 @@ class PostgresDatabase:
         self._migrations = load_migrations(__package__) if migrations is None else migrations
         self._sql = load_queries(__package__)
         self._news = asyncio.Event()
-        self._commands = Connection(self._url, self._prepare_commands)
-        self._reads = Connection(self._url)
+        self._commands = DatabaseConnection(self._url, self._prepare_commands)
+        self._reads = DatabaseConnection(self._url)
         self.pool = ""
         self.pool_id = ""
         # The head and its checksum, which the next event goes on from; None: to be read.

@@ -56,7 +56,8 @@ def free_port() -> int:
 class PostgresServer:
     """A server with a folder of its own; it ends with this process, however that ends."""
 
-    def __init__(self, *, standby_of: PostgresServer | None = None) -> None:
+    def __init__(self, *, standby_of: PostgresServer | None = None, is_durable: bool = False) -> None:
+        self._settings = {**SETTINGS, "fsync": "on", "full_page_writes": "on"} if is_durable else SETTINGS
         found = programs()
         assert found is not None
         self._programs = found
@@ -79,7 +80,7 @@ class PostgresServer:
         return f"postgresql://{login}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "postgres", "-D", self._data, "-p", str(self.port), *settings],
