@@ -138,6 +138,7 @@ class PostgresDatabase:
             return None
         reach("after_append")
         self._head_crc = (row["head"], crc)
+        self._tail.note(row["head"], crc)
         return int(row["head"])
 
     # The history
@@ -177,6 +178,7 @@ class PostgresDatabase:
                         f"a snapshot at position {position} belongs to no event in the database {self._url}: read the "
                         "journal again, and make one at its end"
                     )
+                self._tail.must_match(position, crc)
                 await raw.execute(self._sql["write_snapshot"], self.pool, position, crc, body, body_crc)
                 reach("in_compaction")
                 await raw.execute(self._sql["prune_snapshots"], self.pool)

@@ -27,13 +27,12 @@ SETTINGS = {
     "unix_socket_directories": "",
     "wal_keep_size": "64MB",
 }
-# A role named secret_... needs its password; all others are trusted.
+# One role needs its password; all others are trusted.
 HBA = """
-host all /^secret_ 127.0.0.1/32 scram-sha-256
+host all secret_role 127.0.0.1/32 scram-sha-256
 host replication all 127.0.0.1/32 trust
 host all all 127.0.0.1/32 trust
 """
-HBA_OF_OLD = HBA.replace("/^secret_", "secret_role")  # before version 16
 
 
 def programs() -> Path | None:
@@ -70,7 +69,7 @@ class PostgresServer:
             self._run(
                 "initdb", "-D", str(self._data), "-U", "admin", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-locale"
             )
-            (self._data / "pg_hba.conf").write_text(HBA_OF_OLD)
+            (self._data / "pg_hba.conf").write_text(HBA)
         else:
             standby_of.run_to_standby(self._data)
         self._process: subprocess.Popen[bytes] | None = None
