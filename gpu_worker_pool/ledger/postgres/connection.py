@@ -110,6 +110,7 @@ async def connect(url: DatabaseUrl) -> RawConnection:
             return await asyncpg.connect(
                 one_host,
                 timeout=timeout_s,
+                statement_cache_size=100 if url.has_cache else 0,
                 target_session_attrs=None if url.has_target else SessionAttribute.read_write,
                 server_settings=None if url.has_name else {"application_name": "gpu-pool"},
             )

@@ -14,6 +14,11 @@ from .url import DatabaseUrl
 # All that asyncpg raises for faults of the server, of the connection and of the network; a timeout is an OSError.
 ASYNCPG_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
+_POOLER = (
+    "a connection pooler in transaction mode mixes up prepared statements: add statement_cache_size=0 to the URL, or use "
+    "PgBouncer 1.21 or newer with max_prepared_statements"
+)
+
 # By the code of the server, or the beginning of one.
 _ADVICE = {
     "28P01": "the password or the role is wrong: correct them in the URL, in PGPASSWORD or in ~/.pgpass",
@@ -29,10 +34,8 @@ _ADVICE = {
     "53": "the database server is short of resources",
     "25006": "this server is a read-only standby: name the primary in the URL, or name all servers "
     "(host1,host2) so that the primary is found",
-    "26000": "a connection pooler mixes up prepared statements: use PgBouncer 1.21 or newer with max_prepared_statements, or "
-    "its session mode, or connect to the server itself",
-    "42P05": "a connection pooler mixes up prepared statements: use PgBouncer 1.21 or newer with max_prepared_statements, or "
-    "its session mode, or connect to the server itself",
+    "26000": _POOLER,
+    "42P05": _POOLER,
     "08": "check the network and the server's log",
     "57P03": "the database server is starting, stopping or recovering: wait for it",
     "57P": "the database server ended the connection",

