@@ -44,7 +44,7 @@ def programs() -> Path | None:
     if spec is not None and spec.origin is not None:
         found = [*sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb")), *found]
     if on_path := shutil.which("initdb"):
-        found = [*found, Path(on_path)]
+        found = [*found, Path(on_path).resolve()]
     return next((initdb.parent for initdb in reversed(found) if _runs(initdb)), None)
 
 
