@@ -15,7 +15,7 @@ from .url import DatabaseUrl
 
 # The name of the first pool in a database, if it gets no other.
 FIRST_POOL = "pool"
-LONGEST_NAME = 63
+LONGEST_NAME = 100
 OLDEST_SERVER = 12
 
 

@@ -167,18 +167,9 @@ async def test_a_pool_that_was_deleted_is_said_to_be_damaged(
 WITHOUT_ASYNCPG = """
 import sys
 sys.modules["asyncpg"] = None
-import gpu_worker_pool.server.app
-from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.postgres import make_database
-try:
-    make_database("postgresql://host/pool")
-except JournalError as error:
-    print(error)
+import gpu_worker_pool.server.app, gpu_worker_pool.cli, gpu_worker_pool.client
 """
 
 
-def test_without_asyncpg_the_server_works_and_a_fleet_says_what_to_install() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ASYNCPG], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
-    )
-    assert done.stdout == "a fleet needs asyncpg: pip install 'gpu-worker-pool[fleet]'\n"
+def test_only_a_fleet_needs_asyncpg() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_ASYNCPG], check=True, cwd=ROOT, timeout=60)

@@ -152,9 +152,9 @@ async def test_of_several_pools_one_must_be_named_and_they_know_nothing_of_each_
         assert again.pool_id == first.pool_id
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 64])
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 101])
 def test_an_odd_name_of_a_pool_is_refused(name: str) -> None:
-    with pytest.raises(JournalError, match=r"GPU_POOL_FLEET_POOL is .* it must be a name of 1 to 63"):
+    with pytest.raises(JournalError, match=r"GPU_POOL_FLEET_POOL is .* it must be a name of 1 to 100"):
         PostgresDatabase("postgresql://host/pool", name)
 
 
