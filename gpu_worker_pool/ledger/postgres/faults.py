@@ -103,10 +103,12 @@ def _network_reason(error: BaseException) -> str:
             f"TLS failed ({error.reason or type(error).__name__}): check sslmode and sslrootcert in the URL, and the "
             "server's certificate"
         )
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return f"a file that its URL names cannot be read ({error.strerror}): check sslrootcert, sslcert, sslkey and host in it"
     if isinstance(error, ConnectionError) and "SSL" in str(error):
         return "the server does not speak TLS: turn it on there (ssl = on), or give the URL another sslmode"
     if isinstance(error, ValueError):
-        return "a parameter of its URL is not right: check sslmode, target_session_attrs and the others after the ?"
+        return "a parameter of its URL is not right: check sslmode, sslrootcert and the others after the ?"
     if isinstance(error, asyncpg.ConnectionDoesNotExistError | asyncpg.InterfaceError | ConnectionError):
         return "the connection was lost: check the network and the server's log"
     if isinstance(error, OSError):

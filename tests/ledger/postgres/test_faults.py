@@ -69,6 +69,11 @@ async def test_the_right_password_is_taken_however_it_is_written(locked: Postgre
         ("only_read", "admin:s3cret", "read-only standby: name the primary"),
         ("shared?sslmode=require", "admin:s3cret", "does not speak TLS: turn it on"),
         ("shared?sslmode=nonsense", "admin:s3cret", "a parameter of its URL is not right: check sslmode"),
+        (
+            "shared?sslmode=verify-ca&sslrootcert=/no/such.pem",
+            "admin:s3cret",
+            "a file that its URL names cannot be read",
+        ),
         ("shared?no_such_setting=1", "admin:s3cret", 'unrecognized configuration parameter "no_such_setting"'),
     ],
 )
