@@ -23,6 +23,7 @@ class LossyProxy:
         self.has_request = asyncio.Event()  # one arrived while requests were held back
         self.held_back = b""
         self.cuts_at_answer = False
+        self.accepted = 0
 
     @property
     def url(self) -> str:
@@ -44,6 +45,7 @@ class LossyProxy:
         # Not a coroutine: asyncio reports those that are cancelled.
         task = asyncio.ensure_future(self._serve(client, to_client))
         self._pipes.add(task)
+        self.accepted += 1
         task.add_done_callback(self._pipes.discard)
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:

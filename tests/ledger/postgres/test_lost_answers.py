@@ -57,6 +57,7 @@ async def test_a_commit_whose_answer_was_lost_is_known_by_its_batch_and_not_writ
 async def test_an_append_that_never_arrived_is_written_by_the_next_try(
     proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase
 ) -> None:
+    connections = proxy.accepted
     proxy.requests.clear()
     with pytest.raises(OutcomeUnknown, match="did not answer in time"):
         await behind.append(1, "t1", 1, "b1", [note(1)], ())
@@ -66,6 +67,7 @@ async def test_an_append_that_never_arrived_is_written_by_the_next_try(
     row = await behind.read_leader()
     # What was held back may have arrived first.
     assert (head, row.head, row.batch) in {(2, 2, "b1"), (None, 2, "b1")}
+    assert proxy.accepted == connections + 1, "it was connected again, and no request to cancel was sent"
     assert await written(database) == [0, 1]
 
 

@@ -152,9 +152,9 @@ async def test_of_several_pools_one_must_be_named_and_they_know_nothing_of_each_
         assert again.pool_id == first.pool_id
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 64])
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 101])
 def test_an_odd_name_of_a_pool_is_refused(name: str) -> None:
-    with pytest.raises(JournalError, match=r"GPU_POOL_FLEET_POOL is .* it must be a name of 1 to 63"):
+    with pytest.raises(JournalError, match=r"GPU_POOL_FLEET_POOL is .* it must be a name of 1 to 100"):
         PostgresDatabase("postgresql://host/pool", name)
 
 
@@ -162,9 +162,8 @@ def test_an_odd_name_of_a_pool_is_refused(name: str) -> None:
 
 
 async def test_a_role_that_may_not_create_the_schema_is_told_so(server: PostgresServer, empty_url: str) -> None:
-    name = empty_url.rpartition("/")[2]
-    await execute(server.url(), f"CREATE ROLE clerk_{name} LOGIN")
-    url = server.url(name, f"clerk_{name}")
+    await execute(empty_url, "CREATE ROLE clerk LOGIN")
+    url = server.url("scratch", "clerk")
     with pytest.raises(JournalError, match=r"permission denied.*GRANT CREATE ON DATABASE"):
         async with opened(url):
             pass
@@ -176,7 +175,25 @@ async def test_a_role_that_may_not_create_the_schema_is_told_so(server: Postgres
         "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA",
         "USAGE ON ALL SEQUENCES IN SCHEMA",
     )
-    await execute(empty_url, *(f"GRANT {grant} gpu_pool TO clerk_{name}" for grant in grants))
+    await execute(empty_url, *(f"GRANT {grant} gpu_pool TO clerk" for grant in grants))
     async with opened(url) as database:
         await lead(database)
         assert await database.append(1, "t1", 0, "b1", [note(1)], ()) == 1
+
+
+# Servers and databases
+
+
+async def test_a_database_that_cannot_hold_all_names_is_refused(server: PostgresServer) -> None:
+    await execute(server.url(), "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    with pytest.raises(JournalError, match=r"has the encoding LATIN1; create one with the encoding UTF8"):
+        async with opened(server.url("latin")):
+            pass
+    assert await contents(server.url("latin")) == []
+
+
+async def test_appends_wait_for_the_disk_though_the_database_does_not_by_default(empty_url: str) -> None:
+    for ordinary, here in (("off", "on"), ("remote_apply", "remote_apply")):
+        await execute(empty_url, f"ALTER DATABASE scratch SET synchronous_commit = {ordinary}")
+        async with opened(empty_url) as database:
+            assert await database._commands.read(lambda raw: raw.fetchval("SHOW synchronous_commit"), 60.0) == here

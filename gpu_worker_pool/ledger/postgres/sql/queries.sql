@@ -24,6 +24,10 @@ INSERT INTO gpu_pool.pool (pool, pool_id) VALUES ($1, $2);
 -- name: create_leader
 INSERT INTO gpu_pool.leader (pool) VALUES ($1);
 
+-- name: be_durable
+-- Where an administrator has turned it off for all, a crash of the server would take back what clients were told.
+SELECT set_config('synchronous_commit', 'on', FALSE) WHERE current_setting('synchronous_commit') = 'off';
+
 -- name: read_leader
 -- Further argument: for how long a leadership lasts. See `claim` for an end that is too far away.
 SELECT epoch, term, holder, url, head, batch, crc,
