@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +69,7 @@ def served(folder: Path, *flags: str, **env: str) -> Iterator[Served]:
         (("--fleet", "http://gpu-01,http://gpu-02"), {}, "needs the URL of the database"),
         ((), {"GPU_POOL_FLEET": f"mysql://ada:{SECRET}@box/db"}, "is not of the form postgresql://user:password@host"),
         ((), {"GPU_POOL_FLEET": f"postgresql://ada:{SECRET}/?#@box/db"}, "write @ : / ? # and % in a user name"),
-        ((), {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_POOL": "x" * 64}, "1 to 63 printable"),
+        ((), {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_POOL": "x" * 101}, "1 to 100 printable"),
         ((), {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_ADDRESS": "gpu-01"}, "http://gpu-01:8000"),
     ],
 )
@@ -161,6 +165,47 @@ def test_tables_of_a_newer_version_and_two_pools(postgres: PostgresServer, tmp_p
         postgres.execute("DELETE FROM gpu_pool.pool WHERE pool = 'second'", "newer")
         until(lambda: health(server)["can_grant"], "it leads")
         assert server.call("GET", "/leases/a")[1]["state"] == "active", "nothing was lost"
+
+
+def test_the_disk_of_the_database_is_full(tmp_path: Path) -> None:
+    """Nothing is granted, what was granted stays, and it goes on when there is space."""
+    rights = () if os.geteuid() == 0 else ("--user", "--map-current-user", "--keep-caps")
+    command = ["unshare", *rights, "--mount", sys.executable, "-m", "tests.e2e.fleet.small_disk"]
+    disk = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert disk.stdin
+    assert disk.stdout
+    with disk:
+        port = disk.stdout.readline().strip()
+        if not port:
+            said = disk.communicate()[1].strip()
+            assert said.startswith(("unshare:", "mount:")), said
+            pytest.skip(f"there can be no small disk here: {said}")
+        with served(tmp_path, "--fleet", f"postgresql://admin@127.0.0.1:{port}/postgres") as server:
+            assert server.call("PUT", "/leases/a", {})[0] == 201
+            tell(disk, "fill")
+            refused = until(partial(refused_for_space, server), "there is no space")
+            assert "the disk of the database is full: free space there" in refused["detail"]
+            assert server.call("GET", "/gpu/count")[0] == 200
+            tell(disk, "free")
+            until(lambda: health(server)["can_grant"], "it goes on")
+            assert server.call("GET", "/leases/a")[1]["state"] == "active"
+            assert server.call("DELETE", "/leases/a")[0] == 200
+        disk.stdin.close()
+
+
+def refused_for_space(server: Served) -> dict[str, Any] | None:
+    """Ask for something big, so that it does not fit in what the tables have left."""
+    name = f"big{time.monotonic_ns()}"
+    status, answer = server.call("PUT", f"/leases/{name}", {"labels": {"text": "x" * 200}, "ttl_s": 5.0})
+    return answer if status == 503 and "disk" in answer["detail"] else None
+
+
+def tell(disk: subprocess.Popen[str], what: str) -> None:
+    assert disk.stdin
+    assert disk.stdout
+    disk.stdin.write(f"{what}\n")
+    disk.stdin.flush()
+    assert disk.stdout.readline() == "done\n"
 
 
 def assert_in_trouble(server: Served, says: str, *, is_first: bool = True) -> str:

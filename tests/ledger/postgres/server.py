@@ -140,7 +140,8 @@ class PostgresServer:
         """Keep all statements that change this table waiting."""
         command = [self._programs / "psql", "-X", "-q", "-A", "-t", "-d", self.url(database)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **_as_owner()) as psql:
-            assert psql.stdin and psql.stdout
+            assert psql.stdin
+            assert psql.stdout
             psql.stdin.write(f"BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE; SELECT 'locked';\n")
             psql.stdin.flush()
             assert psql.stdout.readline() == "locked\n"
