@@ -64,7 +64,9 @@ class FleetDatabase(Protocol):
         """Return the newest snapshot that is whole; None if there is none."""
 
     async def write_snapshot(self, position: int, events: Sequence[DurableEvent]) -> None:
-        """Keep what all events up to this position add up to, and prune what an older snapshot covers already."""
+        """Keep what all events up to this position add up to, and prune what an older snapshot covers already. Raises
+        HistoryChanged as `read_events` does.
+        """
 
     async def load_ended(self, most: int) -> tuple[EndedLease, ...]:
         """Return at most this many of the last leases that ended, oldest first."""

@@ -206,7 +206,7 @@ class ReplacementContract(JournalContract):
     def test_nothing_is_replaced_by_events_of_which_one_does_not_belong_here(self, journal: Journal) -> None:
         journal.append([note(1)], [ended("a")])
         with pytest.raises(ValueError, match="not a durable event"):
-            journal.replace_damaged([note(2), ev.GpusObserved(3.0, ()), note(4)])
+            journal.replace_damaged([note(2), ev.GpusObserved(3.0, ()), note(4)])  # type: ignore[list-item]
         assert journal.load(10) == History((note(1),), (ended("a"),))
         assert journal.events_since_compaction == 1
 

@@ -23,7 +23,7 @@ RawConnection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Work = Callable[[RawConnection], Coroutine[Any, Any, T]]
 
 
-class Connection:
+class DatabaseConnection:
     """Carries out one piece of work at a time; others wait in line. After a fault, the next piece connects again.
 
     A piece that takes longer than its timeout costs the connection. It is cut without asking the server to cancel:
@@ -56,7 +56,7 @@ class Connection:
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "not connected" if self._raw is None else "connected"
-        return f"<Connection {self._url}: {state}>"
+        return f"<DatabaseConnection {self._url}: {state}>"
 
     async def _run(self, work: Work[T], timeout_s: float, unknown: type[JournalError]) -> T:
         async with self._line:
@@ -110,6 +110,7 @@ async def connect(url: DatabaseUrl) -> RawConnection:
             return await asyncpg.connect(
                 one_host,
                 timeout=timeout_s,
+                statement_cache_size=100 if url.has_cache else 0,
                 target_session_attrs=None if url.has_target else SessionAttribute.read_write,
                 server_settings=None if url.has_name else {"application_name": "gpu-pool"},
             )

@@ -19,7 +19,7 @@ from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_qu
 
 from . import schema
 from .accounts import PostgresAccounts
-from .connection import Connection, RawConnection
+from .connection import DatabaseConnection, RawConnection
 from .parameters import ended_json, event_lines
 from .snapshots import pack, unpack
 from .tail import Tail
@@ -57,8 +57,8 @@ class PostgresDatabase:
         self._migrations = load_migrations(__package__) if migrations is None else migrations
         self._sql = load_queries(__package__)
         self._news = asyncio.Event()
-        self._commands = Connection(self._url, self._listen)
-        self._reads = Connection(self._url)
+        self._commands = DatabaseConnection(self._url, self._prepare_commands)
+        self._reads = DatabaseConnection(self._url)
         self.pool = ""
         self.pool_id = ""
         # The head and its checksum, which the next event goes on from; None: to be read.
@@ -138,6 +138,7 @@ class PostgresDatabase:
             return None
         reach("after_append")
         self._head_crc = (row["head"], crc)
+        self._tail.note(row["head"], crc)
         return int(row["head"])
 
     # The history
@@ -177,6 +178,7 @@ class PostgresDatabase:
                         f"a snapshot at position {position} belongs to no event in the database {self._url}: read the "
                         "journal again, and make one at its end"
                     )
+                self._tail.must_match(position, crc)
                 await raw.execute(self._sql["write_snapshot"], self.pool, position, crc, body, body_crc)
                 reach("in_compaction")
                 await raw.execute(self._sql["prune_snapshots"], self.pool)
@@ -238,7 +240,8 @@ class PostgresDatabase:
             )
             return None
 
-    async def _listen(self, raw: RawConnection) -> None:
+    async def _prepare_commands(self, raw: RawConnection) -> None:
+        await raw.execute(self._sql["be_durable"])
         await raw.add_listener("gpu_pool", lambda *heard: self._news.set() if heard[-1] == self.pool else None)
 
     def _damaged(self, what: str) -> JournalDamaged:

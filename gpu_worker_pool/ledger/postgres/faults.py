@@ -12,7 +12,12 @@ from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from .url import DatabaseUrl
 
 # All that asyncpg raises for faults of the server, of the connection and of the network; a timeout is an OSError.
-ASYNCPG_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+ASYNCPG_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+
+_POOLER = (
+    "a connection pooler in transaction mode mixes up prepared statements: add statement_cache_size=0 to the URL, or use "
+    "PgBouncer 1.21 or newer with max_prepared_statements"
+)
 
 # By the code of the server, or the beginning of one.
 _ADVICE = {
@@ -29,10 +34,8 @@ _ADVICE = {
     "53": "the database server is short of resources",
     "25006": "this server is a read-only standby: name the primary in the URL, or name all servers "
     "(host1,host2) so that the primary is found",
-    "26000": "a connection pooler mixes up prepared statements: use PgBouncer 1.21 or newer with max_prepared_statements, or "
-    "its session mode, or connect to the server itself",
-    "42P05": "a connection pooler mixes up prepared statements: use PgBouncer 1.21 or newer with max_prepared_statements, or "
-    "its session mode, or connect to the server itself",
+    "26000": _POOLER,
+    "42P05": _POOLER,
     "08": "check the network and the server's log",
     "57P03": "the database server is starting, stopping or recovering: wait for it",
     "57P": "the database server ended the connection",
@@ -100,10 +103,12 @@ def _network_reason(error: BaseException) -> str:
             f"TLS failed ({error.reason or type(error).__name__}): check sslmode and sslrootcert in the URL, and the "
             "server's certificate"
         )
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return f"a file that its URL names cannot be read ({error.strerror}): check sslrootcert, sslcert, sslkey and host in it"
     if isinstance(error, ConnectionError) and "SSL" in str(error):
         return "the server does not speak TLS: turn it on there (ssl = on), or give the URL another sslmode"
     if isinstance(error, ValueError):
-        return "a parameter of its URL is not right: check sslmode, target_session_attrs and the others after the ?"
+        return "a parameter of its URL is not right: check sslmode, sslrootcert and the others after the ?"
     if isinstance(error, asyncpg.ConnectionDoesNotExistError | asyncpg.InterfaceError | ConnectionError):
         return "the connection was lost: check the network and the server's log"
     if isinstance(error, OSError):

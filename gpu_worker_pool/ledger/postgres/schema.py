@@ -15,7 +15,8 @@ from .url import DatabaseUrl
 
 # The name of the first pool in a database, if it gets no other.
 FIRST_POOL = "pool"
-LONGEST_NAME = 63
+LONGEST_NAME = 100
+OLDEST_SERVER = 12
 
 
 async def prepare(
@@ -25,6 +26,7 @@ async def prepare(
 
     A database that is ready is only read, so a role without the right to create anything can use it.
     """
+    _check_server(raw, url)
     sql = load_queries(__package__)
     if await _version(raw, url, migrations) == migrations[-1].version:
         found = _chosen(await raw.fetch(sql["read_pools"]), url, wanted)
@@ -49,6 +51,21 @@ async def prepare(
             await raw.execute(sql["create_leader"], found[0])
     reach("after_migration")
     return found
+
+
+def _check_server(raw: RawConnection, url: DatabaseUrl) -> None:
+    version = raw.get_server_version()
+    if version.major < OLDEST_SERVER:
+        raise JournalError(
+            f"the server of the database {url} is PostgreSQL {version.major}; it must be {OLDEST_SERVER} or newer"
+        )
+    # Names of owners and machines may have any characters.
+    encoding = getattr(raw.get_settings(), "server_encoding", "UTF8")
+    if encoding != "UTF8":
+        raise JournalError(
+            f"the database {url} has the encoding {encoding}; create one with the encoding UTF8 "
+            "(createdb --encoding=UTF8 --template=template0)"
+        )
 
 
 async def _version(raw: RawConnection, url: DatabaseUrl, migrations: Sequence[Migration]) -> int:

@@ -15,7 +15,7 @@ from .url import DatabaseUrl
 
 
 class Tail:
-    """Remembers how far the events were read, to notice that the past was written again."""
+    """Remembers how far the events were read or written, to notice that the past was written again."""
 
     def __init__(self, url: DatabaseUrl) -> None:
         self._url = url
@@ -43,7 +43,7 @@ class Tail:
         if position > head >= after:
             raise self.damaged(f"there are events after the last one, at position {head}")
         if events:
-            self._last = (position, crc)
+            self.note(position, crc)
         return events
 
     def _base(self, found: list[Any], after: int) -> tuple[int, int, list[Any]]:
@@ -60,13 +60,21 @@ class Tail:
             position, crc = found[0]["position"] - 1, found[0]["crc_before"]
         else:
             return position, crc, found
+        self.must_match(position, crc)
+        return position, crc, found
+
+    def note(self, position: int, crc: int) -> None:
+        """This process has written up to here."""
+        self._last = (position, crc)
+
+    def must_match(self, position: int, crc: int) -> None:
+        """HistoryChanged if this is known to have been another event."""
         if self._last is not None and self._last[0] == position and self._last[1] != crc:
             self._last = None
             raise HistoryChanged(
-                f"the event at position {position} in the database {self._url} is not the one that this process has read: the "
+                f"the event at position {position} in the database {self._url} is not the one that this process knows: the "
                 "database lost commits, and another leader wrote on; read the journal again from its snapshot"
             )
-        return position, crc, found
 
     def damaged(self, what: str) -> JournalDamaged:
         return JournalDamaged(

@@ -16,9 +16,10 @@ _HOST = re.compile(r"([\w.%-]*|\[[0-9A-Fa-f:.%]+\])(:\d{1,5})?", re.ASCII)
 _USER = re.compile(r"[\w.%+-]*", re.ASCII)
 _DATABASE = re.compile(r"/?[\w.%+ -]*", re.ASCII)
 
-# Parameters of libpq that asyncpg does not know, and would send to the server as settings.
+# Parameters that asyncpg does not take from a URL, and would send to the server as settings.
 _NOT_FOR_THE_SERVER = frozenset(
     {
+        "statement_cache_size",
         *("connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
         *("tcp_user_timeout", "channel_binding", "gssencmode", "load_balance_hosts", "require_auth"),
     }
@@ -27,13 +28,17 @@ _NOT_FOR_THE_SERVER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """A URL that was checked. `by_host` is the same for each of its hosts alone, with the password; `shown` is without."""
+    """A URL that was checked. `by_host` is the same for each of its hosts alone, with the password; `shown` is without.
+
+    `has_cache`: statements are prepared once for each connection, which an old PgBouncer in transaction mode cannot follow.
+    """
 
     shown: str
     by_host: tuple[str, ...] = field(repr=False)
     connect_timeout_s: float | None = None
     has_target: bool = False
     has_name: bool = False
+    has_cache: bool = True
 
     def __str__(self) -> str:
         return self.shown
@@ -87,5 +92,10 @@ def parse_url(url: str) -> DatabaseUrl:
         for host in hosts.split(",")
     )
     return DatabaseUrl(
-        shown, by_host, timeout_s, "target_session_attrs" in parameters, "application_name" in parameters
+        shown,
+        by_host,
+        timeout_s,
+        has_target="target_session_attrs" in parameters,
+        has_name="application_name" in parameters,
+        has_cache=parameters.get("statement_cache_size") != "0",
     )

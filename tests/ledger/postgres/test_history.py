@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,10 +20,6 @@ async def append(database: PostgresDatabase, first: int, last: int) -> None:
     assert await database.append(1, "t1", first - 1, f"b{first}", events, [ended(f"lease{first}")]) == last
 
 
-def state_at(position: int) -> list[object]:
-    return [note(position)]
-
-
 @pytest.fixture
 async def written_to(database: PostgresDatabase) -> PostgresDatabase:
     """The notes 1 to 10, each at its own position, in five batches."""
@@ -30,6 +27,14 @@ async def written_to(database: PostgresDatabase) -> PostgresDatabase:
     for first in range(1, 11, 2):
         await append(database, first, first + 1)
     return database
+
+
+@pytest.fixture
+async def third(shared_url: str, pool: str, database: PostgresDatabase) -> AsyncIterator[PostgresDatabase]:
+    third = PostgresDatabase(shared_url, pool)
+    await third.open()
+    yield third
+    await third.close()
 
 
 # Reading
@@ -100,10 +105,14 @@ async def test_an_ended_lease_that_was_altered_is_noticed(
 
 
 async def test_a_past_that_was_written_again_is_noticed(
-    written_to: PostgresDatabase, other: PostgresDatabase, admin: RawConnection, pool: str
+    written_to: PostgresDatabase,
+    other: PostgresDatabase,
+    third: PostgresDatabase,
+    admin: RawConnection,
+    pool: str,
 ) -> None:
     """The database failed over to a standby that was behind, and another leader wrote on."""
-    assert await written(other) == list(range(1, 11))
+    assert await written(other) == await written(third) == list(range(1, 11))
     await admin.execute("DELETE FROM gpu_pool.event WHERE pool = $1 AND position > 8", pool)
     await admin.execute(
         "UPDATE gpu_pool.leader SET head = 8, crc = e.crc FROM gpu_pool.event AS e "
@@ -112,6 +121,9 @@ async def test_a_past_that_was_written_again_is_noticed(
     )
     assert await written_to.append(1, "t1", 10, "b99", [note(99)], ()) is None
     assert await written_to.append(1, "t1", 8, "b99", [note(n) for n in (99, 100, 101)], ()) == 11
+    with pytest.raises(HistoryChanged, match="position 10"):
+        await third.write_snapshot(10, [note(10)])
+    assert await other.load_snapshot() is None, "a state of another past is not kept"
     with pytest.raises(HistoryChanged, match=r"position 10.*lost commits.*read the journal again"):
         await other.read_events(10, 100)
     assert await written(other) == [*range(1, 9), 99, 100, 101]

@@ -147,6 +147,17 @@ async def test_without_the_epoch_the_term_or_the_head_nothing_is_written(
     assert await written(database) == [1, 3]
 
 
+async def test_it_works_without_prepared_statements(shared_url: str, pool: str) -> None:
+    """As through an old PgBouncer in transaction mode."""
+    database = PostgresDatabase(f"{shared_url}?statement_cache_size=0", pool)
+    await database.open()
+    await lead(database)
+    for head in range(3):
+        assert await database.append(1, "t1", head, f"b{head}", [note(head)], [ended("a")]) == head + 1
+    assert await written(database) == [0, 1, 2]
+    await database.close()
+
+
 async def test_a_deposed_leader_writes_nothing(
     database: PostgresDatabase, other: PostgresDatabase, admin: RawConnection, pool: str
 ) -> None:

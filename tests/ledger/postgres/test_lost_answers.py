@@ -57,6 +57,7 @@ async def test_a_commit_whose_answer_was_lost_is_known_by_its_batch_and_not_writ
 async def test_an_append_that_never_arrived_is_written_by_the_next_try(
     proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase
 ) -> None:
+    connections = proxy.accepted
     proxy.requests.clear()
     with pytest.raises(OutcomeUnknown, match="did not answer in time"):
         await behind.append(1, "t1", 1, "b1", [note(1)], ())
@@ -66,6 +67,7 @@ async def test_an_append_that_never_arrived_is_written_by_the_next_try(
     row = await behind.read_leader()
     # What was held back may have arrived first.
     assert (head, row.head, row.batch) in {(2, 2, "b1"), (None, 2, "b1")}
+    assert proxy.accepted == connections + 1, "it was connected again, and no request to cancel was sent"
     assert await written(database) == [0, 1]
 
 
@@ -95,6 +97,24 @@ async def test_a_claim_whose_answer_was_lost_is_known_by_its_term(
     assert (row.epoch, row.term) == (2, "t2")
     assert await behind.append(2, "t2", row.head, "b1", [note(1)], ()) == 2
     assert await written(database) == [0, 1]
+
+
+async def test_a_leader_of_the_past_goes_on_from_the_events_that_are_there_now(
+    proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase, admin: RawConnection, pool: str
+) -> None:
+    """The database lost its event, another leader wrote one in its place, and the answer to its claim was lost."""
+    await admin.execute("DELETE FROM gpu_pool.event WHERE pool = $1", pool)
+    await admin.execute("UPDATE gpu_pool.leader SET head = 0, crc = 0, expires_at = 'epoch' WHERE pool = $1", pool)
+    await lead(database, "t2")
+    assert await database.append(2, "t2", 0, "b1", [note(10)], ()) == 1
+    await expire(admin, pool)
+    proxy.cuts_at_answer = True
+    with pytest.raises(OutcomeUnknown):
+        await behind.claim("t3", "box", "http://box", 2)
+    row = await behind.read_leader()
+    assert (row.epoch, row.term, row.head) == (3, "t3", 1)
+    assert await behind.append(3, "t3", 1, "b2", [note(11)], ()) == 2
+    assert await written(database) == [10, 11]
 
 
 async def test_a_caller_that_gives_up_leaves_nothing_open(

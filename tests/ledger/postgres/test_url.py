@@ -81,12 +81,12 @@ def test_parameters_that_cannot_be_read_are_refused() -> None:
 
 def test_each_host_is_tried_alone_and_only_the_server_gets_the_servers_parameters() -> None:
     url = parse_url(
-        "postgresql://ada:p@ss@a:1,[::1]:2/pool?sslmode=require&connect_timeout=7&keepalives=1&channel_binding=prefer"
+        "postgresql://ada:p@ss@a:1,[::1]:2/pool?sslmode=require&connect_timeout=7&keepalives=1&channel_binding=prefer&statement_cache_size=0"
         "&target_session_attrs=any"
     )
     assert url.by_host == (
         "postgresql://ada:p%40ss@a:1/pool?sslmode=require&target_session_attrs=any",
         "postgresql://ada:p%40ss@[::1]:2/pool?sslmode=require&target_session_attrs=any",
     )
-    assert (url.connect_timeout_s, url.has_target, url.has_name) == (7.0, True, False)
+    assert (url.connect_timeout_s, url.has_target, url.has_name, url.has_cache) == (7.0, True, False, False)
     assert parse_url("postgresql://a/b?connect_timeout=0").connect_timeout_s is None

