@@ -99,6 +99,24 @@ async def test_a_claim_whose_answer_was_lost_is_known_by_its_term(
     assert await written(database) == [0, 1]
 
 
+async def test_a_leader_of_the_past_goes_on_from_the_events_that_are_there_now(
+    proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase, admin: RawConnection, pool: str
+) -> None:
+    """The database lost its event, another leader wrote one in its place, and the answer to its claim was lost."""
+    await admin.execute("DELETE FROM gpu_pool.event WHERE pool = $1", pool)
+    await admin.execute("UPDATE gpu_pool.leader SET head = 0, crc = 0, expires_at = 'epoch' WHERE pool = $1", pool)
+    await lead(database, "t2")
+    assert await database.append(2, "t2", 0, "b1", [note(10)], ()) == 1
+    await expire(admin, pool)
+    proxy.cuts_at_answer = True
+    with pytest.raises(OutcomeUnknown):
+        await behind.claim("t3", "box", "http://box", 2)
+    row = await behind.read_leader()
+    assert (row.epoch, row.term, row.head) == (3, "t3", 1)
+    assert await behind.append(3, "t3", 1, "b2", [note(11)], ()) == 2
+    assert await written(database) == [10, 11]
+
+
 async def test_a_caller_that_gives_up_leaves_nothing_open(
     proxy: LossyProxy, behind: PostgresDatabase, admin: RawConnection, pool: str
 ) -> None:
