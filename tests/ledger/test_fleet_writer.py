@@ -14,6 +14,7 @@ from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model.events import DurableEvent, ProcessIgnored
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
+from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
 from gpu_worker_pool.ledger.writer import WriteBatch
 
 
@@ -42,14 +43,25 @@ class Leader:
         self.following = Following()
         self.following.loaded(None)
         self.stepped_down: list[str] = []
+        self.failures: list[JournalError] = []
         self.reported: list[Sequence[DurableEvent]] = []
         database = cast("FleetDatabase", self.database)
         self.writer = FleetWriter(database, self.election, self.following, lambda: 1.0, self.stepped_down.append)
 
     async def send(self) -> None:
         batch = WriteBatch(asyncio.get_running_loop().create_future(), events=[ProcessIgnored(1.0, "a"), ProcessIgnored(2.0, "b")])
-        self.writer.write(batch, lambda batch, _: self.reported.append(batch.events))
+        self.writer.write(batch, self.report)
         await self.database.was_asked.wait()
+
+    def report(self, batch: WriteBatch, error: JournalError | None) -> None:
+        if error is None:
+            self.reported.append(batch.events)
+        else:
+            self.failures.append(error)
+
+    async def fail(self, error: JournalError) -> None:
+        self.database.answer.set_exception(error)
+        await self.writer.finish(10.0)
 
     async def hear(self, answer: int | None) -> None:
         self.database.answer.set_result(answer)
@@ -89,6 +101,29 @@ async def test_a_refusal_of_an_old_append_does_not_end_a_new_leadership() -> Non
     await leader.hear(None)
 
     assert not leader.stepped_down
+
+
+async def test_a_failure_that_wrote_nothing_is_reported() -> None:
+    """A full disk, for example: the leader goes on, and its callers are told."""
+    leader = Leader()
+    await leader.send()
+    error = JournalError("the disk is full")
+
+    await leader.fail(error)
+
+    assert leader.failures == [error]
+    assert leader.following.position == 0
+    assert not leader.stepped_down
+
+
+async def test_what_became_of_a_lost_answer_is_found_out() -> None:
+    leader = Leader()
+    await leader.send()
+
+    await leader.fail(OutcomeUnknown("the answer was lost"))
+
+    assert not leader.failures
+    assert leader.stepped_down == ["other leads in epoch 9"]
 
 
 async def test_a_refusal_ends_the_leadership() -> None:
