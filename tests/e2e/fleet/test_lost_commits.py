@@ -66,6 +66,21 @@ def test_a_follower_that_knows_more_repairs_it_when_the_leader_is_dead(fleet: Fl
     assert see(fleet.leader([leader]), "a", "b", "c") == told
 
 
+def test_a_candidate_on_a_standby_says_so_and_leads_once_it_is_promoted(fleet: Fleet, standby: PostgresServer) -> None:
+    fleet.leader()
+    fall_behind(fleet, standby)
+    for candidate in fleet.candidates:
+        candidate.kill()
+    alone = fleet.candidates[0]
+    alone.env = {**alone.env, "GPU_POOL_FLEET": standby.url(fleet.name)}
+    alone.start()
+    assert "this server is a read-only standby: name the primary in the URL" in alone.health()["reason"]
+
+    standby.promote()
+
+    fleet.leader([alone])
+
+
 def ask(leader: Candidate, *leases: str) -> list[tuple[Any, ...]]:
     for lease in leases:
         status, answer = leader.call("PUT", f"/leases/{lease}", {"ttl_s": 60.0})
