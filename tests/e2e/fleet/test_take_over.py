@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from gpu_worker_pool.history_check import check
 from tests.e2e import histories
 from tests.e2e.fleet import faults
-from tests.e2e.fleet.fleet import Fleet, crew, fleet_of
+from tests.e2e.fleet.fleet import Fleet, crew, fleet_of, until
 from tests.ledger.postgres.server import PostgresServer
 
 
@@ -21,6 +20,28 @@ def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) ->
         fleet.leader()
         fleet.employ(*crew())
         yield fleet
+
+
+READ = ("/health", "/pool", "/leases", "/usage", "/timeline", "/gpu/summary", "/config", "/metrics", "/livez", "/readyz")
+CHANGE = (("PUT", "/leases/x"), ("GET", "/leases/x"), ("DELETE", "/leases/x"), ("POST", "/leases/renew"))
+
+
+def test_a_follower_answers_what_only_reads_and_names_the_leader_for_the_rest(fleet: Fleet) -> None:
+    leader = fleet.leader()
+    follower = fleet.others(leader)[0]
+    until(lambda: follower.health()["fleet"]["leader"], "the follower knows who leads")
+
+    assert {path: follower.ask(path).status for path in READ} == dict.fromkeys(READ, 200)
+    health = follower.health()
+    assert (health["status"], health["can_grant"]) == ("healthy", False)
+    told, pool = health["fleet"], follower.json("/pool")
+    assert (told["role"], told["leader_url"]) == ("follower", leader.json("/health")["fleet"]["leader_url"])
+    assert pool["fleet"]["id"] == leader.json("/pool")["fleet"]["id"]
+    for method, path in CHANGE:
+        body = {"ids": ["x"]} if method == "POST" else {} if method == "PUT" else None
+        answer = follower.ask(path, method, body=body)
+        assert (answer.status, answer.json["leader"]) == (503, told["leader_url"]), (method, path)
+        assert answer.headers["retry-after"]
 
 
 def measure(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
