@@ -34,6 +34,7 @@ ALLOWED_REASONS = frozenset(
         "needs Docker",
         "needs systemd",
         "needs root",
+        "needs a PostgreSQL server",
         "needs a terminal",
         "installs packages",
         "fetches the repository",
