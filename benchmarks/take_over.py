@@ -25,8 +25,8 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.ledger.take_over import restore
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.take_over import restore
 from gpu_worker_pool.server.app import PoolApp
 from gpu_worker_pool.server.settings import ServerSettings
 from tests.ledger.postgres.server import PostgresServer, programs
@@ -51,7 +51,9 @@ def history(gpus: int) -> Iterator[ev.DurableEvent]:
         keys += [GpuKey(node, uuid) for uuid in names]
     elsewhere = Request(Wishes(model="H100"), Holder(owner="ada"), ttl_s=3600.0)
     for number, key in enumerate(keys[: gpus // 2]):
-        yield ev.LeaseQueued(at, f"held-{number}", Request(holder=Holder(owner="ada"), ttl_s=3600.0), 2 * number + 1, at)
+        yield ev.LeaseQueued(
+            at, f"held-{number}", Request(holder=Holder(owner="ada"), ttl_s=3600.0), 2 * number + 1, at
+        )
         yield ev.LeaseGranted(at, f"held-{number}", (key,), number + 1, time.time())
         yield ev.LeaseQueued(at, f"waits-{number}", elsewhere, 2 * number + 2, at)
 
@@ -116,13 +118,18 @@ def server(url: str, folder: Path) -> PoolApp:
 async def grants(app: PoolApp) -> None:
     """Return once the server leads and a GPU of its own can be granted."""
     async with asyncio.timeout(LIMIT_S):
-        while app.pool.trouble is not None or not app.pool.is_open:
+        while app.pool.trouble is not None or not app.pool.is_open:  # noqa: ASYNC110 - a server tells nobody
             await asyncio.sleep(0.001)
         name = f"probe-{time.monotonic_ns()}"
         await app.pool.request(name, Request(holder=Holder(owner="bob")), caller="bob", is_known=True, is_loopback=True)
-        while isinstance(await app.pool.find(name), QueuedLease):
+        while isinstance(await app.pool.find(name), QueuedLease):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await app.pool.release(name, caller="bob")
+
+
+def follows(app: PoolApp) -> bool:
+    fleet = app.pool.fleet()
+    return fleet is not None and fleet.leader == "before" and len(app.pool.state.leases) > 0
 
 
 async def warm_s(url: str, before: Before, folder: Path) -> float:
@@ -131,7 +138,7 @@ async def warm_s(url: str, before: Before, folder: Path) -> float:
     app = server(url, folder)
     async with app.running():
         async with asyncio.timeout(LIMIT_S):
-            while (fleet := app.pool.fleet()) is None or fleet.leader != "before" or not app.pool.state.leases:
+            while not follows(app):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         began = time.perf_counter()
         await before.go()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ def stop_leader(fleet: Fleet) -> float:
     held = _ask_for_own(leader)
     began = now()
     leader.send(signal.SIGSTOP)
-    renewal = send(leader, "POST", "/leases/renew", '{"ids": ["%s"]}' % held)
+    renewal = send(leader, "POST", "/leases/renew", json.dumps({"ids": [held]}))
     request = send(leader, "PUT", f"/leases/late-{held}", "{}")
     took_s = _grants_go_on(fleet, leader, began)
     leader.send(signal.SIGCONT)

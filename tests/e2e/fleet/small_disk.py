@@ -18,7 +18,8 @@ from tests.ledger.postgres.server import PostgresServer
 def main() -> None:
     # Only for this process; the folder itself is used by nobody.
     folder = Path("/mnt")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=755", "tmpfs", folder], check=False)
+    command = ["mount", "-t", "tmpfs", "-o", "size=100m,mode=755", "tmpfs", folder]
+    mounted = subprocess.run(command, check=False)
     if mounted.returncode:
         return
     tempfile.tempdir = str(folder)

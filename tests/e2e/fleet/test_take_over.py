@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,7 +22,18 @@ def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) ->
         yield fleet
 
 
-READ = ("/health", "/pool", "/leases", "/usage", "/timeline", "/gpu/summary", "/config", "/metrics", "/livez", "/readyz")
+READ = (
+    "/health",
+    "/pool",
+    "/leases",
+    "/usage",
+    "/timeline",
+    "/gpu/summary",
+    "/config",
+    "/metrics",
+    "/livez",
+    "/readyz",
+)
 CHANGE = (("PUT", "/leases/x"), ("GET", "/leases/x"), ("DELETE", "/leases/x"), ("POST", "/leases/renew"))
 
 
@@ -44,7 +55,7 @@ def test_a_follower_answers_what_only_reads_and_names_the_leader_for_the_rest(fl
         assert answer.headers["retry-after"]
 
 
-def measure(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
+def measure(fleet: Fleet, fault: faults.Fault, record_property: Callable[[str, object], None]) -> None:
     faults.work_on(fleet)
     epoch = fleet.leader().epoch
     took_s = fault(fleet)
@@ -54,12 +65,16 @@ def measure(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordPro
 
 
 @pytest.mark.parametrize("fault", faults.ALL)
-def test_of_three_one_goes_on(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
+def test_of_three_one_goes_on(
+    fleet: Fleet, fault: faults.Fault, record_property: Callable[[str, object], None]
+) -> None:
     measure(fleet, fault, record_property)
 
 
 @pytest.mark.parametrize("fault", faults.OF_LEADER)
-def test_of_two_the_other_goes_on(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
+def test_of_two_the_other_goes_on(
+    fleet: Fleet, fault: faults.Fault, record_property: Callable[[str, object], None]
+) -> None:
     for candidate in fleet.others(fleet.leader())[1:]:
         candidate.stop()
     measure(fleet, fault, record_property)

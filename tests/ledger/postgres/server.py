@@ -138,7 +138,7 @@ class PostgresServer:
     @contextmanager
     def locked(self, table: str, database: str) -> Iterator[None]:
         """Keep all statements that change this table waiting."""
-        command = [self._programs / "psql", "-X", "-q", "-A", "-t", "-d", self.url(database)]
+        command = [str(self._programs / "psql"), "-X", "-q", "-A", "-t", "-d", self.url(database)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **_as_owner()) as psql:
             assert psql.stdin
             assert psql.stdout
@@ -173,9 +173,9 @@ class PostgresServer:
         raise AssertionError((self._home / "log").read_text())
 
     def _run(self, program: str, *arguments: str) -> str:
-        command = [self._programs / program, *arguments]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S, **_as_owner())
-        return done.stdout
+        command = [str(self._programs / program), *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, **_as_owner())
+        return bytes(done.stdout).decode()
 
 
 def _as_owner() -> dict[str, Any]:
