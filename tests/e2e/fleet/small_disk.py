@@ -18,7 +18,7 @@ from tests.ledger.postgres.server import PostgresServer
 def main() -> None:
     # Only for this process; the folder itself is used by nobody.
     folder = Path("/mnt")
-    command = ["mount", "-t", "tmpfs", "-o", "size=100m,mode=755", "tmpfs", folder]
+    command = ["mount", "-t", "tmpfs", "-o", "size=100m,mode=755", "tmpfs", str(folder)]
     mounted = subprocess.run(command, check=False)
     if mounted.returncode:
         return
