@@ -69,6 +69,7 @@ class Candidate:
         self._writer: FleetWriter | None = None
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._trouble: str | None = None
         self._is_settled = asyncio.Event()
@@ -80,7 +81,8 @@ class Candidate:
         self._authority = authority
         authority.pool.fleet = self.view
         authority.pool.follow(self._note)
-        self._begin(self._run())
+        self._begin(self._listen())
+        self._keep_running()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_settled.wait(), FIRST_S)
 
@@ -129,11 +131,19 @@ class Candidate:
         if not task.cancelled() and (error := task.exception()) is not None:
             # A fault of this program. Without the election, the other candidates go on.
             logger.error("this candidate failed", exc_info=error)
-            self._step_down(f"this server failed ({error!r}); its log says more")
+            # Not the error's text, which might quote a password.
+            why = f"this server failed ({type(error).__name__}); its log says more"
+            self._step_down(why)
+            self._say_trouble(why)
+            if task is self._running:
+                asyncio.get_running_loop().call_later(OPEN_AGAIN_S, self._keep_running)
+
+    def _keep_running(self) -> None:
+        if not self.election.is_stopped:
+            self._running = self._begin(self._run())
 
     async def _run(self) -> None:
         await self._open_database()
-        self._begin(self._listen())
         while True:
             self._carry_out(self.election.wake(self._clock()))
             self._wake.clear()

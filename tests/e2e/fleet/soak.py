@@ -62,7 +62,8 @@ def run(database: PostgresServer, size: int, due: list[faults.Fault], measured: 
         fleet.employ(*crew())
         for fault in due:
             faults.work_on(fleet)
-            measured[f"{fault.__name__} of {size}"].append(fault(fleet))
+            took_s = fault(fleet)
+            measured[f"{fault.__name__} of {size}"].append(took_s)
         fleet.end_workers()
     history = histories.read(folder)
     found = [*map(str, check(history))]

@@ -1,0 +1,54 @@
+"""A candidate that fails goes on, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gpu_worker_pool.ledger.fleet_database import FleetDatabase
+from gpu_worker_pool.server.authority import candidate as module
+from gpu_worker_pool.server.authority.authority import Authority
+from gpu_worker_pool.server.authority.candidate import Candidate
+
+SECRET = "not-to-be-seen"  # noqa: S105 - of nothing
+
+
+class FaultyDatabase:
+    """Fails in a way that nobody has thought of."""
+
+    pool_id = ""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.was_opened_again = asyncio.Event()
+
+    async def open(self) -> None:
+        self.opened += 1
+        if self.opened > 1:
+            self.was_opened_again.set()
+        raise ZeroDivisionError(SECRET)
+
+    async def wait_for_news(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_after_an_error_of_its_own_it_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPEN_AGAIN_S", 0.0)
+    database = FaultyDatabase()
+    said: list[str] = []
+    pool = SimpleNamespace(fleet=None, follow=lambda _: None)
+    authority = cast("Authority", SimpleNamespace(pool=pool, say_trouble=said.append))
+    candidate = Candidate(cast("FleetDatabase", database), lambda: 1.0, node="box", url="http://box:8000", spread_s=0.0)
+
+    await candidate.start(authority)
+    await asyncio.wait_for(database.was_opened_again.wait(), 10.0)
+    await candidate.stop()
+
+    assert "this server failed (ZeroDivisionError); its log says more" in said[0]
+    assert SECRET not in "".join(said)
