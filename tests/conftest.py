@@ -29,6 +29,7 @@ settings.load_profile("patient")
 # processors meanwhile, and no worker is left alone with one of them at the end.
 LONGEST = (
     "tests/e2e/test_nemesis.py",
+    "tests/e2e/fleet/test_take_over.py",
     "tests/e2e/test_failpoints.py",
     "tests/client/endpoints/failover/test_failover.py",
     "tests/client/endpoints/failover/test_waiting.py",

@@ -24,6 +24,17 @@ def kill_leader(fleet: Fleet) -> float:
     return took_s
 
 
+def kill_leader_and_holder(fleet: Fleet) -> float:
+    """Nobody sees the holder die; the next leader must notice."""
+    leader = fleet.leader()
+    began = now()
+    leader.kill()
+    fleet.kill_worker("w0")
+    took_s = _grants_go_on(fleet, leader, began)
+    leader.start()
+    return took_s
+
+
 def stop_leader(fleet: Fleet) -> float:
     """SIGSTOP. What was sent to the stopped leader is read after SIGCONT, when another one leads: it counts no more."""
     leader = fleet.leader()
@@ -89,7 +100,7 @@ def stop_database(fleet: Fleet) -> float:
 
 Fault = Callable[[Fleet], float]
 OF_LEADER: Sequence[Fault] = (kill_leader, stop_leader, partition_leader)
-ALL: Sequence[Fault] = (*OF_LEADER, hand_over, kill_database, stop_database)
+ALL: Sequence[Fault] = (*OF_LEADER, kill_leader_and_holder, hand_over, kill_database, stop_database)
 
 
 def _grants_go_on(fleet: Fleet, old: Candidate | None, began: float) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,9 @@ class Fleet:
             Candidate(database, name, folder / f"candidate{number}", **settings) for number in range(size)
         ]
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        # By the first worker of a role: the one that has it now.
+        self.roles: dict[str, tuple[str, Orders]] = {}
+        self._numbers = count()
 
     def start(self) -> None:
         for candidate in self.candidates:
@@ -130,12 +135,29 @@ class Fleet:
 
     def employ(self, *roles: Orders) -> None:
         """Start a worker for each role."""
+        for orders in roles:
+            name, _ = started = self._start_worker(orders)
+            self.roles[name] = started
+
+    def _start_worker(self, role: Orders) -> tuple[str, Orders]:
         port, *other_ports = (candidate.port for candidate in self.candidates)
-        for role in roles:
-            name = f"w{len(self.workers)}"
-            orders = replace(role, name=name, port=port, other_ports=tuple(other_ports), folder=str(self.folder))
-            command = (*PYTHON, str(WORKER), orders.encoded())
-            self.workers[name] = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL)
+        name = f"w{next(self._numbers)}"
+        orders = replace(role, name=name, port=port, other_ports=tuple(other_ports), folder=str(self.folder))
+        command = (*PYTHON, str(WORKER), orders.encoded())
+        self.workers[name] = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL)
+        return name, orders
+
+    def kill_worker(self, role: str) -> None:
+        """Kill the worker that has this role now, which may hold a GPU, and start another one in its place."""
+        name, orders = self.roles[role]
+        worker = self.workers.pop(name)
+        killed_at = now()
+        worker.kill()
+        worker.wait()
+        line = {"what": "killed", "who": "nemesis", "at": killed_at, "worker": name, "reaped_at": now()}
+        with (self.folder / "nemesis.history").open("a") as history:
+            history.write(json.dumps(line) + "\n")
+        self.roles[role] = self._start_worker(orders)
 
     def end_workers(self) -> None:
         for worker in self.workers.values():
