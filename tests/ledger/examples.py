@@ -50,7 +50,9 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.UseCounted(14.0, "alice", 1234.5, 13.5, (60.0, 90.25)),
     ev.GpusBooked(15.0, Booking("b1", (GPU, OTHER), 1.7e9, 1700014400.0, "alice", "a course", "root")),
     ev.BookingEnded(16.0, "b1"),
-    ev.NodeJoined(17.0, "box", "boot1", (InventoryGpu("GPU-0", 0, "A100", 81920.0), InventoryGpu("GPU-1", 1, "T4", None))),
+    ev.NodeJoined(
+        17.0, "box", "boot1", (InventoryGpu("GPU-0", 0, "A100", 81920.0), InventoryGpu("GPU-1", 1, "T4", None))
+    ),
     ev.NodeRebooted(18.0, "box", "boot2"),
     ev.NodeRenamed(19.0, "box", "other"),
 )
@@ -135,8 +137,7 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
         floats,
         texts,
         texts,
-        st.none()
-        | st.lists(st.builds(InventoryGpu, texts, wholes, texts, st.none() | floats), max_size=3).map(tuple),
+        st.none() | st.lists(st.builds(InventoryGpu, texts, wholes, texts, st.none() | floats), max_size=3).map(tuple),
     ),
     ev.NodeRebooted: st.builds(ev.NodeRebooted, floats, texts, texts),
     ev.NodeRenamed: st.builds(ev.NodeRenamed, floats, texts, texts),

@@ -165,7 +165,13 @@ async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
     assert not driver.is_written("a")
     assert await driver.do(cmd.Renew(("held",))) == [ev.LeasesRenewed(100.0, ("held",))]
     assert isinstance(await driver.find("held"), ActiveLease)
-    assert kinds(writer.journal.load(1).events) == ["TakenOver", "NodeJoined", "NodeJoined", "LeaseQueued", "LeaseGranted"]
+    assert kinds(writer.journal.load(1).events) == [
+        "TakenOver",
+        "NodeJoined",
+        "NodeJoined",
+        "LeaseQueued",
+        "LeaseGranted",
+    ]
 
 
 async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_the_same_lease() -> None:
