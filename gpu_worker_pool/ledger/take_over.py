@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -18,13 +17,6 @@ def restored(history: History, settings: PoolSettings) -> PoolState:
         return replay(state, history.events)
     except (KeyError, AssertionError, ValueError) as error:
         raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
-
-
-def show(state: PoolState, command: cmd.Observe, now: float) -> None:
-    """Take in readings of GPUs before the history is known."""
-    for node in sorted({reading.gpu.key.node for reading in command.readings}):
-        replay(state, decide(state, cmd.AnnounceNode(node, ""), now))
-    replay(state, decide(state, command, now))
 
 
 def first_commands(state: PoolState, take_over: cmd.TakeOver, node: str | None) -> list[cmd.Command]:
