@@ -102,8 +102,8 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     )
     _put_on_timetable(state, lease)
     _restart_deadline(state, lease, event.at)
-    node = event.gpus[0].node
-    state.fences[node] = max(state.fences.get(node, 0), event.fence)
+    for node in {key.node for key in event.gpus}:
+        state.fences[node] = max(state.fences.get(node, 0), event.fence)
     if request.parent is not None:
         state.inside.enter(waited)
         return
@@ -126,6 +126,7 @@ def _lease_warned(state: PoolState, event: ev.LeaseWarned) -> None:
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
     ending = None if event.reason is None else Ending(event.reason, event.ends)
     _put_on_timetable(state, replace(lease, ending=ending))
+    (state.making_room.add if event.reason is EndReason.PREEMPTED else state.making_room.discard)(lease.id)
     state.unsettle()
 
 
@@ -247,6 +248,7 @@ def _give_back(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         use.remember(lasted_s)
         state.recent = (*state.recent, lasted_s)[-RECENT_LEASES:]
     state.preemptible.discard(lease.id)
+    state.making_room.discard(lease.id)
     if state.quotas:
         state.unsettle()  # the owner may have more again, though no GPU is free yet
 

@@ -56,6 +56,8 @@ class PoolState:
     bookings: dict[str, Booking] = field(default_factory=dict)
     # The active leases that may be preempted.
     preemptible: set[str] = field(default_factory=set)
+    # Those of them that were told to make room for others.
+    making_room: set[str] = field(default_factory=set)
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
     excluded: dict[GpuKey, str] = field(default_factory=dict)

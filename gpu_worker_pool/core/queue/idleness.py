@@ -9,13 +9,17 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.state import PoolState
 
+from .eligibility import stale_at
+
 
 def idle_s(state: PoolState, lease: ActiveLease, now: float) -> float | None:
     """How long none of its GPUs has computed; None if one did lately, or if that is unknown."""
-    times = [state.slots[key].busy for key in lease.gpus]
-    since = max((at for at in times if at is not None), default=now)
+    slots = [state.slots[key] for key in lease.gpus]
+    if any(slot.reading is None or now > stale_at(state, slot.reading) for slot in slots):
+        return None  # what it does there now is not known
+    since = max((slot.busy for slot in slots if slot.busy is not None), default=now)
     idle = now - since
-    return idle if None not in times and idle >= state.settings.idle_after_s else None
+    return idle if idle >= state.settings.idle_after_s else None
 
 
 def idle_warnings(state: PoolState, readings: Iterable[Reading], now: float) -> list[ev.LeaseWarned]:
@@ -38,8 +42,12 @@ def idle_warnings(state: PoolState, readings: Iterable[Reading], now: float) -> 
             ends = now + state.settings.preempt_grace_s
             events.append(ev.LeaseWarned(now, lease_id, EndReason.IDLE, min(ends, lease.limit or ends)))
         elif lease.ending is not None and lease.ending.reason is EndReason.IDLE and is_busy:
-            is_near = lease.limit is not None and now >= lease.limit - lease.warning_s
-            # Near its time limit it is warned of that instead.
-            reason, ends = (EndReason.TIME_LIMIT, lease.end_if_warned(now)) if is_near else (None, now)
-            events.append(ev.LeaseWarned(now, lease_id, reason, ends))
+            events.append(withdrawn(lease, now))
     return events
+
+
+def withdrawn(lease: ActiveLease, now: float) -> ev.LeaseWarned:
+    """Withdraw the warning of a lease. Near its time limit it is warned of that instead."""
+    is_near = lease.limit is not None and now >= lease.limit - lease.warning_s
+    reason, ends = (EndReason.TIME_LIMIT, lease.end_if_warned(now)) if is_near else (None, now)
+    return ev.LeaseWarned(now, lease.id, reason, ends)
