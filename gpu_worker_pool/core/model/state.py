@@ -95,6 +95,7 @@ class PoolState:
     def forget_slot(self, key: GpuKey) -> None:
         del self.slots[key]
         self.touched.add(key)
+        self.unsettle()  # one that has never been read is no longer waited for
 
     def touch(self, keys: Iterable[GpuKey]) -> None:
         """Mark these GPUs as changed; `reindex` updates the indexes."""

@@ -142,7 +142,7 @@ def test_it_stays_on_its_node_though_another_would_be_sooner_later() -> None:
     box.ask("short", time_limit_s=HOUR_S)
     box.release("x1")
 
-    assert (box.gpus_of("short"), reserved(box).node) == ((key(0, "x"),), "y")
+    assert (box.gpus_of("short"), reserved(box).nodes) == ((key(0, "x"),), {"y"})
 
 
 def test_what_was_granted_a_moment_ago_is_not_taken_for_free() -> None:
