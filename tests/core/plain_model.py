@@ -247,11 +247,13 @@ class Model(PlainGpus):
                 found += own[: wishes.gpus]
         return tuple(found)
 
-    def is_spared(self, lease: Lease, claims: dict[Key, str]) -> bool:
+    def is_spared(self, lease: Lease, claims: dict[Key, str], reserved: Any) -> bool:
         """Whether nothing needs what a lease was told to make room on, as far as all GPUs have been read."""
         taken = {key for x in self.leases.values() for key in x.gpus}
         now = self.now
         if not taken <= set(self.readings) or set(lease.gpus) & (set(claims) | self.excluded):
+            return False
+        if reserved is not None and set(lease.gpus) & set(reserved.gpus):
             return False
         if any(now > self.readings[key].at + self.settings.stale_after_s for key in lease.gpus):
             return False
