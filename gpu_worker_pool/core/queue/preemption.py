@@ -97,9 +97,7 @@ class Preemption:
         better = self._search(leases, _fewest_for(lacking, places), len(found), is_enough)
         return found if better is None else better
 
-    def _fewest(
-        self, leases: Sequence[str], least: int, is_enough: Callable[[Sequence[str]], bool]
-    ) -> tuple[str, ...]:
+    def _fewest(self, leases: Sequence[str], least: int, is_enough: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
         found = self._search(leases, least, len(leases), is_enough)
         if found is not None:
             return found

@@ -306,7 +306,11 @@ def test_a_gang_expires_as_a_whole() -> None:
 
     box.pass_time(60.0)
 
-    assert (box.stage("gang"), box.verdict(0, "a").code, box.verdict(0, "b").code) == ("expired", "eligible", "eligible")
+    assert (box.stage("gang"), box.verdict(0, "a").code, box.verdict(0, "b").code) == (
+        "expired",
+        "eligible",
+        "eligible",
+    )
 
 
 def test_a_gang_is_idle_only_if_it_is_known_to_be_idle_on_all_its_nodes() -> None:
@@ -387,7 +391,9 @@ def test_a_booking_is_of_one_node() -> None:
     (event,) = of_kind(box.do(cmd.BookGpus(booking, Wishes(nodes=2))), ev.BookingRefused)
 
     assert isinstance(event, ev.BookingRefused)
-    assert event.why == "1 GPU on each of 2 nodes was asked for; a booking has GPUs of one node. Book each node by itself"
+    assert (
+        event.why == "1 GPU on each of 2 nodes was asked for; a booking has GPUs of one node. Book each node by itself"
+    )
 
 
 def ask_inside(box: Box, lease_id: str, parent: str, **wants: object) -> list[ev.Event]:
