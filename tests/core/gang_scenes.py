@@ -278,8 +278,8 @@ GANG_MUTANTS = (
         leave_while_another_makes_room,
         "a lease that need not make room is spared",
         "assignment",
-        "if state.making_room:",
-        "if False:",
+        "if not state.making_room:",
+        "if True:",
     ),
     _mutant(
         restart_while_others_make_room,
