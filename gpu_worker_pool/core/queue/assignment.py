@@ -111,8 +111,9 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
             heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
     found.reservation = keeps.reservation
     found.spared = _spared(state, found, now)
-    if not found.spared:  # otherwise, what is free, and when, is told with these going on
-        found.settled_until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
+    until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
+    # What is free, and when, is told with those going on that are spared.
+    found.settled_until = None if found.spared else until
     return found
 
 
