@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
@@ -55,6 +56,8 @@ class Explanation:
     # Why its owner may have no more now, and why a waiter that came later is ahead.
     limit: OverQuota | OverCeiling | None = None
     ahead: str | None = None
+    # Of a gang: how many of its nodes have enough.
+    gang: str | None = None
 
     @property
     def head(self) -> str:
@@ -67,7 +70,7 @@ class Explanation:
             return _obstacles_inside(self)
         reasons = [] if self.limit is None else [str(self.limit)]
         reasons += _summary(self.verdicts) if self.verdicts and not reasons else []
-        reasons += [] if self.ahead is None else [self.ahead]
+        reasons += [each for each in (self.gang, self.ahead) if each is not None]
         return "; ".join(reasons) if reasons else "no GPU has been seen yet"
 
     def __str__(self) -> str:
@@ -123,6 +126,7 @@ class Explainer:
             str(wishes),
             limit=obstacle(state, state.queue.line_of(lease)),
             ahead=why_later(state, lease, self._now) if state.queue.splits_owners else None,
+            gang=_why_no_gang(verdicts, wishes) if wishes.nodes > 1 else None,
         )
 
     def position(self, lease: QueuedLease) -> int:
@@ -153,6 +157,14 @@ class Explainer:
         return Explanation(
             lease.id, state.inside.position(lease), length, tuple(found), str(lease.request.wishes), parent
         )
+
+
+def _why_no_gang(verdicts: tuple[GpuVerdict, ...], wishes: Wishes) -> str:
+    available = Counter(item.key.node for item in verdicts if isinstance(item.verdict, Eligible))
+    nodes = sum(number >= wishes.gpus for number in available.values())
+    gpus = f"{wishes.gpus} GPU{'' if wishes.gpus == 1 else 's'}"
+    have = "node has" if nodes == 1 else "nodes have"
+    return f"it needs {wishes.nodes} nodes with {gpus} each at once; {nodes or 'no'} {have} as many"
 
 
 def _obstacles_inside(explanation: Explanation) -> str:

@@ -7,8 +7,10 @@ lease that overstays it.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
 
@@ -39,7 +41,7 @@ NEVER = FreeTime(inf, Basis.UNKNOWN)
 
 
 class Plan(NamedTuple):
-    """The GPUs of one node that are free first, and when the last of them is."""
+    """The GPUs that are free first, of each node as many as are wished for, and when the last of them is."""
 
     start: FreeTime
     gpus: tuple[GpuKey, ...]
@@ -104,7 +106,9 @@ class Forecast:
     def plan_on(
         self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING, until: float = inf
     ) -> Plan | None:
-        """The GPUs of a node that can serve these wishes soonest; None if nothing tells when, or later than `until`."""
+        """The GPUs of a node that can serve its part of these wishes soonest; None if nothing tells when, or later than
+        `until`.
+        """
         slots = [self._state.slots[key] for key in self._state.capacity.gpus_of(node) if key not in avoiding]
         to_spare = len(slots) - wishes.gpus
         found = []
@@ -119,16 +123,23 @@ class Forecast:
         return soonest(found, wishes.gpus)
 
     def plan(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> Plan | None:
-        """The soonest plan on any node; None if there is none."""
+        """The soonest plan on any nodes; None if there is none."""
         thresholds = self._state.settings.thresholds_for(wishes)
         capacity = self._state.capacity
-        best: Plan | None = None
+        best: list[Plan] = []
         for node in capacity.nodes:
             if capacity.could_serve_on(node, wishes, thresholds):
-                plan = self.plan_on(node, wishes, avoiding, best.start.at if best else inf)
-                if plan and (best is None or (plan.start.at, plan.gpus) < (best.start.at, best.gpus)):
-                    best = plan
-        return best
+                is_full = len(best) == wishes.nodes
+                plan = self.plan_on(node, wishes, avoiding, best[-1].start.at if is_full else inf)
+                if plan is not None:
+                    insort(best, plan, key=_sooner)
+                    del best[wishes.nodes :]
+        return together(best, wishes.nodes)
+
+    def plan_on_all(self, nodes: Iterable[str], wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Plan | None:
+        """The soonest plan on these nodes; None if there is none on one of them."""
+        plans = [self.plan_on(node, wishes, avoiding) for node in sorted(nodes)]
+        return together(filter(None, plans), wishes.nodes)
 
 
 def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int) -> Plan | None:
@@ -140,6 +151,23 @@ def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int) -> Plan |
     basis = max(free.basis for free, _, _ in chosen)
     last = chosen[-1][0]
     return Plan(FreeTime(last.at, basis, last.after), tuple(key for _, _, key in sorted(chosen, key=lambda it: it[1])))
+
+
+def _sooner(plan: Plan) -> tuple[float, tuple[GpuKey, ...]]:
+    return (plan.start.at, plan.gpus)
+
+
+def together(plans: Iterable[Plan], number: int) -> Plan | None:
+    """The soonest so many of these plans, each for a node of its own; None if there are not so many."""
+    chosen = nsmallest(number, plans, key=_sooner)
+    if len(chosen) < number:
+        return None
+    last = chosen[-1]
+    if number == 1:
+        return last
+    basis = max(plan.start.basis for plan in chosen)
+    gpus = [key for plan in sorted(chosen, key=lambda plan: plan.gpus[0].node) for key in plan.gpus]
+    return Plan(last.start._replace(basis=basis), tuple(gpus))
 
 
 def would_do(state: PoolState, slot: GpuSlot, wishes: Wishes, left: Occupants, now: float) -> bool:
