@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 
 import typer
 
@@ -12,7 +11,6 @@ from gpu_worker_pool.core.model import memory
 _DURATION = re.compile(
     r"\s*(?:(\d+(?:\.\d+)?)d)?\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s?)?\s*"
 )
-_WEEK_S = 6 * 86_400.0
 _SECONDS = (86_400.0, 3600.0, 60.0, 1.0)
 
 
@@ -43,14 +41,6 @@ def show_duration(seconds: float) -> str:
     units = [(left // 86_400, "d"), (left // 3600 % 24, "h"), (left // 60 % 60, "m"), (left % 60, "s")]
     first = next(index for index, (number, _) in enumerate(units) if number)
     return " ".join(f"{number}{unit}" for number, unit in units[first : first + 2] if number)
-
-
-def show_time(at: float, now: float) -> str:
-    """A time to come: `14:20`, on another day `Sat 14:20` or `2026-12-01 14:20`."""
-    then, today = (datetime.fromtimestamp(moment).astimezone() for moment in (at, now))
-    if then.date() == today.date():
-        return f"{then:%H:%M}"
-    return f"{then:%a %H:%M}" if abs(at - now) < _WEEK_S else f"{then:%Y-%m-%d %H:%M}"
 
 
 def show_memory(memory_mb: float) -> str:
