@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import typer
 
 from gpu_worker_pool.core.model import memory
-
-_DURATION = re.compile(
-    r"\s*(?:(\d+(?:\.\d+)?)d)?\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s?)?\s*"
-)
-_SECONDS = (86_400.0, 3600.0, 60.0, 1.0)
+from gpu_worker_pool.core.model.span import parse_span
 
 
 def parse_memory_mb(text: str | float) -> float:
@@ -24,10 +18,10 @@ def parse_memory_mb(text: str | float) -> float:
 
 def parse_duration_s(text: str | float) -> float:
     """Read `90`, `90s`, `15m`, `1h`, `1h30m`, `2d`; a number alone is in seconds."""
-    found = _DURATION.fullmatch(str(text))
-    if found is None or not any(found.groups()):
-        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)")
-    seconds = sum(float(number) * unit for number, unit in zip(found.groups(), _SECONDS, strict=True) if number)
+    try:
+        seconds = parse_span(str(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)") from None
     if not 0 <= seconds <= 1e9:
         raise typer.BadParameter(f"{text!r} is too long; it must be at most a billion seconds")
     return seconds
