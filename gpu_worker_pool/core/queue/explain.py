@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
@@ -116,7 +116,12 @@ class Explainer:
                 GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, judge(state, slot, wishes, self._now))
                 for slot in slots
             )
-        if self._is_anything_kept:
+        limit = obstacle(state, state.queue.line_of(lease))
+        if limit is not None:
+            verdicts = tuple(
+                replace(item, verdict=limit) if isinstance(item.verdict, Eligible) else item for item in verdicts
+            )
+        elif self._is_anything_kept:
             verdicts = tuple(self._as_kept(item, lease) for item in verdicts)
         return Explanation(
             lease.id,
@@ -124,7 +129,7 @@ class Explainer:
             len(state.queue),
             verdicts,
             str(wishes),
-            limit=obstacle(state, state.queue.line_of(lease)),
+            limit=limit,
             ahead=why_later(state, lease, self._now) if state.queue.splits_owners else None,
             gang=_why_no_gang(verdicts, wishes) if wishes.nodes > 1 else None,
         )
