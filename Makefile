@@ -53,9 +53,10 @@ test: $(READY) ## Run all tests
 cover: $(READY) ## Run all tests and show which code they reach
 	$(BIN)/python $(PYTEST) --cov --cov-report=term
 
-# SOAK_MINUTES (10), SOAK_SEED and SOAK_RUN_S are read from the environment or the command line.
-soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10) and check what happened
+# SOAK_MINUTES (10), SOAK_SEED, SOAK_RUN_S and SOAK_FLEET_TIMES (20) are read from the environment or the command line.
+soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10), then a fleet, and check what happened
 	$(BIN)/python -m tests.e2e.soak
+	$(BIN)/python -m tests.e2e.fleet.soak
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -129,6 +129,7 @@ class Driver:
         boot_now = self._boot_clock()
         self._clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
         self.state = state
+        self._standstill = StandstillWatch()  # a follower takes no steps
         self._node = node
         self._may_act, self._is_history_known = may_act, True
         self._postponed.clear()

@@ -25,7 +25,7 @@ from gpu_worker_pool.core.fleet.leadership import StoredEvent
 from gpu_worker_pool.core.model.events import DurableEvent
 
 from .fleet_database import FleetDatabase
-from .journal import JournalError
+from .journal import JournalError, OutcomeUnknown
 from .writer import Done, WriteBatch
 
 logger = logging.getLogger(__name__)
@@ -92,10 +92,10 @@ class FleetWriter:
             await asyncio.wait([before])
         try:
             row = await self._database.read_leader()
-        except JournalError:
-            return  # the next renewal tells it again
-        if head_went_back(row, self._epoch, self._term, self._following.position):
-            await self._make_up_for_loss(row.head)
+            if self._is_mine() and head_went_back(row, self._epoch, self._term, self._following.position):
+                await self._make_up_for_loss(row.head)
+        except JournalError as error:
+            self.trouble = str(error)  # the next renewal tells it again
 
     async def _make_up_for_loss(self, head: int) -> bool:
         missing = self._following.missing(head)
@@ -104,7 +104,7 @@ class FleetWriter:
             return await self.append(missing)
         reason = f"the database lost what followed event {head}, which cannot be repaired"
         self._following.forget(reason)
-        self._step_down(reason)
+        self._give_up(reason)
         return False
 
     async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
@@ -113,10 +113,14 @@ class FleetWriter:
         began = time.perf_counter()
         try:
             is_written = await self._appended(batch, self._following.position)
+        except JournalError as error:
+            if not self._is_closed and self._is_mine():
+                done(batch, error)
+            return
         except Exception as error:
             # After any failure, what is not known to be written must not count as written.
             logger.exception("writing to the journal failed")
-            self._step_down(f"writing to the journal failed: {error}")
+            self._give_up(f"writing to the journal failed: {error}")
             return
         if is_written:
             batch.write_s = time.perf_counter() - began
@@ -136,15 +140,27 @@ class FleetWriter:
             self._following.snapshot_known(position)
 
     async def _appended(self, batch: WriteBatch, head: int) -> bool:
-        """Append until the outcome is known; return whether it is written. If not, the leadership is over."""
+        """Append until the outcome is known; return whether it is written. If not, the leadership is over. A JournalError
+        if it is certain that nothing was written, and the leadership goes on: after a full disk, for example.
+        """
         append = Append(self._epoch, self._term, head, str(uuid4()), len(batch.events))
-        first_sent_at = self._clock()
+        first_sent_at, is_unknown = self._clock(), False
         while self._is_leading():
             sent_at = self._clock()
-            outcome: AppendOutcome | None = await self._try(append, batch)
+            outcome: AppendOutcome | None = None
+            try:
+                outcome = await self._try(append, batch)
+            except JournalError as error:
+                self.trouble = str(error)
+                is_unknown = is_unknown or isinstance(error, OutcomeUnknown)
+                if not is_unknown:
+                    raise
             if outcome is None:
                 # Any of the attempts may have been carried out, so the leadership may end as early as after the first.
                 sent_at, outcome = first_sent_at, await self._judge(append)
+            if not self._is_mine():
+                # The pool in memory is no longer the one that this was decided on: the journal tells what became of it.
+                return False
             match outcome:
                 case AppendWritten():
                     self._election.appended(self._epoch, self._term, sent_at)
@@ -154,26 +170,29 @@ class FleetWriter:
                     if not await self._make_up_for_loss(lost_after):
                         return False
                 case Deposed(reason=reason):
-                    self._step_down(reason)
+                    self._give_up(reason)
                     return False
                 case AppendMissing() | None:
                     await asyncio.sleep(TRY_AGAIN_S)
         return False
 
     def _is_leading(self) -> bool:
+        return self._is_mine() and self._election.is_trusted(self._clock())
+
+    def _is_mine(self) -> bool:
         now = self._election.leadership
-        is_mine = now is not None and (now.epoch, now.term) == (self._epoch, self._term)
-        return is_mine and self._election.is_trusted(self._clock())
+        return now is not None and (now.epoch, now.term) == (self._epoch, self._term)
+
+    def _give_up(self, reason: str) -> None:
+        """Step down, unless that is done already: the same candidate may lead again, with another writer."""
+        if self._is_mine():
+            self._step_down(reason)
 
     async def _try(self, append: Append, batch: WriteBatch) -> AppendWritten | None:
-        """Append once; None if it was refused, or if it is not known what became of it."""
-        try:
-            head = await self._database.append(
-                append.epoch, append.term, append.head, append.batch, batch.events, batch.ended
-            )
-        except JournalError as error:
-            self.trouble = str(error)
-            return None
+        """Append once; None if it was refused."""
+        head = await self._database.append(
+            append.epoch, append.term, append.head, append.batch, batch.events, batch.ended
+        )
         return None if head is None else AppendWritten(head)
 
     async def _judge(self, append: Append) -> AppendOutcome | None:

@@ -39,16 +39,23 @@ def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
         raise FleetUnusable(
             f"{error.name} is not installed, and a fleet needs it; run pip install 'gpu-worker-pool[fleet]'"
         ) from None
+    own_address(settings, settings.port)
     try:
-        return PostgresDatabase(url, settings.gpu_pool_fleet_pool)
+        return PostgresDatabase(url, settings.gpu_pool_fleet_pool or None)
     except JournalError as error:
         raise FleetUnusable(f"GPU_POOL_FLEET (--fleet) cannot be used: {error}") from None
 
 
 def own_address(settings: ServerSettings, port: int) -> str:
-    """The URL at which the other boxes reach this server."""
-    if settings.gpu_pool_fleet_address:
-        return settings.gpu_pool_fleet_address.rstrip("/")
+    """The URL at which the other boxes reach this server. FleetUnusable if the one that is set is none."""
+    if given := settings.gpu_pool_fleet_address:
+        parts = urlsplit(given)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+            raise FleetUnusable(
+                f"GPU_POOL_FLEET_ADDRESS is {given!r}; it must be the URL at which the other boxes reach this server, "
+                "such as http://gpu-01:8000"
+            )
+        return given.rstrip("/")
     host = socket.gethostname() if is_every_address(settings.host) else settings.host
     return urls(host, port, settings.api_prefix, names=())[0]
 

@@ -148,7 +148,8 @@ class ServerSettings(BaseSettings):
 
     # The database of the fleet; its URL may hold a password. A server that cannot use it does not start without it.
     gpu_pool_fleet: SecretStr | None = None
-    gpu_pool_fleet_pool: Annotated[str | None, AfterValidator(_printable)] = Field(None, min_length=1, max_length=100)
+    # Not checked here: with the default in its place, the server would join another pool.
+    gpu_pool_fleet_pool: str | None = None
     # The URL at which the other boxes reach this server; by default its own address.
     gpu_pool_fleet_address: str | None = None
     gpu_pool_state_dir: str | None = None

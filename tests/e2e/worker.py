@@ -61,6 +61,8 @@ class Orders:
     # Of the marks; without it there are none.
     scope: str = ""
     nests: bool = False
+    # Other servers of the same fleet, to turn to where one does not answer or does not lead.
+    other_ports: tuple[int, ...] = ()
 
     def encoded(self) -> str:
         return json.dumps(asdict(self))
@@ -149,6 +151,7 @@ class Worker:
             **(identity() if orders.is_local else {}),
         }
         self.beat_s = orders.ttl_s / 3
+        self.ports = [orders.port, *orders.other_ports]
         self.history = os.open(f"{orders.folder}/{orders.name}.history", APPEND, 0o600)
         self.turn = 0
         self.writes = 0
@@ -177,10 +180,13 @@ class Worker:
         """(status, body, when it was sent); status 0 where there was no answer. Both are written down."""
         sent = now()
         try:
-            status, answer = call(self.orders.port, method, path, body, timeout_s)
+            status, answer = call(self.ports[0], method, path, body, timeout_s)
         except NoAnswer as error:
             self.say("failed", call=method, lease=lease, sent=sent, error=str(error))
+            self.ports.append(self.ports.pop(0))
             return 0, {}, sent
+        if status == 503:
+            self.ports.append(self.ports.pop(0))
         facts = {key: answer[key] for key in ("state", "fence", "position", "end_reason", "detail") if answer.get(key)}
         if answer.get("state") == "active":
             facts["until"] = self.safe_until(answer, sent)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from gpu_worker_pool.wire.service import FleetView
+
 DEFAULT_URL = "http://localhost:8000"
 
 
@@ -61,7 +63,7 @@ class Writing:
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """What is announced. `docs` and `page` are URLs. `trouble` is the reason why nothing can be granted, if any.
-    `is_default`: a client without settings finds the server.
+    `is_default`: a client without settings finds the server. `fleet` is as in /health.
     """
 
     version: str
@@ -75,10 +77,16 @@ class Announcement:
     writing: Writing
     is_default: bool
     socket: str | None = None
+    fleet: FleetView | None = None
 
     def lines(self) -> list[tuple[str, str]]:
         """Each line as a heading and its text. A line with an empty heading continues the one before."""
-        endpoint = "" if self.is_default and DEFAULT_URL in self.urls else f"--endpoint {self.urls[0]} "
+        fleet, url = self.fleet, self.urls[0]
+        is_led = fleet is not None and fleet.role == "follower" and fleet.leader_url is not None
+        if fleet is not None and is_led:
+            url = str(fleet.leader_url)
+        is_found = self.is_default and not is_led and DEFAULT_URL in self.urls
+        endpoint = "" if is_found else f"--endpoint {url} "
         lines = [("address", "  ".join(self.urls)), ("live page", self.page)]
         if self.socket:
             lines.append(("Unix socket", self.socket))
@@ -88,10 +96,15 @@ class Announcement:
         if not self.gpus.count:
             lines.append(("", "`gpu-pool doctor` says what is missing; --simulated-gpus 4 tries it without any"))
         lines.append(("state", self.state))
-        if self.trouble:
+        if fleet is not None and fleet.role == "leader":
+            lines.append(("fleet", "this server leads"))
+        elif fleet is not None and is_led:
+            lines.append(("fleet", f"this server follows; {fleet.leader} leads and grants: {fleet.leader_url}"))
+        is_trouble = self.trouble is not None and not is_led
+        if is_trouble:
             lines.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
         lines.append(("may ask", str(self.writing)))
-        if not self.trouble:
+        if not is_trouble:
             lines.append(("use it", f"gpu-pool run {endpoint}-- CMD"))
         return lines
 

@@ -43,6 +43,8 @@ def _option(
 def _without_password(url: str) -> str:
     from gpu_worker_pool.server.fleet import has_password  # noqa: PLC0415 - slow
 
+    if not url.strip():
+        raise typer.BadParameter("it is empty; write the URL of the database, postgresql://host/name")
     if has_password(url):
         raise typer.BadParameter(
             "the URL has a password, and every user of this machine can read the command line of a program; set "
@@ -216,14 +218,13 @@ def _listen(settings: ServerSettings) -> socket.socket:
 
 def _where_kept(settings: ServerSettings) -> str:
     """Where the leases are kept, without a password; Failure where they cannot be."""
-    if settings.gpu_pool_fleet is None:
-        return str(usable_journal(settings))
     from gpu_worker_pool.server.fleet import FleetUnusable, fleet_database  # noqa: PLC0415 - slow
 
     try:
-        return str(fleet_database(settings))
+        database = fleet_database(settings)
     except FleetUnusable as error:
         raise Failure(str(error)) from None
+    return str(usable_journal(settings) if database is None else database)
 
 
 def usable_journal(settings: ServerSettings) -> Path:
@@ -298,5 +299,6 @@ def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Anno
             is_open_here=is_every_address(host) or is_this_machine(host),
         ),
         socket=app.access.socket,
+        fleet=app.pool.fleet(),
         is_default=not any(os.environ.get(name, "").strip() for name in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
     )

@@ -202,6 +202,10 @@ class PostgresDatabase:
         except ValueError as error:
             raise self._damaged(f"an ended lease: {error}") from error
 
+    def __str__(self) -> str:
+        """Its URL, without the password."""
+        return str(self._url)
+
     def __repr__(self) -> str:
         return f"<PostgresDatabase {self._url}: {self.pool or 'not open'}>"
 

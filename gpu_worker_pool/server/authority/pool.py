@@ -91,6 +91,12 @@ class Pool:
         return self._driver.trouble
 
     @property
+    def is_led_elsewhere(self) -> bool:
+        """Whether another server of the fleet is known to lead: then it is in order that this one grants nothing."""
+        fleet = self.fleet()
+        return fleet is not None and fleet.role == "follower" and fleet.leader is not None
+
+    @property
     def past_trouble(self) -> str | None:
         """Why past leases cannot be read at present; None if they can be, also where another server leads."""
         return None if self._driver.is_open and not self._driver.is_in_charge else self._driver.trouble
@@ -104,7 +110,9 @@ class Pool:
         return self._presence.has_room
 
     def goes_on_without(self) -> str | None:
-        """What happens to the leases while this server is away, in a sentence; None if there are none."""
+        """What happens to the leases while this server is away, in a sentence; None if there are none, and in a fleet."""
+        if self.fleet() is not None:
+            return None  # another candidate goes on with them
         state, now = self._driver.state, self._driver.now()
         active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
         left_s = [due_at - now for lease in active if (due_at := state.deadlines.due_at(lease.id)) is not None]

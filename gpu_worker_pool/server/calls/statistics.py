@@ -106,7 +106,8 @@ class Statistics:
         faulty = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
         trouble = self._pool.trouble
         others = [f"GPU {r.gpu.index}: {r.other_server}" for r in snapshot.readings if r.other_server is not None]
-        reasons = [snapshot.error, *faulty, *others, f"no GPU can be granted: {trouble}" if trouble else None]
+        is_trouble = trouble is not None and not self._pool.is_led_elsewhere
+        reasons = [snapshot.error, *faulty, *others, f"no GPU can be granted: {trouble}" if is_trouble else None]
         reason = "; ".join(filter(None, reasons)) or None
         body = service.Health(
             status="healthy" if reason is None else "degraded",

@@ -21,6 +21,7 @@ class LossyProxy:
         self.requests.set()
         self.answers.set()
         self.has_request = asyncio.Event()  # one arrived while requests were held back
+        self.held_back = b""
         self.cuts_at_answer = False
         self.accepted = 0
 
@@ -40,12 +41,19 @@ class LossyProxy:
             pipe.cancel()
         await asyncio.gather(*self._pipes, return_exceptions=True)
 
-    async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        # Not a coroutine: asyncio reports those that are cancelled.
+        task = asyncio.ensure_future(self._serve(client, to_client))
         self._pipes.add(task)
         self.accepted += 1
-        server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
+        task.add_done_callback(self._pipes.discard)
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        try:
+            server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
+        except OSError:
+            to_client.close()  # the database is away, and so is this connection
+            return
         both = [
             asyncio.ensure_future(self._forward_requests(client, to_server)),
             asyncio.ensure_future(self._forward_answers(server, to_client)),
@@ -59,11 +67,11 @@ class LossyProxy:
             to_client.close()
             with suppress(asyncio.CancelledError, OSError):
                 await asyncio.gather(*both, return_exceptions=True)
-            self._pipes.discard(task)
 
     async def _forward_requests(self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
         while data := await client.read(65536):
             if not self.requests.is_set():
+                self.held_back += data
                 self.has_request.set()
                 await self.requests.wait()
             to_server.write(data)

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,6 +90,10 @@ class PostgresServer:
     def url(self, database: str = "postgres", login: str = "admin") -> str:
         return f"postgresql://{login}@127.0.0.1:{self.port}/{database}"
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._home / "log").open("ab") as log:
@@ -112,6 +118,34 @@ class PostgresServer:
     def send(self, what: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(what)
+
+    def send_to_all(self, what: signal.Signals) -> None:
+        """Send a signal to the server and to all its processes."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        for pid in (self._process.pid, *map(int, children.split())):
+            with suppress(ProcessLookupError):
+                os.kill(pid, what)
+
+    def create_database(self, name: str) -> None:
+        self.execute(f'CREATE DATABASE "{name}"')
+
+    def execute(self, statement: str, database: str = "postgres") -> str:
+        """Run a statement, and return what it answers as text."""
+        options = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1")
+        return self._run("psql", *options, "-d", self.url(database), "-c", statement).strip()
+
+    @contextmanager
+    def locked(self, table: str, database: str) -> Iterator[None]:
+        """Keep all statements that change this table waiting."""
+        command = [self._programs / "psql", "-X", "-q", "-A", "-t", "-d", self.url(database)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **_as_owner()) as psql:
+            assert psql.stdin
+            assert psql.stdout
+            psql.stdin.write(f"BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE; SELECT 'locked';\n")
+            psql.stdin.flush()
+            assert psql.stdout.readline() == "locked\n"
+            yield
 
     def kill(self) -> None:
         """End at once, as after a power cut."""
@@ -138,10 +172,10 @@ class PostgresServer:
             time.sleep(0.01)
         raise AssertionError((self._home / "log").read_text())
 
-    def _run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [self._programs / program, *arguments], check=True, capture_output=True, timeout=LIMIT_S, **_as_owner()
-        )
+    def _run(self, program: str, *arguments: str) -> str:
+        command = [self._programs / program, *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S, **_as_owner())
+        return done.stdout
 
 
 def _as_owner() -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""Candidates of a fleet as real processes that see the same simulated GPUs, and a real PostgreSQL behind silent proxies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpu_worker_pool.testing import ServerProcess
+from tests.e2e.faults.workers import PYTHON, WORKER
+from tests.e2e.worker import NoAnswer, Orders, call, now
+from tests.ledger.postgres.server import PostgresServer
+
+from .silent_proxy import SilentProxy
+
+NODE = "fleet"
+GPUS = 2
+# Only so that a test ends at all where something is broken.
+LIMIT_S = 60.0
+# Longer than a take-over: a holder renews at a third, and gives up at two thirds.
+TTL_S = 30.0
+
+
+class Candidate(ServerProcess):
+    """A server that reaches the database through a network of its own."""
+
+    def __init__(self, database: PostgresServer, name: str, folder: Path, **settings: str) -> None:
+        self.proxy = SilentProxy(database.url(name))
+        super().__init__(
+            {
+                "SIMULATED_GPUS": str(GPUS),
+                "GPU_POOL_NODE": NODE,
+                "GPU_POOL_FLEET": self.proxy.url,
+                "REFRESH_INTERVAL": "0.5",
+                "ACCESS_LOG": "false",
+                **settings,
+            },
+            folder=folder,
+        )
+
+    def close(self) -> None:
+        super().close()
+        self.proxy.close()
+
+    def send(self, what: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(what)
+
+    def call(self, method: str, path: str, body: object = None, timeout_s: float = LIMIT_S) -> tuple[int, Any]:
+        return call(self.port, method, path, body, timeout_s)
+
+    def health(self) -> dict[str, Any]:
+        """Its health; empty where it does not answer."""
+        try:
+            status, health = self.call("GET", "/health", timeout_s=5.0)
+        except NoAnswer:
+            return {}
+        return health if status in {200, 503} else {}
+
+    @property
+    def leads(self) -> bool:
+        health = self.health()
+        return bool(health.get("can_grant")) and health["fleet"]["role"] == "leader"
+
+    @property
+    def epoch(self) -> int:
+        return int(self.health()["fleet"]["epoch"] or 0)
+
+
+def until(what: Any, why: str) -> Any:
+    """The first true answer. Processes tell nobody when they are so far."""
+    gives_up_at = now() + LIMIT_S
+    while not (answer := what()):
+        assert now() < gives_up_at, f"it did not happen within {LIMIT_S} s: {why}"
+        time.sleep(0.01)
+    return answer
+
+
+class Fleet:
+    """Candidates on one database, and workers that ask whichever of them leads."""
+
+    def __init__(self, database: PostgresServer, name: str, folder: Path, size: int = 3, **settings: str) -> None:
+        self.database = database
+        self.name = name
+        self.folder = folder
+        self.candidates = [Candidate(database, name, folder / f"candidate{number}", **settings) for number in range(size)]
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        for candidate in self.candidates:
+            candidate.launch()
+        for candidate in self.candidates:
+            candidate.wait_until_ready()
+
+    def let_lead(self, candidate: Candidate, **settings: str) -> None:
+        """Start a candidate, with more settings, and let it come to lead. The others follow."""
+        usual = candidate.env
+        candidate.env = {**usual, **settings}
+        others = [each for each in self.candidates if each is not candidate]
+        for other in others:
+            other.stop()
+        candidate.start()
+        candidate.env = usual
+        self.leader([candidate])
+        for other in others:
+            other.start()
+
+    def end_leadership(self) -> None:
+        """As if its time were over, so that a test need not wait for that."""
+        self.database.execute("UPDATE gpu_pool.leader SET expires_at = 'epoch'; NOTIFY gpu_pool, 'pool'", self.name)
+
+    def leader(self, among: Collection[Candidate] | None = None) -> Candidate:
+        """The one that leads, or comes to lead."""
+
+        def leading() -> Candidate | None:
+            return next((each for each in among or self.candidates if each.is_running and each.leads), None)
+
+        found: Candidate = until(leading, "a candidate leads")
+        return found
+
+    def others(self, candidate: Candidate) -> list[Candidate]:
+        return [each for each in self.candidates if each is not candidate and each.is_running]
+
+    def employ(self, *roles: Orders) -> None:
+        """Start a worker for each role."""
+        port, *other_ports = (candidate.port for candidate in self.candidates)
+        for role in roles:
+            name = f"w{len(self.workers)}"
+            orders = replace(role, name=name, port=port, other_ports=tuple(other_ports), folder=str(self.folder))
+            command = (*PYTHON, str(WORKER), orders.encoded())
+            self.workers[name] = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL)
+
+    def end_workers(self) -> None:
+        for worker in self.workers.values():
+            worker.terminate()
+        for worker in self.workers.values():
+            assert worker.wait(LIMIT_S) == 0
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.kill()
+            worker.wait()
+        for candidate in self.candidates:
+            candidate.close()
+
+
+@contextmanager
+def fleet_of(
+    database: PostgresServer, name: str, folder: Path, size: int = 3, **settings: str
+) -> Iterator[Fleet]:
+    fleet = Fleet(database, name, folder, size, **settings)
+    try:
+        fleet.start()
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def crew() -> list[Orders]:
+    """Local and remote holders, for one GPU and for both, more than there are GPUs."""
+    base = Orders("", 0, "", shortest_hold_s=0.05, longest_hold_s=0.5, longest_wait_s=1.0, ttl_s=TTL_S)
+    remote = replace(base, is_local=False)
+    return [replace(role, seed=seed) for seed, role in enumerate((base, base, remote, remote, replace(base, gpus=2)))]

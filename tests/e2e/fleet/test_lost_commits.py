@@ -1,0 +1,111 @@
+"""A standby that is behind is promoted: the database has lost commits. Candidates that know them write them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.fleet.fleet import Candidate, Fleet, fleet_of, until
+from tests.ledger.postgres.server import PostgresServer
+
+# How far a server has come: on a standby, what it has replayed.
+HEAD = "SELECT head FROM gpu_pool.leader"
+
+
+@pytest.fixture
+def standby(postgres: PostgresServer) -> Iterator[PostgresServer]:
+    standby = PostgresServer(standby_of=postgres)
+    yield standby
+    standby.remove()
+    if not postgres.is_running:
+        postgres.start()
+
+
+@pytest.fixture
+def fleet(postgres: PostgresServer, standby: PostgresServer, tmp_path: Path) -> Iterator[Fleet]:
+    name = f"commits{standby.port}"
+    postgres.create_database(name)
+    both = f"postgresql://admin@127.0.0.1:{postgres.port},127.0.0.1:{standby.port}/{name}"
+    with fleet_of(postgres, name, tmp_path, size=2, GPU_POOL_FLEET=both) as fleet:
+        yield fleet
+
+
+def test_a_leader_that_lives_writes_what_is_missing(fleet: Fleet, standby: PostgresServer) -> None:
+    leader = fleet.leader()
+    told = ask(leader, "a")
+    fall_behind(fleet, standby)
+    told += ask(leader, "b", "c")
+
+    fail_over(fleet, standby)
+
+    assert see(fleet.leader(), "a", "b", "c") == told
+    # And not only in its memory.
+    for candidate in fleet.candidates:
+        candidate.kill()
+    fleet.candidates[0].start()
+    assert see(fleet.leader(), "a", "b", "c") == told
+
+
+def test_a_follower_that_knows_more_repairs_it_when_the_leader_is_dead(fleet: Fleet, standby: PostgresServer) -> None:
+    leader = fleet.leader()
+    (follower,) = fleet.others(leader)
+    told = ask(leader, "a")
+    fall_behind(fleet, standby)
+    told += ask(leader, "b", "c")
+    until(lambda: follower.json("/pool")["queue"], "the follower knows of it")
+
+    leader.kill()
+    fail_over(fleet, standby)
+
+    assert see(fleet.leader([follower]), "a", "b", "c") == told
+    follower.kill()
+    leader.start()
+    assert see(fleet.leader([leader]), "a", "b", "c") == told
+
+
+def test_a_candidate_on_a_standby_says_so_and_leads_once_it_is_promoted(fleet: Fleet, standby: PostgresServer) -> None:
+    fleet.leader()
+    fall_behind(fleet, standby)
+    for candidate in fleet.candidates:
+        candidate.kill()
+    alone = fleet.candidates[0]
+    alone.env = {**alone.env, "GPU_POOL_FLEET": standby.url(fleet.name)}
+    alone.start()
+    assert "this server is a read-only standby: name the primary in the URL" in alone.health()["reason"]
+
+    standby.promote()
+
+    fleet.leader([alone])
+
+
+def ask(leader: Candidate, *leases: str) -> list[tuple[Any, ...]]:
+    for lease in leases:
+        status, answer = leader.call("PUT", f"/leases/{lease}", {"ttl_s": 60.0})
+        assert status in {201, 202}, answer
+    return see(leader, *leases)
+
+
+def see(leader: Candidate, *leases: str) -> list[tuple[Any, ...]]:
+    found = [leader.json(f"/leases/{lease}") for lease in leases]
+    return [(lease["id"], lease["state"], lease["fence"], lease["position"], lease["requested_at"]) for lease in found]
+
+
+def fall_behind(fleet: Fleet, standby: PostgresServer) -> None:
+    """It has all up to now, and gets nothing more."""
+    head = fleet.database.execute(HEAD, fleet.name)
+    until(lambda: int(standby.execute(HEAD, fleet.name) or 0) >= int(head), "the standby has it")
+    standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+    standby.execute("SELECT pg_reload_conf()")
+    until(lambda: standby.execute("SELECT count(*) FROM pg_stat_wal_receiver") == "0", "the standby is cut off")
+
+
+def fail_over(fleet: Fleet, standby: PostgresServer) -> None:
+    """Promote the standby, and wait until a candidate has repaired it, of its own accord."""
+    head = int(fleet.database.execute(HEAD, fleet.name))
+    fleet.database.kill()
+    assert int(standby.execute(HEAD, fleet.name)) < head
+    standby.promote()
+    until(lambda: int(standby.execute(HEAD, fleet.name)) >= head, "what was lost is written again")

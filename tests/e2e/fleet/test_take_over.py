@@ -1,0 +1,54 @@
+"""A fleet at work while its leader and its database are broken: grants go on, nothing is lost, nothing is granted twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.history_check import check
+from tests.e2e import histories
+from tests.e2e.fleet import faults
+from tests.e2e.fleet.fleet import Fleet, crew, fleet_of
+from tests.ledger.postgres.server import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    postgres.create_database("take_over")
+    with fleet_of(postgres, "take_over", tmp_path_factory.mktemp("fleet")) as fleet:
+        fleet.leader()
+        fleet.employ(*crew())
+        yield fleet
+
+
+def measure(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
+    faults.work_on(fleet)
+    epoch = fleet.leader().epoch
+    took_s = fault(fleet)
+    assert fleet.leader().epoch > epoch
+    size = len([each for each in fleet.candidates if each.is_running])
+    record_property("measured", f"fleet of {size}, {fault.__name__}: grants go on after {took_s:.2f} s")
+
+
+@pytest.mark.parametrize("fault", faults.ALL)
+def test_of_three_one_goes_on(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
+    measure(fleet, fault, record_property)
+
+
+@pytest.mark.parametrize("fault", faults.OF_LEADER)
+def test_of_two_the_other_goes_on(fleet: Fleet, fault: faults.Fault, record_property: pytest.RecordProperty) -> None:
+    for candidate in fleet.others(fleet.leader())[1:]:
+        candidate.stop()
+    measure(fleet, fault, record_property)
+
+
+def test_nothing_was_lost_or_granted_twice(fleet: Fleet) -> None:
+    fleet.end_workers()
+
+    history = histories.read(fleet.folder)
+
+    assert not check(history)
+    assert {lease.is_local for lease in history.tenures} == {True, False}
+    assert not [line for line in history.lines if line.get("why") in {"gave up", "lost"}]
