@@ -161,8 +161,8 @@ def _end(code: object) -> None:
 
     What the program made is taken apart, so that what it left open complains.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for the threads, as Python does
-    atexit._run_exitfuncs()  # noqa: SLF001 - as Python does
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     if (main := sys.modules["__main__"]).__dict__ is not globals():
         main.__dict__.clear()
     gc.collect()
