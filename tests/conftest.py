@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -56,6 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where several processes share the files (pytest-xdist), in our order, and not those with the most tests first."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is loaded stays: no garbage collection looks through it, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
