@@ -13,12 +13,17 @@ from hypothesis import settings
 
 from gpu_worker_pool.host.holder_record import FOLDER, prefix
 from gpu_worker_pool.testing import ServerProcess
-from tests.preloaded import PreloadedPopen
+from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
 
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
 # The servers of tests leave no socket where those of this machine are, and their clients use none of these.
 os.environ.setdefault("GPU_POOL_SOCKET", "")
+
+# With what the caller has set for Python itself, no process that inherits it could be a fork of the loaded one.
+for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(name, None)
+os.environ.update(NO_CERTIFICATES)
 
 # Servers that programs of examples, documents and tests/test_pytest_plugin.py start, start as a user's.
 ServerProcess.popen = PreloadedPopen

@@ -104,6 +104,18 @@ class PreloadedPopen(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
+def run_preloaded(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with its output as text."""
+    pipe = subprocess.PIPE
+    with PreloadedPopen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, **options) as process:
+        try:
+            out, err = process.communicate(timeout=60)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def _serve(requests: socket.socket) -> dict[str, Any]:
     """Fork for each request, and return it in the fork."""
     while True:

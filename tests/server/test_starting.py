@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.preloaded import run_preloaded
 from tests.server.leasing import eventually
 from tests.server.running import MODULE, ROOT
 
@@ -72,7 +73,7 @@ def test_it_ends_gracefully_when_told_to() -> None:
 
 def refuse(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     settings = {"SIMULATED_GPUS": "1", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **env}
-    return subprocess.run(MODULE, env=settings, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return run_preloaded(MODULE, env=settings, cwd=ROOT)
 
 
 def test_a_port_in_use_is_one_clear_line() -> None:
