@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.e2e.worker import NoAnswer, Orders, now
-from tests.preloaded import PreloadedPopen
 
 from .scene import Fault, Scene
 
@@ -138,4 +137,4 @@ class Crew:
 
 def _popen(command: tuple[str, ...], folder: Path) -> subprocess.Popen[bytes]:
     with (folder / "workers.log").open("ab") as log:
-        return PreloadedPopen(command, env={}, cwd=folder, stdout=log, stderr=log)
+        return subprocess.Popen(command, env={}, cwd=folder, stdout=log, stderr=log)
