@@ -49,7 +49,9 @@ class Leader:
         self.writer = FleetWriter(database, self.election, self.following, lambda: 1.0, self.stepped_down.append)
 
     async def send(self) -> None:
-        batch = WriteBatch(asyncio.get_running_loop().create_future(), events=[ProcessIgnored(1.0, "a"), ProcessIgnored(2.0, "b")])
+        batch = WriteBatch(
+            asyncio.get_running_loop().create_future(), events=[ProcessIgnored(1.0, "a"), ProcessIgnored(2.0, "b")]
+        )
         self.writer.write(batch, self.report)
         await self.database.was_asked.wait()
 
@@ -79,7 +81,7 @@ async def test_what_is_written_moves_the_position() -> None:
 
 
 @pytest.mark.parametrize("leads_again", [False, True])
-async def test_an_answer_that_comes_after_the_leadership_changes_nothing(leads_again: bool) -> None:  # noqa: FBT001
+async def test_an_answer_that_comes_after_the_leadership_changes_nothing(leads_again: bool) -> None:
     """The pool was dropped and is being read from the journal: it does not have what the position would say."""
     leader = Leader()
     await leader.send()

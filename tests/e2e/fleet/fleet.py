@@ -88,7 +88,9 @@ class Fleet:
         self.database = database
         self.name = name
         self.folder = folder
-        self.candidates = [Candidate(database, name, folder / f"candidate{number}", **settings) for number in range(size)]
+        self.candidates = [
+            Candidate(database, name, folder / f"candidate{number}", **settings) for number in range(size)
+        ]
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -150,9 +152,7 @@ class Fleet:
 
 
 @contextmanager
-def fleet_of(
-    database: PostgresServer, name: str, folder: Path, size: int = 3, **settings: str
-) -> Iterator[Fleet]:
+def fleet_of(database: PostgresServer, name: str, folder: Path, size: int = 3, **settings: str) -> Iterator[Fleet]:
     fleet = Fleet(database, name, folder, size, **settings)
     try:
         fleet.start()

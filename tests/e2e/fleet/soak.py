@@ -79,7 +79,9 @@ def report(measured: dict[str, list[float]]) -> None:
     for name, all_s in sorted(measured.items()):
         all_s.sort()
         late = sum(took_s > faults.TAKE_OVER_S for took_s in all_s)
-        shown = f"min {all_s[0]:.2f}, median {median(all_s):.2f}, max {all_s[-1]:.2f}, above 5 s: {late} of {len(all_s)}"
+        shown = (
+            f"min {all_s[0]:.2f}, median {median(all_s):.2f}, max {all_s[-1]:.2f}, above 5 s: {late} of {len(all_s)}"
+        )
         tell(f"  {name:<24} {shown}")
 
 

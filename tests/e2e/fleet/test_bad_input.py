@@ -63,14 +63,26 @@ def served(folder: Path, *flags: str, **env: str) -> Iterator[Served]:
 @pytest.mark.parametrize(
     ("flags", "env", "says"),
     [
-        (("--fleet", f"postgresql://ada:{SECRET}@box/db"), {}, "set GPU_POOL_FLEET to the URL, or leave the password out"),
+        (
+            ("--fleet", f"postgresql://ada:{SECRET}@box/db"),
+            {},
+            "set GPU_POOL_FLEET to the URL, or leave the password out",
+        ),
         (("--fleet", f"postgresql://box/db?password={SECRET}"), {}, "set GPU_POOL_FLEET to the URL"),
         (("--fleet", ""), {}, "it is empty; write the URL of the database"),
         (("--fleet", "http://gpu-01,http://gpu-02"), {}, "needs the URL of the database"),
         ((), {"GPU_POOL_FLEET": f"mysql://ada:{SECRET}@box/db"}, "is not of the form postgresql://user:password@host"),
         ((), {"GPU_POOL_FLEET": f"postgresql://ada:{SECRET}/?#@box/db"}, "write @ : / ? # and % in a user name"),
-        ((), {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_POOL": "x" * 101}, "1 to 100 printable"),
-        ((), {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_ADDRESS": "gpu-01"}, "http://gpu-01:8000"),
+        (
+            (),
+            {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_POOL": "x" * 101},
+            "1 to 100 printable",
+        ),
+        (
+            (),
+            {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_ADDRESS": "gpu-01"},
+            "http://gpu-01:8000",
+        ),
     ],
 )
 def test_it_does_not_start_as_a_pool_of_its_own(
@@ -105,7 +117,9 @@ class Mistake:
 
 
 MISTAKES = (
-    Mistake("nosuch", (), "there is no such database: create it (createdb), or correct its name", "CREATE DATABASE {0}"),
+    Mistake(
+        "nosuch", (), "there is no such database: create it (createdb), or correct its name", "CREATE DATABASE {0}"
+    ),
     Mistake(
         "password",
         ("CREATE DATABASE {0}", "CREATE ROLE secret_role LOGIN SUPERUSER PASSWORD 'other'"),
@@ -120,7 +134,11 @@ MISTAKES = (
     ),
     Mistake(
         "nolimit",
-        ("CREATE DATABASE {0} CONNECTION LIMIT 0", "ALTER ROLE secret_role NOSUPERUSER", "GRANT ALL ON DATABASE {0} TO PUBLIC"),
+        (
+            "CREATE DATABASE {0} CONNECTION LIMIT 0",
+            "ALTER ROLE secret_role NOSUPERUSER",
+            "GRANT ALL ON DATABASE {0} TO PUBLIC",
+        ),
         "too many connections",
         "ALTER DATABASE {0} CONNECTION LIMIT -1",
     ),

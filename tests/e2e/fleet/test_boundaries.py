@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -142,7 +141,9 @@ def await_quiet(fleet: Fleet, client: Client) -> None:
     client.call("PUT", f"before{client.number}")
     client.end(f"before{client.number}")
     last = "SELECT body FROM gpu_pool.event ORDER BY position DESC LIMIT 1"
-    until(lambda: "GpuDrained" in fleet.database.execute(last, fleet.name), "the GPU is free again, and that is written")
+    until(
+        lambda: "GpuDrained" in fleet.database.execute(last, fleet.name), "the GPU is free again, and that is written"
+    )
 
 
 def read_head(fleet: Fleet) -> int:
