@@ -17,7 +17,13 @@ class GangScene(QueueScene):
         super().__init__(core, gpus=0, **settings)
         nodes = [node for node, size in zip("abcdef", sizes, strict=False) for _ in range(size)]
         self.keys = [core.gpu.GpuKey(node, f"GPU-{number}") for number, node in enumerate(nodes)]
+        self.pool.do(core.commands.AnnounceNode("box", "boot", ()), 0.0)  # it has no GPUs
+        self.announce(0.0)
         self.see(1.0)
+
+    def announce(self, at: float) -> None:
+        for node in dict.fromkeys(key.node for key in self.keys):
+            self.pool.do(self.core.commands.AnnounceNode(node, "boot"), at)
 
     def see_some(self, at: float, *numbers: int) -> None:
         """Read only these GPUs."""
@@ -30,7 +36,8 @@ class GangScene(QueueScene):
         self.pool.do(self.core.commands.Observe(tuple(readings)), at)
 
     def restart(self, at: float) -> None:
-        self.pool.do(self.core.commands.Open("boot"), at)
+        self.pool.do(self.core.commands.TakeOver(0, "boot"), at)
+        self.announce(at)
 
 
 def ask_for_a_gang(core: Core) -> None:
