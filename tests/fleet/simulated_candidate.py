@@ -69,6 +69,7 @@ class Batch:
 
 class SimulatedCandidate:
     election_type: type[Election] = Election
+    following_type: type[Following] = Following
     judges: Callable[[Append, LeaderRow], AppendOutcome] = staticmethod(judge_append)
 
     def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
@@ -87,7 +88,7 @@ class SimulatedCandidate:
         self.is_dead = self.is_stopped = False
         self.backlog.clear()
         self.election = self.election_type(lambda: self.world.new_id(f"{self.name}-term"), self.pace)
-        self.following = Following(RecentEvents(), SNAPSHOT_EVERY)
+        self.following = self.following_type(RecentEvents(), SNAPSHOT_EVERY)
         self.state = PoolState(settings=SETTINGS)
         self.clock_base = 0.0
         self.wall_offset_s = 0.0
@@ -98,6 +99,7 @@ class SimulatedCandidate:
         self.in_flight: Batch | None = None
         self.unwritten: dict[str, Batch] = {}
         self.needs_repair = False
+        self.led_epoch = 0
         self.announced: set[str] = set()
         self.is_closing = False
         self.timer_at = inf
@@ -115,6 +117,10 @@ class SimulatedCandidate:
             self.backlog.append((action, args))
         else:
             action(*args)
+
+    def freeze(self) -> None:
+        """Stop the process, as SIGSTOP does."""
+        self.is_stopped = not self.is_dead
 
     def resume(self) -> None:
         self.is_stopped = False
@@ -268,6 +274,9 @@ class SimulatedCandidate:
 
     def take_charge(self, won: LeadershipWon) -> None:
         self.world.log(self.name, f"won epoch {won.epoch}, head {won.row.head}")
+        if won.epoch <= self.led_epoch:
+            self.world.violate(f"{self.name} won epoch {won.epoch} after it led epoch {self.led_epoch}")
+        self.led_epoch = won.epoch
         self.won = won
         self.generation += 1
         self.is_reading = False
@@ -293,15 +302,20 @@ class SimulatedCandidate:
         """Step the take-over; this candidate may act once that is written."""
         assert self.won is not None
         won, self.won = self.won, None
-        self.won_row, self.needs_repair = won, False
+        self.needs_repair = False
         command = self.take_over_command(won)
         batch = Batch(self.world.new_id("batch"), opens=True)
         events = step(self.state, command, self.pool_now())
         batch.events = [event for event in events if isinstance(event, ev.DurableEvent)]
+        batch.events += self.after_take_over(won)
         self.waiting.append(batch)
         self.unwritten.clear()
         self.announced.clear()
         self.pump()
+
+    def after_take_over(self, won: LeadershipWon) -> list[ev.DurableEvent]:
+        """What else follows from a take-over: nothing."""
+        return []
 
     def take_over_command(self, won: LeadershipWon) -> cmd.Command:
         boot_id, heard_at, wall_now = f"{self.name}-boot", won.heard_at, won.row.wall_now
@@ -462,6 +476,8 @@ class SimulatedCandidate:
         for event in events:
             if isinstance(event, ev.LeaseEnded) and event.draining:
                 self.world.at(0.001, self.world.order_looks, self)
+            elif isinstance(event, ev.LeaseGranted) and event.gpus[0].node not in self.announced:
+                self.world.violate(f"{event.lease_id} was granted a GPU of a box that has not announced itself")
         return events
 
     def takes(self, command: cmd.Command) -> bool:

@@ -66,6 +66,8 @@ class World:
         self.can_expire_early = False
         # Whether a failover may have broken promises that only the agents of the boxes can keep.
         self.is_excused = False
+        # The candidate that is stopped when it asks the database next.
+        self.freezes_next: SimulatedCandidate | None = None
         self.set_forward_s = 0.0
         self.was_set_back = False
         # True time and pool time of every take-over.
@@ -142,6 +144,8 @@ class World:
                 self.at(back_s, candidate.run, incarnation, settle, failed)
                 return
             answer = call(self.now, *args)
+            if self.database.foreign_writes:
+                self.violate(f"{candidate.name} wrote without the leadership")
             if call == self.database.append and answer is not None:
                 self.note_written(candidate, args[-1])
             if (DATABASE, candidate.name) in self.cuts:
@@ -149,6 +153,9 @@ class World:
             else:
                 self.at(back_s, candidate.run, incarnation, settle, then, answer)
 
+        if self.freezes_next is candidate:
+            self.freezes_next = None
+            self.at(0.001, candidate.freeze)
         is_cut = (candidate.name, DATABASE) in self.cuts
         if is_cut or out_s + back_s > TIMEOUT_S:
             self.at(TIMEOUT_S, candidate.run, incarnation, settle, failed)
@@ -212,8 +219,6 @@ class World:
 
     def note_written(self, candidate: SimulatedCandidate, events: tuple[ev.DurableEvent, ...]) -> None:
         self.log(candidate.name, f"wrote {', '.join(type(event).__name__ for event in events)}")
-        if self.database.foreign_writes:
-            self.violate(f"{candidate.name} wrote without the leadership")
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 self.check_grant(event)

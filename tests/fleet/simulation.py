@@ -41,6 +41,8 @@ def simulate(seed: int, fleet: Fleet = Fleet(), trace: Callable[[str], None] | N
     trouble = Trouble(world)
     for _ in range(rng.choice((1, 1, 2, 2, 3))):
         world.at(rng.uniform(0.3, TROUBLE_S), trouble.strike)
+    if rng.random() < 0.03:
+        world.at(rng.uniform(0.1, 0.5), trouble.fail_over_after_claim)
     world.run(TROUBLE_S)
     world.slow_share = 0.0
     while world.now < AT_LEAST_S or (world.now < world.disturbed_at + 5.05 and world.now < AT_MOST_S):
@@ -108,7 +110,10 @@ class Trouble:
         if victim.is_dead or victim.is_stopped:
             return
         self.world.disturb(f"{victim.name} is stopped")
-        victim.is_stopped = True
+        if self.rng.random() < 0.5:
+            self.world.freezes_next = victim  # with a question under way
+        else:
+            victim.freeze()
         self.then(self.rng.uniform(0.3, 6.0), f"{victim.name} goes on", lambda: victim.is_stopped and victim.resume())
 
     def cut_off(self) -> None:
