@@ -157,6 +157,9 @@ class Election:
         if asked is None or asked.question.number != question.number or self.is_stopped:
             return []  # it comes after a newer question, or after the stop
         self._asked = None
+        if now >= asked.sent_at + self.pace.answer_within_s:
+            self._ask_at = now  # it tells of the past: this process was stopped, or the answer took long
+            return []
         if row is not None:
             self._hear(row, now)
         if self.leadership is not None:
