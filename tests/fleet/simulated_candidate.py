@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tests.fleet.simulated_world import World
 
 SETTINGS = PoolSettings()
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 1.2
 SNAPSHOT_EVERY = 8
 # None: not now, ask another candidate.
 Answer = Callable[[list[ev.Event] | None, Lease | None], None]

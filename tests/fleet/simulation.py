@@ -16,8 +16,8 @@ from tests.fleet.simulated_database import SimulatedDatabase
 from tests.fleet.simulated_world import DATABASE, World
 
 # The last disturbance begins before this time.
-TROUBLE_S = 5.0
-AT_LEAST_S = 6.0
+TROUBLE_S = 4.0
+AT_LEAST_S = 5.0
 AT_MOST_S = 14.0
 
 
@@ -127,7 +127,7 @@ class Trouble:
                 {(victim.name, DATABASE), (DATABASE, victim.name), ("boxes", victim.name), (victim.name, "boxes")},
             )
         )
-        self.cut(cuts, self.rng.uniform(0.5, 6.0))
+        self.cut(cuts, self.rng.choice((self.rng.uniform(0.5, 5.0), 8.0)))
 
     def cut_clients(self) -> None:
         victim = self.victim()
