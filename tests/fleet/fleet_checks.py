@@ -67,7 +67,11 @@ def check_acknowledged(world: World) -> None:
     database = world.database
     if database.is_history_lost or (database.lost and world.is_excused):
         return
-    queued = {stored.event.lease_id: stored.event.seq for stored in database.events if isinstance(stored.event, ev.LeaseQueued)}
+    queued = {
+        stored.event.lease_id: stored.event.seq
+        for stored in database.events
+        if isinstance(stored.event, ev.LeaseQueued)
+    }
     granted = {stored.event.lease_id for stored in database.events if isinstance(stored.event, ev.LeaseGranted)}
     for lease_id in world.acked_grants:
         if lease_id not in granted:
@@ -123,4 +127,9 @@ def _is_healthy(world: World, candidate: SimulatedCandidate) -> bool:
 
 def _digest(state: PoolState) -> dict[str, Any]:
     leases = {id_: (type(lease).__name__, getattr(lease, "gpus", ())) for id_, lease in sorted(state.leases.items())}
-    return {"leases": leases, "queue": list(state.queue), "fences": dict(sorted(state.fences.items())), "seq": state.next_seq}
+    return {
+        "leases": leases,
+        "queue": list(state.queue),
+        "fences": dict(sorted(state.fences.items())),
+        "seq": state.next_seq,
+    }

@@ -169,7 +169,9 @@ MUTANTS = (
     FleetMutant("trust counts from the send", Fleet(TrustFromAnswer)),
     FleetMutant("trust ends", Fleet(NoTrustWindow)),
     FleetMutant("the pool's clock goes on", Fleet(OwnBootClock)),
-    FleetMutant("no snapshot is ahead of the head", Fleet(SnapshotsAhead, partial(SimulatedDatabase, checks_snapshot=False))),
+    FleetMutant(
+        "no snapshot is ahead of the head", Fleet(SnapshotsAhead, partial(SimulatedDatabase, checks_snapshot=False))
+    ),
     FleetMutant("lost commits are repaired", Fleet(NoRepair)),
     FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),

@@ -138,7 +138,9 @@ class SimulatedCandidate:
     def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         self.world.at(delay_s / (1 + self.drift), self.run, self.incarnation, action, *args)
 
-    def ask(self, call: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None], failed: Callable[[], None]) -> None:
+    def ask(
+        self, call: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None], failed: Callable[[], None]
+    ) -> None:
         self.world.ask_database(self, call, args, then, failed)
 
     def may_act(self) -> bool:

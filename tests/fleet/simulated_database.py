@@ -70,9 +70,7 @@ class SimulatedDatabase:
         if wall <= self.row.expires_at <= wall + LEADERSHIP_S:
             return None
         epoch = max(self.row.epoch, seen_epoch) + 1
-        self._commit(
-            now, replace(self.row, epoch=epoch, term=term, holder=holder, expires_at=wall + LEADERSHIP_S)
-        )
+        self._commit(now, replace(self.row, epoch=epoch, term=term, holder=holder, expires_at=wall + LEADERSHIP_S))
         self.claimed_at = now
         return self._told(now)
 

@@ -42,7 +42,10 @@ def test_commits_are_lost_also_if_the_id_of_an_older_append_is_back() -> None:
         (replace(BEFORE, epoch=5, term="other", holder="c1"), "c1 leads in epoch 5"),
         (replace(BEFORE, term="other", holder=None), "another candidate leads in epoch 4"),
         (replace(BEFORE, epoch=3, term="older"), "the database lost the claim of epoch 4; it is at epoch 3 again"),
-        (replace(BEFORE, head=11, batch="c"), "the journal ends at 11 instead of 10, and this leader did not write that"),
+        (
+            replace(BEFORE, head=11, batch="c"),
+            "the journal ends at 11 instead of 10, and this leader did not write that",
+        ),
         # Under another term the same id and head say nothing.
         (replace(BEFORE, epoch=5, term="other", holder="c1", head=12, batch="b"), "c1 leads in epoch 5"),
     ],

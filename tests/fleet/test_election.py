@@ -20,7 +20,9 @@ from gpu_worker_pool.core.fleet.election import (
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
 
 
-def row(expires_in_s: float, *, epoch: int = 3, term: str = "other", wall_now: float = 1.7e9, head: int = 5) -> LeaderRow:
+def row(
+    expires_in_s: float, *, epoch: int = 3, term: str = "other", wall_now: float = 1.7e9, head: int = 5
+) -> LeaderRow:
     return LeaderRow(epoch, term, "c9", "http://c9", head, None, expires_in_s, wall_now)
 
 

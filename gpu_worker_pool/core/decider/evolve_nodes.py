@@ -74,8 +74,7 @@ def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
     state.excluded = dict(zip(moved(state.excluded), state.excluded.values(), strict=True))
     state.bookings = {id_: replace(booking, gpus=moved(booking.gpus)) for id_, booking in state.bookings.items()}
     state.reclaimable = {
-        process: dict(zip(moved(by_key), by_key.values(), strict=True))
-        for process, by_key in state.reclaimable.items()
+        process: dict(zip(moved(by_key), by_key.values(), strict=True)) for process, by_key in state.reclaimable.items()
     }
     _forget_plans(state)
 
