@@ -110,7 +110,9 @@ class CrowdedPool:
 
     def fill(self) -> None:
         """Take every GPU and fill the queue, except for the requests that `let_share` adds."""
-        step(self.state, cmd.Open("boot"), self.now)
+        step(self.state, cmd.TakeOver(0, "boot"), self.now)
+        for node in self.readings:
+            step(self.state, cmd.AnnounceNode(node, "boot"), self.now)
         for node in self.readings:
             self.handle(self.observe(node))
         while len(self.state.queue) < self._exclusive:

@@ -33,7 +33,7 @@ def write_journal(folder: Path, waiters: int, ended: int) -> None:
     first_at = now + offset_s - LEASE_S * (ended + 2)
     journal = SqliteJournal(folder / FILE, durability="normal")
     try:
-        opened = [ev.PoolOpened(now, boot_id(), offset_s), ev.HistoryCondensed(now, (), 1)]
+        opened = [ev.TakenOver(now, 0, boot_id(), 0.0, offset_s), ev.HistoryCondensed(now, (), 1)]
         queued = [
             ev.LeaseQueued(now, f"waiting-{number}", _request(number, _awaited(number)), number + 1, now + offset_s)
             for number in range(waiters)

@@ -10,25 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 
 from gpu_worker_pool.core.decider.condense import condense
-from gpu_worker_pool.core.decider.decide import decide
-from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as_ended
+from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
 from .journal import History, JournalDamaged, JournalError, NotWritten
 from .standstill import StandstillWatch
+from .take_over import first_commands, restored
 from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
+from .unwritten import renew, show
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
@@ -108,27 +109,18 @@ class Driver:
         epoch: int = 0,
         node: str | None = None,
     ) -> None:
-        """Take charge of a pool with this history. Every lease has its full TTL.
-
-        `node` is the present name of this machine, if it has GPUs of the pool; in a pool of one box (epoch 0) its only
-        node is renamed to that. `wall_now` is the time of day.
+        """Take charge of a pool with this history. Every lease has its full TTL. `wall_now` is the time of day, and `node`
+        the present name of this machine, if it has GPUs of the pool.
         """
-        state = PoolState(settings=self.state.settings, ended={lease.id: lease for lease in history.ended})
-        try:
-            replay(state, history.events)
-        except (KeyError, AssertionError, ValueError) as error:
-            raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
-        boot_now = self._boot_clock()
-        self._clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
+        state = restored(history, self.state.settings)
+        self._clock_base = clock_base(state, boot_id=boot_id, boot_now=self._boot_clock(), wall_now=wall_now)
         self.state = state
         self._node = node
         self._writer = writer
         self.trouble = None
-        self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
-        if node is not None:
-            if epoch == 0 and len(state.nodes) == 1:
-                self._carry_out(cmd.RenameNode(next(iter(state.nodes)), node))
-            self._carry_out(cmd.AnnounceNode(node, boot_id))
+        taken = cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.now())
+        for command in first_commands(state, taken, node):
+            self._carry_out(command)
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
         """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
@@ -147,7 +139,9 @@ class Driver:
         elif command.arrived_at is None:
             command = replace(command, arrived_at=await self.heartbeat_turn(len(command.lease_ids), caller))
         if self.trouble is not None:
-            return self._do_in_trouble(command)
+            if not self.is_open or not isinstance(command, cmd.Renew):
+                raise self.not_written()
+            return renew(self.state, command, self.now(), self.is_written)
         events, batch = self._carry_out(command)
         if batch is not None:
             await self._written(batch)
@@ -157,17 +151,17 @@ class Driver:
 
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
-        if self.trouble is None and isinstance(command, cmd.Observe) and self._are_known(command.readings):
-            self._observe(command.readings)
+        if self.trouble is None and isinstance(command, cmd.Observe):
+            # Piece by piece; newer readings replace those that still wait.
+            self._readings = deque(in_pieces(self.state, command.readings))
+            self._observe_next()
         elif self.trouble is None:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
         elif not self.is_open and not self.is_closed:
             # It cannot affect a lease before the history is known, and the GPUs can be shown.
-            for node in sorted({reading.gpu.key.node for reading in command.readings}):
-                replay(self.state, decide(self.state, cmd.AnnounceNode(node, ""), self.now()))
-            replay(self.state, decide(self.state, command, self.now()))
+            show(self.state, command, self.now())
 
     @property
     def is_open(self) -> bool:
@@ -237,17 +231,6 @@ class Driver:
                 return
             await asyncio.sleep(0)
 
-    def _are_known(self, readings: Iterable[Reading]) -> bool:
-        """Whether all these GPUs are in the inventory. Otherwise they are taken in at once: a request that only the last
-        of them could serve must not be refused in between.
-        """
-        return all(reading.gpu.key in self.state.slots for reading in readings)
-
-    def _observe(self, readings: tuple[Reading, ...]) -> None:
-        """Take in readings piece by piece; newer ones replace those that still wait."""
-        self._readings = deque(in_pieces(self.state, readings))
-        self._observe_next()
-
     def _observe_next(self) -> None:
         if self._readings and self.trouble is None and not self.is_closed:
             self._carry_out(cmd.Observe(self._readings.popleft()))
@@ -284,35 +267,16 @@ class Driver:
         if found is None or not state.leases or state.boot_id is None:
             return []
         logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
-        again: list[cmd.Command] = [cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)]
-        # The drivers of other nodes see the take-over, and announce themselves.
-        if self._node is not None:
-            again.append(cmd.AnnounceNode(self._node, state.boot_id))
-        return [event for command in again for event in step(state, command, now)]
+        again = cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)
+        return [event for command in first_commands(state, again, self._node) for event in step(state, command, now)]
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
-        dead = []
-        for event in events:
-            if isinstance(event, ev.LeaseGranted):
-                lease = self.state.leases.get(event.lease_id)
-                holder = lease.request.holder if isinstance(lease, ActiveLease) else None
-                is_here = holder is not None and holder.node in (None, self._node)
-                if holder and is_here and holder.process is not None and not self._is_alive(holder.process):
-                    dead.append(event.lease_id)
-        return dead
+        granted = [self.state.leases.get(event.lease_id) for event in events if isinstance(event, ev.LeaseGranted)]
+        return [lease.id for lease in granted if isinstance(lease, ActiveLease) and self._is_dead(lease.request.holder)]
 
-    def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
-        """Take heartbeats, so that no holder loses a GPU because of a full disk. Nothing is ended or granted."""
-        if not self.is_open or not isinstance(command, cmd.Renew):
-            raise self.not_written()
-        now = self.now()
-        # A lease that is not written is not known to its client, so it cannot be renewed.
-        known = replace(command, lease_ids=tuple(filter(self.is_written, command.lease_ids)))
-        events = decide(self.state, known, now)
-        replay(self.state, events)
-        return events + [
-            ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
-        ]
+    def _is_dead(self, holder: Holder) -> bool:
+        process = holder.process if holder.node in (None, self._node) else None
+        return process is not None and not self._is_alive(process)
 
     def _gather(self, events: list[ev.Event]) -> WriteBatch | None:
         """Queue these for writing; return the batch to wait for before a client is told, if there is one."""

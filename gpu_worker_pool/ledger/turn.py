@@ -134,7 +134,13 @@ class Waiters:
 
 
 def in_pieces(state: PoolState, readings: Iterable[Reading]) -> Iterator[tuple[Reading, ...]]:
-    """The readings in order, in pieces that one turn has time for."""
+    """The readings in order, in pieces that one turn has time for. If some of the GPUs are not known yet, all are one
+    piece: a request that only the last of them could serve must not be refused in between.
+    """
+    readings = tuple(readings)
+    if not all(reading.gpu.key in state.slots for reading in readings):
+        yield readings
+        return
     piece: list[Reading] = []
     weight = 0
     for reading in readings:

@@ -330,7 +330,8 @@ class Box:
 
 def opened(seed: int) -> Box:
     box = Box(seed)
-    box.tell(cmd.Open("boot", WALL_OFFSET_S))
+    box.tell(cmd.TakeOver(0, "boot", 0.0, WALL_OFFSET_S))
+    box.tell(cmd.AnnounceNode("box", "boot"))
     for owner, quota in QUOTAS.items():
         box.tell(cmd.SetQuota(owner, quota))
     return box

@@ -64,18 +64,26 @@ class CheckedPool(QueueChecks):
         # The leases that the present step has granted.
         self.just_granted: set[str] = set()
 
+    def take_over(self, now: float, boot_id: str = "boot", wall_offset_s: float = 0.0, *, node: str = "box") -> None:
+        """A driver takes charge, and the node with these boot ids announces itself."""
+        self.do(self.core.commands.TakeOver(0, boot_id, 0.0, wall_offset_s), now)
+        self.do(self.core.commands.AnnounceNode(node, boot_id), now)
+
     def do(self, command: Any, now: float) -> list[Any]:
         assert self.core.decide.decide(self.state, command, now) == self.core.decide.decide(self.state, command, now)
         assert self.state == self.shadow, "deciding has changed the state"
-        is_reboot = isinstance(command, self.core.commands.Open) and command.boot_id != self.model.boot_id
+        is_reboot = (
+            isinstance(command, self.core.commands.AnnounceNode)
+            and self.model.boot_ids.get(command.node, command.boot_id) != command.boot_id
+        )
         # Time does not go back behind anything that has happened.
-        self.model.now = now if is_reboot else max(now, self.state.clock)
+        self.model.now = max(now, self.state.clock)
         self.just_granted.clear()
         events: list[Any] = self.core.step.step(self.state, command, now)
         self.log += events
         self.step_ends.append(len(self.log))
         self.new_booking, self.observed = None, ()
-        self.is_opening = isinstance(command, self.core.commands.Open)
+        self.is_opening = isinstance(command, self.core.commands.TakeOver)
         self._read_use()
         for event in events:
             self._check(event, command)
@@ -83,8 +91,8 @@ class CheckedPool(QueueChecks):
         self.core.evolve.replay(self.shadow, pickle.loads(pickle.dumps(events)))  # noqa: S301 - our own bytes
         self._check_state()
         if is_reboot:
-            alive = [lease for lease in self.model.leases.values() if lease.request.holder.is_local]
-            assert not alive, "a local process has outlived a reboot"
+            alive = [lease for lease in self.model.leases.values() if self._ran_on(lease, command.node)]
+            assert not any(lease.state != "draining" for lease in alive), "a local process has outlived a reboot"
         return events
 
     # After every step
@@ -160,6 +168,7 @@ class CheckedPool(QueueChecks):
             "excluded",
             "ignored_processes",
             "boot_id",
+            "nodes",
             "owners",
             "recent",
             "quotas",
@@ -175,7 +184,7 @@ class CheckedPool(QueueChecks):
         short = self.core.condense.condense(self.state)
         fresh = self.core.state.PoolState(settings=self.settings, ended=dict(self.state.ended))
         condensed = self.core.evolve.replay(fresh, pickle.loads(pickle.dumps(short)))  # noqa: S301 - our own bytes
-        reopen = self.core.commands.Open(self.state.boot_id or "", self.state.wall_offset_s)
+        reopen = self.core.commands.TakeOver(1, self.state.boot_id or "", 7.0, self.state.wall_offset_s)
         for pool in (condensed, restored):
             self.core.step.step(pool, reopen, self.state.clock + 1.0)
         assert condensed == restored
@@ -191,17 +200,42 @@ class CheckedPool(QueueChecks):
     def _nothing(self, event: Any, command: Any) -> None:
         assert isinstance(event, self.core.events.Refusal)
 
-    def _PoolOpened(self, event: Any, command: Any) -> None:  # noqa: N802
+    def _TakenOver(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
-        if model.boot_id not in {None, event.boot_id}:
-            self._set_clock_forward(model.wall - event.wall_offset_s)
-        model.boot_id, model.wall = event.boot_id, event.wall_offset_s
+        model.wall, model.taken_over = event.wall_offset_s, event.at
+        model.announced.clear()
         model.readings.clear()
         model.busy.clear()
         model.reservation, model.claims, model.undated = None, {}, {}
         for lease in model.leases.values():
             is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
+
+    def _NodeJoined(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.model.boot_ids.setdefault(event.node, event.boot_id)
+        assert self.model.boot_ids[event.node] == event.boot_id
+        for gpu in event.gpus or ():
+            key = self.core.gpu.GpuKey(event.node, gpu.uuid)
+            self.model.inventory[key] = (gpu.index, gpu.name, gpu.memory_total_mb)
+
+    def _NodeRebooted(self, event: Any, command: Any) -> None:  # noqa: N802
+        model = self.model
+        assert model.boot_ids[event.node] != event.boot_id
+        model.boot_ids[event.node] = event.boot_id
+        for key in [key for key in {**model.readings, **model.busy} if key.node == event.node]:
+            model.readings.pop(key, None)
+            model.busy.pop(key, None)
+        for lease in model.leases.values():
+            if lease.state == "active" and any(key.node == event.node for key in lease.gpus):
+                lease.due = event.at + model.lasts_s(lease)
+
+    def _NodeAnnounced(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.model.announced.add(event.node)
+
+    @staticmethod
+    def _ran_on(lease: Lease, node: str) -> bool:
+        holder = lease.request.holder
+        return holder.process is not None and holder.node in {None, node}
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
         assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
@@ -281,8 +315,8 @@ class CheckedPool(QueueChecks):
         elif event.reason in {"time_limit", "preempted", "idle"}:
             endings = [x.ending for x in line if x.ending is not None]
             assert any(why == event.reason and at <= self.model.now for why, at in endings), "ended without its warning"
-        elif isinstance(command, self.core.commands.Open):
-            assert any(x.request.holder.is_local for x in line)
+        elif isinstance(command, self.core.commands.AnnounceNode):
+            assert any(self._ran_on(x, command.node) for x in line), "ended by the reboot of another node"
         else:
             assert command.lease_id in [x.id for x in line]
             is_release = isinstance(command, self.core.commands.Release)
@@ -292,8 +326,8 @@ class CheckedPool(QueueChecks):
             for key in (lease.gpus if lease.request.parent is None else ())
             if self.settings.awaits_reading_after_release or self.model.members.get((key, lease.id))
         }
-        if isinstance(command, self.core.commands.Open):
-            must_drain = set()
+        if isinstance(command, self.core.commands.AnnounceNode):
+            must_drain = {key for key in must_drain if key.node != command.node}
         assert set(event.draining) == must_drain
         self._count_use(lease, event)
         self._lose_claims(lease)
@@ -318,7 +352,9 @@ class CheckedPool(QueueChecks):
             weights = [p.memory_mb for p in reading.processes or () if tuple(p.id) in left]
             only_contexts = lease.how == "released" and max(weights, default=0) <= self.settings.context_mb
             assert not left or only_contexts, "drained although a process is left"
-        elif not isinstance(command, self.core.commands.Open):
+        elif isinstance(command, self.core.commands.AnnounceNode):
+            assert event.gpu.node == command.node
+        else:
             assert lease.due <= self.model.now
         lease.gpus = tuple(key for key in lease.gpus if key != event.gpu)
         self.model.members.pop((event.gpu, lease.id), None)
@@ -327,10 +363,11 @@ class CheckedPool(QueueChecks):
 
     def _is_taken_over(self, drained: Lease, gpu: Any) -> bool:
         """Whether the process has just been granted the GPU again, as the same owner."""
-        theirs = drained.request.holder
-        return theirs.process is not None and any(
-            (holder.process, holder.owner) == (theirs.process, theirs.owner)
-            for holder in (lease.request.holder for lease in self.model.on(gpu) if lease.id in self.just_granted)
+        process, owner = self.model.process_on(gpu, drained), drained.request.holder.owner
+        return process is not None and any(
+            (self.model.process_on(gpu, lease), lease.request.holder.owner) == (process, owner)
+            for lease in self.model.on(gpu)
+            if lease.id in self.just_granted
         )
 
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
@@ -345,8 +382,11 @@ class CheckedPool(QueueChecks):
     def _GpusObserved(self, event: Any, command: Any) -> None:  # noqa: N802
         self.observed = tuple(reading.gpu.key for reading in event.readings)
         for reading in event.readings:
-            assert reading.at <= self.model.now
             key = reading.gpu.key
+            assert self.model.taken_over <= reading.at <= self.model.now, "a reading from before the take-over"
+            assert key.node in self.model.announced, "a reading of a node that has not announced itself"
+            assert self.model.inventory[key][:2] == (reading.gpu.index, reading.gpu.name)
+            assert reading.memory_total_mb in {None, self.model.inventory[key][2]}
             self.model.readings[key] = reading
             load = reading.utilization_percent
             if key not in self.model.busy or load is None or load >= self.settings.computing_percent:

@@ -47,7 +47,10 @@ class Lease:
 class PlainGpus:
     settings: Any
     now: float = -FOREVER
-    boot_id: str | None = None
+    boot_ids: dict[str, str] = field(default_factory=dict)
+    taken_over: float = 0.0
+    announced: set[str] = field(default_factory=set)
+    inventory: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
     readings: dict[Key, Any] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     members: dict[tuple[Key, str], set[Any]] = field(default_factory=dict)
@@ -63,7 +66,14 @@ class PlainGpus:
 
     def lasts_s(self, lease: Lease) -> float:
         """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever."""
-        return FOREVER if lease.state == "active" and lease.request.holder.process else float(lease.request.ttl_s)
+        is_watched = lease.state == "active" and all(self.process_on(key, lease) for key in lease.gpus)
+        return FOREVER if is_watched else float(lease.request.ttl_s)
+
+    @staticmethod
+    def process_on(key: Key, lease: Lease) -> Any:
+        """The holder's process, if it runs on the node of this GPU."""
+        holder = lease.request.holder
+        return holder.process if holder.node in {None, key.node} else None
 
     def waiting_in(self, parent: str | None) -> list[Lease]:
         """Those who wait inside a lease, or for the pool's GPUs, in the order of their arrival."""
@@ -120,7 +130,7 @@ class PlainGpus:
         return False
 
     def roots(self, key: Key, lease: Lease) -> set[Any]:
-        process = lease.request.holder.process
+        process = self.process_on(key, lease)
         own = {tuple(process)} if process is not None else set()
         return own | self.members.get((key, lease.id), set())
 
@@ -143,7 +153,7 @@ class PlainGpus:
         return bool(is_computing or sum(p.memory_mb for p in outside) > self.settings.context_mb)
 
     def is_faceless(self, key: Key, lease: Lease) -> bool:
-        return lease.request.holder.process is None and not self.members.get((key, lease.id))
+        return self.process_on(key, lease) is None and not self.members.get((key, lease.id))
 
     def avoids_outsiders(self, wishes: Any) -> bool:
         asked = (wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
@@ -294,8 +304,8 @@ class PlainGpus:
 
     def is_among(self, key: Key, names: tuple[str, ...] | None) -> bool:
         """Whether a GPU goes by one of these names: its index, its UUID, or how no other UUID of its node begins."""
-        if names is None or str(self.readings[key].gpu.index) in names:
+        if names is None or str(self.inventory[key][0]) in names:
             return True
-        uuids = [other.uuid.lower() for other in self.readings if other.node == key.node]
+        uuids = [other.uuid.lower() for other in self.inventory if other.node == key.node]
         alike = [[uuid for uuid in uuids if uuid.startswith(name.lower())] for name in names]
         return key.uuid.lower() in map(str.lower, names) or [key.uuid.lower()] in alike

@@ -303,12 +303,12 @@ class Model(PlainGpus):
 
     def is_left_to(self, key: Key, waiter: Lease) -> bool:
         """Whether nothing but what the waiter's own process gave back and still holds keeps a GPU from it."""
-        others, process, wishes = self.on(key), waiter.request.holder.process, waiter.request.wishes
+        others, process, wishes = self.on(key), self.process_on(key, waiter), waiter.request.wishes
         if process is None or wishes.gpus != 1 or not self.is_suitable(key, wishes):
             return False
         if not others and not self.is_used_by(key, process):
             return False
-        if any(x.state != "draining" or x.how != "released" or x.request.holder.process != process for x in others):
+        if any(x.state != "draining" or x.how != "released" or self.process_on(key, x) != process for x in others):
             return False
         if any(x.owner != waiter.owner for x in others):
             return False

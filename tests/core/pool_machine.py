@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ GPUS = (
     ("beta", 1, "NVIDIA A100", 80_000),
     ("beta", 2, "Tesla T4", 16_000),
 )
+
+NODES = ("alpha", "beta")
 
 MEMORY = (0.0, 0.0, 0.3, 0.79, 0.8, 0.94)
 UTILIZATION = (0.0, 0.0, 5.0, 49.0, 89.9, 90.0, 97.0)
@@ -82,10 +85,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = CheckedPool(self.core, stale_after_s=15.0, drain_limit_s=20.0, **settings)
         self.now = 100.0
         self.count = 0
-        self.boot = 1
+        self.nodes = tuple(dict.fromkeys(node for node, *_ in GPUS[: self.size]))
+        self.boots = dict.fromkeys(NODES, 1)
+        self.takers = 1
         self.wall = 1e6
         self.is_renumbered = False
-        self.pool.do(self.core.commands.Open("boot1", self.wall), self.now)
+        self.restart(NODES, ())
         self.see_all_idle()
 
     def key(self, number: int) -> Any:
@@ -138,6 +143,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def see_all_idle(self) -> None:
+        self.announce(NODES)
         readings = tuple(self.reading(number, 0.0, 0.0, False, None, "ok") for number in range(self.size))
         self.pool.do(self.core.commands.Observe(readings), self.now)
 
@@ -200,13 +206,14 @@ class PoolMachine(RuleBasedStateMachine):
             # Those who declare memory are local here, so that the plain model can weigh them.
             pid=pid,
             process=self.core.gpu.ProcessId(pid, float(pid)) if is_local or wishes["memory_mb"] is not None else None,
+            node=(None, *NODES)[self.count % 3] if wishes["memory_mb"] is None else None,
         )
         asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s, **terms)
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
         was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
         could_be = self._could_ever({**wishes, "among": asked.wishes.among})
         is_within_limits = self._is_within_limits(asked)
-        assert was_refused == (not is_within_limits or (self.pool.state.has_been_observed and not could_be))
+        assert was_refused == (not is_within_limits or (bool(self.pool.model.inventory) and not could_be))
         return multiple() if was_refused else (f"lease{self.count}", asked)
 
     @rule(target=leases, memory_mb=st.sampled_from([8_000, 40_000]))
@@ -222,12 +229,12 @@ class PoolMachine(RuleBasedStateMachine):
     def _could_ever(self, wishes: dict[str, Any]) -> bool:
         default = self.pool.settings.thresholds.memory_percent
         percent = default if wishes["memory_threshold_percent"] is None else wishes["memory_threshold_percent"]
-        seen = self.pool.model.readings
+        seen, known = self.pool.model.readings, self.pool.model.inventory
         fitting = [
             node
             for number, (node, _, name, total) in enumerate(GPUS)
-            if self.key(number) in seen
-            and not seen[self.key(number)].other_server
+            if self.key(number) in known
+            and not (self.key(number) in seen and seen[self.key(number)].other_server)
             and (wishes["model"] is None or wishes["model"] in name)
             and self.pool.model.is_among(self.key(number), wishes["among"])
             and (wishes["memory_mb"] or 0) <= percent * total / 100
@@ -317,13 +324,28 @@ class PoolMachine(RuleBasedStateMachine):
         commands = self.core.commands
         self.pool.do(commands.IgnoreProcess("Xorg") if ignore else commands.CountProcess("Xorg"), self.now)
 
-    @rule(is_reboot=st.booleans())
-    def restart(self, is_reboot: bool) -> None:
-        if is_reboot:
-            self.boot += 1
-            self.wall += self.now + 1.0 - 5.0  # it took a second
-            self.now = 5.0
-        self.pool.do(self.core.commands.Open(f"boot{self.boot}", self.wall), self.now)
+    @rule(present=st.sampled_from([NODES, NODES, NODES[:1], ()]), rebooted=st.sampled_from([(), NODES[:1], NODES]))
+    def restart(self, present: Sequence[str], rebooted: Sequence[str]) -> None:
+        """Another driver takes over, and some of the nodes announce themselves at once."""
+        self.takers += 1
+        self.pool.do(self.core.commands.TakeOver(self.takers, f"driver{self.takers}", 0.0, self.wall), self.now)
+        self.reboot(rebooted)
+        self.announce(present)
+
+    @rule(nodes=st.sampled_from([NODES, *zip(NODES, strict=True)]))
+    def announce(self, nodes: Sequence[str]) -> None:
+        for node in sorted({*nodes} & {*self.nodes}):
+            self.pool.do(self.core.commands.AnnounceNode(node, f"boot{self.boots[node]}"), self.now)
+
+    def reboot(self, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            self.boots[node] += 1
+
+    @rule(node=st.sampled_from(NODES))
+    def reboot_one(self, node: str) -> None:
+        self.reboot([node])
+        self.now += 1.0
+        self.announce([node])
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):

@@ -193,12 +193,6 @@ class QueueChecks:
             model.reservation = None
         model.claims = {key: claimer for key, claimer in model.claims.items() if claimer != lease.id}
 
-    def _set_clock_forward(self, seconds: float) -> None:
-        """The machine was rebooted: its clock began again, and the wall clock went on."""
-        for lease in self.model.leases.values():
-            lease.limit = None if lease.limit is None else lease.limit + seconds
-            lease.ending = None if lease.ending is None else (lease.ending[0], lease.ending[1] + seconds)
-
 
 def warning_s(lease: Lease) -> float:
     declared_s = lease.request.time_limit_s

@@ -68,8 +68,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a time limit is warned of first",
         "decide",
-        "    if lease.ending is not None:\n        return [*_all_ended(state, lease, lease.ending.reason, now)]\n",
-        "    return [*_all_ended(state, lease, EndReason.TIME_LIMIT, now)]\n",
+        "    if lease.ending is not None:\n        return [*all_ended(state, lease, lease.ending.reason, now)]\n",
+        "    return [*all_ended(state, lease, EndReason.TIME_LIMIT, now)]\n",
     ),
     Mutant("a warning is durable", "events", "class LeaseWarned(DurableEvent):", "class LeaseWarned(VolatileEvent):"),
     Mutant(
@@ -77,12 +77,6 @@ QUEUE_MUTANTS = (
         "lease",
         "return max(now if self.limit is None else self.limit, now + self.warning_s * LEAST_WARNING)",
         "return now if self.limit is None else self.limit",
-    ),
-    Mutant(
-        "time limits go by the wall clock over a reboot",
-        "evolve",
-        "_set_clock_forward(state, state.wall_offset_s - event.wall_offset_s)",
-        "_set_clock_forward(state, event.wall_offset_s - state.wall_offset_s)",
     ),
     Mutant(
         "the youngest lease makes room",

@@ -95,6 +95,7 @@ def find_another_node_free_sooner(core: Core) -> None:
     gpu, scene = core.gpu, QueueScene(core, gpus=2)
     other = [gpu.GpuKey("other", f"GPU-b{index}") for index in range(2)]
     readings = [gpu.Reading(gpu.Gpu(k, i, "A100"), 2.0, 80_000.0, 0.0, 0.0, processes=()) for i, k in enumerate(other)]
+    scene.pool.do(core.commands.AnnounceNode("other", "boot"), 2.0)
     scene.pool.do(core.commands.Observe(tuple(readings)), 2.0)
     for number, (name, limit_s) in enumerate(
         (("GPU-a0", 100.0), ("GPU-a1", 100.0), ("GPU-b0", 90.0), ("GPU-b1", 150.0))
@@ -133,12 +134,6 @@ def come_back_after_the_time_limit(core: Core) -> None:
     scene = QueueScene(core)
     scene.want(1, 3.0, time_limit_s=100.0)
     scene.tick(500.0)
-
-
-def reboot_with_a_time_limit(core: Core) -> None:
-    scene = QueueScene(core)
-    scene.want(1, 3.0, time_limit_s=1000.0)
-    scene.pool.do(core.commands.Open("another boot", 500.0), 5.0)
 
 
 def need_one_of_three(core: Core) -> None:
@@ -289,7 +284,6 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a time limit is warned of first": reach_the_time_limit,
     "a warning is durable": reach_the_time_limit,
     "a late warning leaves some time": come_back_after_the_time_limit,
-    "time limits go by the wall clock over a reboot": reboot_with_a_time_limit,
     "the youngest lease makes room": need_one_of_three,
     "the youngest lease on a GPU makes room": need_a_gpu_of_two_workers,
     "no lease makes room while another is leaving": need_one_of_three,

@@ -17,7 +17,7 @@ class Scene:
         self.core = core
         self.keys = [core.gpu.GpuKey("box", f"GPU-a{index}") for index in range(gpus)]
         self.pool = CheckedPool(core, **settings)
-        self.pool.do(core.commands.Open("boot"), 0.0)
+        self.pool.take_over(0.0)
         self.see(1.0, used_mb=used_mb, utilization=utilization)
 
     def see(

@@ -180,7 +180,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "renewing gives a full TTL",
         "evolve",
-        "_restart_deadline(state, state.leases[lease_id], event.at)",
+        "state.restart_deadline(state.leases[lease_id], event.at)",
         "pass",
     ),
     Mutant(
@@ -204,7 +204,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "a lease of a process that is watched does not run out",
         "lease",
-        "return None if self.request.holder.is_local else self.request.ttl_s",
+        "return None if is_watched else self.request.ttl_s",
         "return self.request.ttl_s",
     ),
     Mutant(
@@ -318,15 +318,54 @@ PLAIN_MUTANTS = (
     ),
     Mutant(
         "after a reboot no local process is alive",
-        "decide",
-        "elif lease.request.holder.is_local:",
+        "decide_nodes",
+        "elif lease.request.holder.process_on(node) is not None:",
         "elif False:",
     ),
     Mutant(
         "after a restart every lease has a full TTL again",
-        "evolve",
-        "        _restart_deadline(state, lease, event.at)\n",
-        "        pass\n",
+        "evolve_nodes",
+        "    for lease in state.leases.values():\n        state.restart_deadline(lease, event.at)\n",
+        "",
+    ),
+    Mutant(
+        "a driver of another boot ends nobody when it takes over",
+        "decide_nodes",
+        "    return [ev.TakenOver(",
+        "    if state.boot_id not in (None, command.boot_id):\n"
+        "        return [ended for node in sorted(state.nodes) for ended in _ended_by_reboot(state, node, now)]\n"
+        "    return [ev.TakenOver(",
+        also=("decide_nodes", "def take_over(_: PoolState", "def take_over(state: PoolState"),
+    ),
+    Mutant(
+        "a reboot ends only what runs on that node",
+        "decide_nodes",
+        "elif lease.request.holder.process_on(node) is not None:",
+        "elif lease.request.holder.is_local:",
+    ),
+    Mutant(
+        "a process counts only on its own node",
+        "request",
+        "return self.process if self.node in (None, node) else None",
+        "return self.process",
+    ),
+    Mutant(
+        "what a process has left is for no process of another node",
+        "reclaim",
+        "if waiter.holder.process_on(key.node) is None:",
+        "if False:",
+    ),
+    Mutant(
+        "a reading from before the take-over is void",
+        "decide",
+        " or reading.at < state.taken_over:",
+        ":",
+    ),
+    Mutant(
+        "readings of a node count once it has announced itself",
+        "decide",
+        "if reading.gpu.key.node not in state.announced or",
+        "if",
     ),
     Mutant(
         "a GPU has one exclusive lease inside another",
@@ -342,7 +381,7 @@ PLAIN_MUTANTS = (
     ),
     Mutant(
         "leases inside another end with it",
-        "decide",
+        "lease_ends",
         "for each in (*leases_inside(state, lease.id), lease)]",
         "for each in (lease,)]",
     ),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.booking import Booking
-from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
+from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.core.model.quota import Quota
@@ -34,7 +34,7 @@ REQUEST = Request(
 
 # One of each kind, with every field set.
 EVENTS: tuple[ev.DurableEvent, ...] = (
-    ev.PoolOpened(1.5, "boot1", 1.7e9),
+    ev.TakenOver(1.5, 3, "boot1", -0.5, 1.7e9),
     ev.HistoryCondensed(2.0, (("box", 7), ("other", 1)), 12),
     ev.LeaseQueued(3.0, "a", REQUEST, 12, 1700000003.125),
     ev.LeaseGranted(4.0, "a", (GPU, OTHER), 8, 4.5),
@@ -50,6 +50,11 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.UseCounted(14.0, "alice", 1234.5, 13.5, (60.0, 90.25)),
     ev.GpusBooked(15.0, Booking("b1", (GPU, OTHER), 1.7e9, 1700014400.0, "alice", "a course", "root")),
     ev.BookingEnded(16.0, "b1"),
+    ev.NodeJoined(
+        17.0, "box", "boot1", (InventoryGpu("GPU-0", 0, "A100", 81920.0), InventoryGpu("GPU-1", 1, "T4", None))
+    ),
+    ev.NodeRebooted(18.0, "box", "boot2"),
+    ev.NodeRenamed(19.0, "box", "other"),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -126,7 +131,16 @@ bookings = st.builds(Booking, texts, some_gpus, floats, st.none() | floats, opti
 reasons = st.sampled_from(EndReason)
 
 BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
-    ev.PoolOpened: st.builds(ev.PoolOpened, floats, texts, floats),
+    ev.TakenOver: st.builds(ev.TakenOver, floats, wholes, texts, floats, floats),
+    ev.NodeJoined: st.builds(
+        ev.NodeJoined,
+        floats,
+        texts,
+        texts,
+        st.none() | st.lists(st.builds(InventoryGpu, texts, wholes, texts, st.none() | floats), max_size=3).map(tuple),
+    ),
+    ev.NodeRebooted: st.builds(ev.NodeRebooted, floats, texts, texts),
+    ev.NodeRenamed: st.builds(ev.NodeRenamed, floats, texts, texts),
     ev.HistoryCondensed: st.builds(
         ev.HistoryCondensed, floats, st.lists(st.tuples(texts, wholes), max_size=3).map(tuple), wholes, some_floats
     ),

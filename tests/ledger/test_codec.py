@@ -25,7 +25,7 @@ REQUEST_LINE = (
 )
 # Journals in the field read like this. Whoever has to change a line has to write a migration.
 GOLDEN = (
-    '{"kind":"PoolOpened","at":1.5,"boot_id":"boot1","wall_offset_s":1700000000.0}',
+    '{"kind":"TakenOver","at":1.5,"epoch":3,"boot_id":"boot1","clock_base":-0.5,"wall_offset_s":1700000000.0}',
     '{"kind":"HistoryCondensed","at":2.0,"fences":[["box",7],["other",1]],"next_seq":12}',
     '{"kind":"LeaseQueued","at":3.0,"lease_id":"a","request":'
     + REQUEST_LINE
@@ -49,6 +49,12 @@ GOLDEN = (
         '"starts_at":1700000000.0,"ends_at":1700014400.0,"owner":"alice","reason":"a course","by":"root"}}'
     ),
     '{"kind":"BookingEnded","at":16.0,"booking_id":"b1"}',
+    (
+        '{"kind":"NodeJoined","at":17.0,"node":"box","boot_id":"boot1","gpus":[{"uuid":"GPU-0","index":0,"name":"A100",'
+        '"memory_total_mb":81920.0},{"uuid":"GPU-1","index":1,"name":"T4","memory_total_mb":null}]}'
+    ),
+    '{"kind":"NodeRebooted","at":18.0,"node":"box","boot_id":"boot2"}',
+    '{"kind":"NodeRenamed","at":19.0,"old":"box","new":"other"}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'
@@ -150,13 +156,13 @@ def altered(line: str, **changes: Any) -> str:
         ('{"kind":"LeaseLost","at":1.0}', "known kind"),
         ('{"kind":"GpusObserved","at":1.0,"readings":[]}', "known kind"),
         ('{"kind":"DurableEvent","at":1.0}', "known kind"),
-        ('{"kind":["PoolOpened"],"at":1.0}', "known kind"),
+        ('{"kind":["TakenOver"],"at":1.0}', "known kind"),
         (altered(GOLDEN[0], boot_id=...), r"missing \['boot_id'\]"),
         (altered(GOLDEN[0], extra=1), r"not known \['extra'\]"),
-        (altered(GOLDEN[0], at="1.5"), "PoolOpened.at is '1.5', not of type float"),
-        (altered(GOLDEN[0], at=True), "PoolOpened.at is True"),
-        (altered(GOLDEN[0], at=None), "PoolOpened.at is None"),
-        (altered(GOLDEN[0], boot_id=7), "PoolOpened.boot_id is 7, not of type str"),
+        (altered(GOLDEN[0], at="1.5"), "TakenOver.at is '1.5', not of type float"),
+        (altered(GOLDEN[0], at=True), "TakenOver.at is True"),
+        (altered(GOLDEN[0], at=None), "TakenOver.at is None"),
+        (altered(GOLDEN[0], boot_id=7), "TakenOver.boot_id is 7, not of type str"),
         (altered(GOLDEN[1], next_seq=1.0), "HistoryCondensed.next_seq is 1.0, not of type int"),
         (altered(GOLDEN[1], fences=[["box", 7, 8]]), "HistoryCondensed.fences is .*, not an array of 2"),
         (altered(GOLDEN[1], fences={"box": 7}), "HistoryCondensed.fences is .*, not an array"),

@@ -85,7 +85,7 @@ async def turns(count: int = 5) -> None:
 async def opened(writer: Any = None, gpus: int = 1, **options: Any) -> Driver:
     journal = MemoryJournal()
     driver = Driver(PoolSettings(), clock=options.pop("clock", Clock()), **options)
-    driver.open(journal.load(100), writer or InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+    driver.open(journal.load(100), writer or InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
     driver.note(look(gpus))
     await turns()
     if isinstance(writer, SlowWriter):
@@ -165,7 +165,13 @@ async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
     assert not driver.is_written("a")
     assert await driver.do(cmd.Renew(("held",))) == [ev.LeasesRenewed(100.0, ("held",))]
     assert isinstance(await driver.find("held"), ActiveLease)
-    assert kinds(writer.journal.load(1).events) == ["PoolOpened", "LeaseQueued", "LeaseGranted"]
+    assert kinds(writer.journal.load(1).events) == [
+        "TakenOver",
+        "NodeJoined",
+        "NodeJoined",
+        "LeaseQueued",
+        "LeaseGranted",
+    ]
 
 
 async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_the_same_lease() -> None:
@@ -202,7 +208,7 @@ async def test_a_journal_that_is_damaged_is_replaced_by_what_is_known() -> None:
     assert writer.orders[0][0].replaces_damaged
     writer.finish()
     again = Driver(PoolSettings(), clock=Clock())
-    again.open(writer.journal.load(100), InlineWriter(MemoryJournal()), boot_id="boot", wall_offset_s=0.0)
+    again.open(writer.journal.load(100), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=0.0, node="box")
     assert {id_: type(lease) for id_, lease in again.state.leases.items()} == {"held": ActiveLease, "a": ActiveLease}
     assert again.state.fences == driver.state.fences
 
@@ -278,7 +284,7 @@ async def test_after_standing_still_nobody_has_lost_his_place_or_his_gpu() -> No
         await driver.do(ask(name, ttl_s=30.0))
     clock.now += 1000.0  # stopped, or the machine slept: nobody could be heard
     events = await driver.do(cmd.Renew(("waiter",)))
-    assert kinds(events) == ["PoolOpened"]
+    assert kinds(events) == ["TakenOver"]
     assert isinstance(await driver.find("holder"), ActiveLease)
     assert isinstance(await driver.find("waiter"), QueuedLease)
     # From here on time counts again: whoever is silent for his TTL is gone.
@@ -292,24 +298,30 @@ async def test_after_standing_still_nobody_has_lost_his_place_or_his_gpu() -> No
 async def test_a_history_that_has_grown_long_is_compacted() -> None:
     journal = MemoryJournal()
     driver = Driver(PoolSettings(), clock=Clock())
-    driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+    driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
     await driver.do(look())
     await driver.do(ask("kept"))
     number = 0
-    while journal.events_since_compaction < SHORTEST_TO_COMPACT:
+    while journal.events_since_compaction < SHORTEST_TO_COMPACT - 200:
         number += 1
         await asyncio.gather(*(driver.do(ask(f"lease{number}-{part}")) for part in range(100)))
         await asyncio.gather(*(driver.do(cmd.Release(f"lease{number}-{part}")) for part in range(100)))
+    while journal.events_since_compaction > 200:
+        number += 1
+        await driver.do(ask(f"lease{number}"))
+        await driver.do(cmd.Release(f"lease{number}"))
     await driver.do(ask("last"))
     events = journal.load(1).events
     assert len(events) < 100
-    assert {event.lease_id for event in events if isinstance(event, ev.LeaseQueued)} == {"kept", "last"}
+    assert {event.lease_id for event in events if isinstance(event, ev.LeaseQueued)} >= {"kept", "last"}
 
 
 async def test_a_thread_writes_and_what_it_wrote_is_there_when_it_is_closed() -> None:
     journal = MemoryJournal()
     driver = Driver(PoolSettings(), clock=Clock())
-    driver.open(journal.load(1), WriterThread(journal, asyncio.get_running_loop()), boot_id="boot", wall_offset_s=0.0)
+    driver.open(
+        journal.load(1), WriterThread(journal, asyncio.get_running_loop()), boot_id="boot", wall_now=0.0, node="box"
+    )
     await driver.do(look())
     await driver.do(ask("a"))
     driver.note(cmd.Release("a"))
@@ -324,7 +336,7 @@ async def test_a_journal_that_contradicts_itself_is_not_gone_on_with() -> None:
     journal.append([ev.LeaseGranted(1.0, "nobody", (GpuKey("box", "GPU-0"),), 1, 1.0)], [])
     driver = Driver(PoolSettings(), clock=Clock())
     with pytest.raises(JournalDamaged, match="contradict"):
-        driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+        driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
     with pytest.raises(NotWritten):
         await driver.do(ask("a"))
 
@@ -332,7 +344,7 @@ async def test_a_journal_that_contradicts_itself_is_not_gone_on_with() -> None:
 async def test_one_turn_grants_so_many_and_the_next_turns_go_on_in_order() -> None:
     journal, clock = MemoryJournal(), Clock()
     driver = Driver(PoolSettings(max_sharers=1000), clock=clock)
-    driver.open(journal.load(100), InlineWriter(journal), boot_id="boot", wall_offset_s=0.0)
+    driver.open(journal.load(100), InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
     grants: list[list[str]] = []
     driver.early_listeners.append(
         lambda events: grants.append([event.lease_id for event in events if isinstance(event, ev.LeaseGranted)])

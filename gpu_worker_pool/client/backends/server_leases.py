@@ -186,7 +186,7 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
     A server on this machine knows the user. In a container the same user may have another name.
     """
     facts = {**asdict(request.wishes), **asdict(request.holder)}
-    del facts["process"]  # for the server to find out
+    del facts["process"], facts["node"]  # for the server to find out
     form = LeaseForm(
         **facts,
         priority=request.priority,

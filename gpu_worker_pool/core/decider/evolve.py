@@ -16,7 +16,6 @@ from gpu_worker_pool.core.model.lease import (
     EndedLease,
     Ending,
     EndReason,
-    LiveLease,
     QueuedLease,
 )
 from gpu_worker_pool.core.model.slot import Occupant

@@ -12,10 +12,6 @@ from .decide import decide
 from .evolve import replay
 
 
-# Between a take-over and the announcements of nodes no lease ends: what happened to it meanwhile is told by these.
-_AT_THE_BEGINNING = cmd.TakeOver | cmd.RenameNode | cmd.AnnounceNode
-
-
 def step(
     state: PoolState, command: cmd.Command, now: float, most_passes: float = inf, heard_until: float = inf
 ) -> list[ev.Event]:
@@ -38,7 +34,7 @@ def step(
         happened.extend(events)
         return bool(events)
 
-    if not isinstance(command, _AT_THE_BEGINNING | cmd.Tick):
+    if not isinstance(command, cmd.TakeOver | cmd.Tick):
         carry_out(cmd.Tick(heard_until))
     carry_out(command)
     while most_passes > 0 and carry_out(cmd.ServeQueue()):

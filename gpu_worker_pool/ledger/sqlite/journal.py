@@ -93,7 +93,8 @@ class SqliteJournal:
         with journal_errors(self._path):
             connection = self._writable()
             with self._quarantine_if_damaged():
-                return History(tuple(self._read_events(connection)), tuple(self._read_ended(connection, most_ended)))
+                events = tuple(map(decode_event, self._read_bodies(connection)))
+                return History(events, tuple(self._read_ended(connection, most_ended)))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         rows, crc = event_rows(events, self._crc)
@@ -221,11 +222,11 @@ class SqliteJournal:
         self._log = _identity(self._log_path)
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
-    def _read_events(self, connection: sqlite3.Connection) -> Iterator[DurableEvent]:
+    def _read_bodies(self, connection: sqlite3.Connection) -> Iterator[str]:
         crc = 0
         for body, noted_crc in connection.execute(self._sql["read_events"]):
             crc = checked_crc(body, noted_crc, crc)
-            yield decode_event(body)
+            yield body
 
     def _read_ended(self, connection: sqlite3.Connection, most: int) -> Iterator[EndedLease]:
         for body, noted_crc in connection.execute(self._sql["read_last_ended"], (most,)):
@@ -281,6 +282,10 @@ class SqliteJournal:
             # On macOS a plain fsync does not reach the disk.
             connection.execute(f"PRAGMA fullfsync = {int(self._durability == 'full')}")
         if version_of(connection) < self._migrations[-1].version:
+            with self._quarantine_if_damaged():
+                # A migration would give what was altered a new checksum.
+                for _ in self._read_bodies(connection):
+                    pass
             back_up(connection, self._path)
             migrate(connection, self._migrations)
         with self._quarantine_if_damaged():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from importlib.resources import files
@@ -13,19 +13,26 @@ from typing import NamedTuple
 
 from gpu_worker_pool.ledger.failpoints import reach
 
+from . import one_clock
+
 
 class Migration(NamedTuple):
-    """Migrates to `version` from the one before."""
+    """Migrates to `version` from the one before: by a script, then by a function for what SQL cannot say."""
 
     version: int
     script: str
+    rewrite: Callable[[sqlite3.Connection], None] = lambda _: None
+
+
+_REWRITES = {4: one_clock.rewrite}
 
 
 @cache
 def known_migrations() -> tuple[Migration, ...]:
     folder = files(__package__).joinpath("sql", "migrations")
     scripts = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
-    return tuple(Migration(int(file.name.split("_")[0]), file.read_text("utf-8")) for file in scripts)
+    numbered = [(int(file.name.split("_")[0]), file.read_text("utf-8")) for file in scripts]
+    return tuple(Migration(number, text, *filter(None, [_REWRITES.get(number)])) for number, text in numbered)
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -36,13 +43,14 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
     """Apply the missing migrations, each wholly or not at all: its version is set in the same transaction."""
-    for version, script in migrations:
+    for version, script, rewrite in migrations:
         if version <= version_of(connection):
             continue
         connection.execute("BEGIN IMMEDIATE")
         try:
             for statement in _statements(script):
                 connection.execute(statement)
+            rewrite(connection)
             reach("in_migration")
             connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("COMMIT")

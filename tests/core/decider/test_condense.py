@@ -68,12 +68,14 @@ def assert_alike(one: PoolState, other: PoolState) -> None:
 
 def check(state: PoolState, log: list[ev.Event], now: float) -> None:
     """After a restart and after a reboot, condensed from the living pool or from a restored one."""
-    for boot_id, at in ((state.boot_id, max(now, state.clock)), ("another boot", 1.0)):
+    for boot_id, at in ((state.boot_id, max(now, state.clock)), ("another boot", now + 1.0)):
         assert boot_id is not None
         long, short = from_long(state, log), from_short(state)
         shorter = from_short(from_long(state, log))
         for pool in (long, short, shorter):
-            step(pool, cmd.Open(boot_id, 2e6), at)
+            step(pool, cmd.TakeOver(1, boot_id, 7.0, 2e6), at)
+            for node in sorted(pool.nodes):
+                step(pool, cmd.AnnounceNode(node, boot_id), at)
         assert_alike(short, long)
         assert_alike(shorter, long)
 
@@ -161,7 +163,8 @@ def test_both_go_on_alike() -> None:
     for pool, events in zip((long, short), told, strict=True):
         now = box.now
         for command in (
-            cmd.Open("boot1", 1e6),
+            cmd.TakeOver(0, "boot1", 0.0, 1e6),
+            cmd.AnnounceNode("box", "boot1"),
             cmd.Observe(tuple(reading(index, at=now) for index in range(4))),
             cmd.IncludeGpu(key(3)),
             cmd.Release("m"),

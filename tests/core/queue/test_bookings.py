@@ -140,8 +140,8 @@ def test_a_restart_and_a_reboot_leave_bookings_as_they_were() -> None:
 
     box.restart()
     assert box.state.bookings == before
-    box.now = 5.0
-    box.do(cmd.Open("boot2", NOON + WALL_OFFSET_S - 100.0 - 5.0))
+    box.now = NOON - 100.0 - 5.0
+    box.reboot()
     box.observe_now(reading(0))
     box.ask("waits", owner="carol")
     box.ask("short", owner="carol", time_limit_s=99.0)

@@ -113,7 +113,7 @@ def test_the_oldest_ended_leases_are_pruned_by_compaction(path: Path) -> None:
 
 def test_every_named_query_is_one_statement_that_fits_the_tables(path: Path) -> None:
     SqliteJournal(path).close()
-    assert len(load_queries()) == 21
+    assert len(load_queries()) == 23
     with closing(sqlite3.connect(path)) as connection:
         for sql in load_queries().values():
             connection.execute(f"EXPLAIN {sql}", [None] * sql.count("?"))

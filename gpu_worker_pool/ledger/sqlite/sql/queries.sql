@@ -8,6 +8,13 @@ INSERT INTO event (at, kind, body, crc) VALUES (?, ?, ?, ?);
 -- name: read_events
 SELECT body, crc FROM event ORDER BY position;
 
+-- name: read_rows
+-- For a migration that rewrites them.
+SELECT position, body FROM event ORDER BY position;
+
+-- name: rewrite_event
+UPDATE event SET at = ?, kind = ?, body = ?, crc = ? WHERE position = ?;
+
 -- name: last_crc
 -- The crc that the next event continues.
 SELECT crc FROM event ORDER BY position DESC LIMIT 1;

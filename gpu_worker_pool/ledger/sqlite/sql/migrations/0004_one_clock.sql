@@ -1,0 +1,1 @@
+-- The tables stay as they are. The events are rewritten, see one_clock.py.
