@@ -153,20 +153,18 @@ class FleetMutant:
     near: int = 0
 
 
-def _database(**checks: bool) -> Fleet:
-    return Fleet(database=partial(SimulatedDatabase, **checks))
-
-
 MUTANTS = (
-    FleetMutant("an append checks epoch and term", _database(checks_epoch=False)),
-    FleetMutant("an append checks the term", _database(checks_term=False)),
-    FleetMutant("an append checks the head", _database(checks_head=False)),
+    FleetMutant(
+        "an append checks epoch and term", Fleet(database=partial(SimulatedDatabase, checks_epoch=False)), near=240
+    ),
+    FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=215),
+    FleetMutant("an append checks the head", Fleet(database=partial(SimulatedDatabase, checks_head=False))),
     FleetMutant("an append has an id", Fleet(NoBatchId)),
     FleetMutant("a box announces itself first", Fleet(NoAnnounceGate)),
-    FleetMutant("a reading has the pool time heard before", Fleet(ReceivedMinusAge)),
+    FleetMutant("a reading has the pool time heard before", Fleet(ReceivedMinusAge), near=460),
     FleetMutant("a deposed leader takes no renewals", Fleet(RenewsWhenDeposed)),
     FleetMutant("a take-over ends no lease", Fleet(BootIdEndsLeases)),
-    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer)),
+    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=150),
     FleetMutant("trust ends", Fleet(NoTrustWindow)),
     FleetMutant("the pool's clock goes on", Fleet(OwnBootClock)),
     FleetMutant(
@@ -176,5 +174,5 @@ MUTANTS = (
     FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
     FleetMutant("the journal is compared with what is known", Fleet(NothingCompared)),
-    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver)),
+    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=255),
 )

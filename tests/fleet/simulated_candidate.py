@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
@@ -17,7 +17,6 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.append_outcome import (
     Append,
     AppendMissing,
-    AppendOutcome,
     AppendWritten,
     CommitsLost,
     Deposed,
@@ -40,8 +39,8 @@ from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEv
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, Lease
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.lease import Lease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -70,7 +69,6 @@ class Batch:
 class SimulatedCandidate:
     election_type: type[Election] = Election
     following_type: type[Following] = Following
-    judges: Callable[[Append, LeaderRow], AppendOutcome] = staticmethod(judge_append)
 
     def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
         self.world, self.name = world, name
@@ -105,6 +103,10 @@ class SimulatedCandidate:
         self.timer_at = inf
         self.wake()
 
+    def start_again(self) -> None:
+        if self.is_dead:
+            self.start()
+
     def kill(self) -> None:
         self.is_dead = True
         self.incarnation += 1
@@ -123,6 +125,8 @@ class SimulatedCandidate:
         self.is_stopped = not self.is_dead
 
     def resume(self) -> None:
+        if not self.is_stopped:
+            return
         self.is_stopped = False
         backlog, self.backlog = self.backlog, []
         for action, args in backlog:
@@ -174,6 +178,8 @@ class SimulatedCandidate:
 
     def act(self, action: ElectionAction) -> None:
         database, position = self.world.database, self.following.position
+        call: Callable[..., Any]
+        args: tuple[Any, ...]
         match action:
             case ReadLeader():
                 call, args = database.read_leader, ()
@@ -190,6 +196,8 @@ class SimulatedCandidate:
             case LeadershipLost():
                 self.lose(action)
                 return
+            case _:
+                assert_never(action)
 
         def then(row: LeaderRow | None) -> None:
             self.carry_out(self.election.answered(action, row, self.boot_now()))
@@ -398,7 +406,7 @@ class SimulatedCandidate:
         self.ask(database.append, args, answered, again)
 
     def settle(self, batch: Batch, append: Append, row: LeaderRow) -> None:
-        outcome = self.judges(append, row)
+        outcome = judge_append(append, row)
         self.world.log(self.name, f"append {batch.id} after {append.head}: {outcome}")
         match outcome:
             case AppendWritten():
@@ -514,7 +522,3 @@ class SimulatedCandidate:
     def stamped(self, reading: Reading, age_s: float) -> Reading:
         """The reading at the pool time that its box had heard before it looked."""
         return reading
-
-    def holders(self) -> dict[GpuKey, str]:
-        active = [lease for lease in self.state.leases.values() if isinstance(lease, ActiveLease)]
-        return {key: lease.id for lease in active for key in lease.gpus}

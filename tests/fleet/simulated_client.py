@@ -141,4 +141,4 @@ class SimulatedClient:
     def stop_working(self) -> None:
         if self.box is not None:
             self.box.believers.pop(self.id, None)
-            self.world.at(self.lingers_s, self.box.processes.pop, self.id, None)
+            self.world.at(self.lingers_s, self.box.vacate, self.id)

@@ -19,7 +19,7 @@ DAY_S = 86_400.0
 DATABASE = "database"
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 - a broken promise, in the trace and in the report
     """A promise was broken."""
 
 
@@ -34,6 +34,9 @@ class Box:
         self.processes: dict[str, int] = {}
         # The clients that believe to hold it.
         self.believers: dict[str, SimulatedClient] = {}
+
+    def vacate(self, lease_id: str) -> None:
+        self.processes.pop(lease_id, None)
 
     def look(self, heard: float) -> Reading:
         processes = tuple(GpuProcess(ProcessId(pid, 1.0), 40_000.0) for pid in self.processes.values())

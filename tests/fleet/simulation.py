@@ -1,6 +1,6 @@
 """One history of a fleet from one seed: candidates, clocks, a database, boxes and clients, and what goes wrong with them.
 
-To see one: `python -m tests.fleet.simulation --seed 7 --trace`. With `--mutant NAME`, one guard is missing.
+To see one: `python -m tests.fleet.simulation --seed 7 --trace`. With `--mutant TEXT`, one guard is missing.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Trouble:
         self.world.disturb(f"{victim.name} is killed")
         victim.kill()
         if self.rng.random() < 0.7:
-            self.then(self.rng.uniform(0.1, 3.0), f"{victim.name} starts", lambda: victim.is_dead and victim.start())
+            self.then(self.rng.uniform(0.1, 3.0), f"{victim.name} starts", victim.start_again)
 
     def freeze(self) -> None:
         victim = self.victim()
@@ -114,7 +114,7 @@ class Trouble:
             self.world.freezes_next = victim  # with a question under way
         else:
             victim.freeze()
-        self.then(self.rng.uniform(0.3, 6.0), f"{victim.name} goes on", lambda: victim.is_stopped and victim.resume())
+        self.then(self.rng.uniform(0.3, 6.0), f"{victim.name} goes on", victim.resume)
 
     def cut_off(self) -> None:
         """One way or both, from the database; sometimes from the boxes too."""
@@ -144,7 +144,7 @@ class Trouble:
             return
         self.world.disturb(f"{victim.name} stops cleanly")
         victim.stop()
-        self.then(self.rng.uniform(1.0, 3.0), f"{victim.name} starts", lambda: victim.is_dead and victim.start())
+        self.then(self.rng.uniform(1.0, 3.0), f"{victim.name} starts", victim.start_again)
 
     def slow_down(self) -> None:
         """Statements and answers take long, and overtake each other."""
@@ -218,8 +218,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--mutant", help="a part of the guard's name, see fleet_mutants.py")
     arguments = parser.parse_args()
-    world = simulate(arguments.seed, trace=print if arguments.trace else None)
+    fleet = Fleet()
+    if arguments.mutant is not None:
+        from tests.fleet.fleet_mutants import MUTANTS  # noqa: PLC0415 - it imports this module
+
+        fleet = next(mutant.fleet for mutant in MUTANTS if arguments.mutant in mutant.guard)
+    world = simulate(arguments.seed, fleet, trace=print if arguments.trace else None)
     print(f"{len(world.database.events)} events, {len(world.take_overs)} take-overs, {world.now:.1f} s: as promised")  # noqa: T201
 
 

@@ -13,5 +13,9 @@ from tests.fleet.simulation import simulate
 def test_a_fleet_without_the_guard_is_caught(mutant: FleetMutant) -> None:
     # KeyError, AssertionError and TypeError come from a pool that is not what its events add up to.
     with pytest.raises((AssertionError, KeyError, TypeError)):
-        for seed in range(mutant.near, HISTORIES):
-            simulate(seed, mutant.fleet)
+        search(mutant)
+
+
+def search(mutant: FleetMutant) -> None:
+    for seed in range(mutant.near, HISTORIES):
+        simulate(seed, mutant.fleet)
