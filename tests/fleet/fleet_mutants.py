@@ -21,7 +21,8 @@ from gpu_worker_pool.core.fleet.leadership import LeaderRow, StoredEvent
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Reading
-from tests.fleet.simulated_candidate import Batch, SimulatedCandidate
+from tests.fleet.batch import Batch
+from tests.fleet.simulated_candidate import SimulatedCandidate
 from tests.fleet.simulated_database import SimulatedDatabase
 from tests.fleet.simulation import Fleet
 

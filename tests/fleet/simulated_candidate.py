@@ -7,7 +7,6 @@ only once the append is written and while it may act.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -40,9 +39,10 @@ from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, St
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.core.model.lease import Lease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
+from tests.fleet.batch import Answer, Batch
+from tests.fleet.simulated_process import SimulatedProcess
 
 if TYPE_CHECKING:
     from tests.fleet.simulated_world import World
@@ -50,46 +50,22 @@ if TYPE_CHECKING:
 SETTINGS = PoolSettings()
 LOOK_EVERY_S = 1.2
 SNAPSHOT_EVERY = 8
-# None: not now, ask another candidate.
-Answer = Callable[[list[ev.Event] | None, Lease | None], None]
 
 
-@dataclass
-class Batch:
-    """Events that are written together, and the callers that wait for that."""
-
-    id: str
-    events: list[ev.DurableEvent] = field(default_factory=list)
-    callers: list[tuple[list[ev.Event], str, Answer]] = field(default_factory=list)
-    # Events that are in the pool already, and were in the journal before the database lost them.
-    repairs: bool = False
-    opens: bool = False
-
-
-class SimulatedCandidate:
+class SimulatedCandidate(SimulatedProcess):
     election_type: type[Election] = Election
     following_type: type[Following] = Following
 
     def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
-        self.world, self.name = world, name
-        self.clock_offset_s, self.drift = clock_offset_s, drift
+        super().__init__(world, name, clock_offset_s=clock_offset_s, drift=drift)
         self.pace = ElectionPace(spread_s=spread_s)
-        self.is_dead = True
-        self.is_stopped = False
-        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self.incarnation = 0
-
-    # The process
 
     def start(self) -> None:
-        self.incarnation += 1
-        self.is_dead = self.is_stopped = False
-        self.backlog.clear()
+        super().start()
         self.election = self.election_type(lambda: self.world.new_id(f"{self.name}-term"), self.pace)
         self.following = self.following_type(RecentEvents(), SNAPSHOT_EVERY)
         self.state = PoolState(settings=SETTINGS)
         self.clock_base = 0.0
-        self.wall_offset_s = 0.0
         self.won: LeadershipWon | None = None
         self.generation = 0
         self.is_reading = False
@@ -103,49 +79,8 @@ class SimulatedCandidate:
         self.timer_at = inf
         self.wake()
 
-    def start_again(self) -> None:
-        if self.is_dead:
-            self.start()
-
-    def kill(self) -> None:
-        self.is_dead = True
-        self.incarnation += 1
-
-    def run(self, incarnation: int, action: Callable[..., None], *args: Any) -> None:
-        """Do something, unless the process is gone; a stopped one does it when it goes on."""
-        if incarnation != self.incarnation:
-            return
-        if self.is_stopped:
-            self.backlog.append((action, args))
-        else:
-            action(*args)
-
-    def freeze(self) -> None:
-        """Stop the process, as SIGSTOP does."""
-        self.is_stopped = not self.is_dead
-
-    def resume(self) -> None:
-        if not self.is_stopped:
-            return
-        self.is_stopped = False
-        backlog, self.backlog = self.backlog, []
-        for action, args in backlog:
-            if not self.is_dead and not self.is_stopped:
-                action(*args)
-
-    def boot_now(self) -> float:
-        return self.clock_offset_s + self.world.now * (1 + self.drift)
-
     def pool_now(self) -> float:
         return self.clock_base + self.boot_now()
-
-    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        self.world.at(delay_s / (1 + self.drift), self.run, self.incarnation, action, *args)
-
-    def ask(
-        self, call: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None], failed: Callable[[], None]
-    ) -> None:
-        self.world.ask_database(self, call, args, then, failed)
 
     def may_act(self) -> bool:
         return self.election.may_act(self.boot_now())

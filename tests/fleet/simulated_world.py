@@ -10,9 +10,11 @@ from typing import Any
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import Lease
-from tests.fleet.simulated_candidate import Answer, SimulatedCandidate
+from tests.fleet.batch import Answer
+from tests.fleet.simulated_candidate import SimulatedCandidate
 from tests.fleet.simulated_client import SimulatedClient
 from tests.fleet.simulated_database import SimulatedDatabase
+from tests.fleet.simulated_process import SimulatedProcess
 
 TIMEOUT_S = 1.0
 DAY_S = 86_400.0
@@ -124,7 +126,7 @@ class World:
 
     def ask_database(
         self,
-        candidate: SimulatedCandidate,
+        candidate: SimulatedProcess,
         call: Callable[..., Any],
         args: tuple[Any, ...],
         then: Callable[[Any], None],
@@ -220,7 +222,7 @@ class World:
         if term != self.database.row.term and not self.can_expire_early:
             self.violate(f"{candidate.name} answered although {self.database.row.holder} leads")
 
-    def note_written(self, candidate: SimulatedCandidate, events: tuple[ev.DurableEvent, ...]) -> None:
+    def note_written(self, candidate: SimulatedProcess, events: tuple[ev.DurableEvent, ...]) -> None:
         self.log(candidate.name, f"wrote {', '.join(type(event).__name__ for event in events)}")
         for event in events:
             if isinstance(event, ev.LeaseGranted):

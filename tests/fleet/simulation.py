@@ -106,15 +106,20 @@ class Trouble:
             self.then(self.rng.uniform(0.1, 3.0), f"{victim.name} starts", victim.start_again)
 
     def freeze(self) -> None:
-        victim = self.victim()
+        victim, world = self.victim(), self.world
         if victim.is_dead or victim.is_stopped:
             return
-        self.world.disturb(f"{victim.name} is stopped")
+        world.disturb(f"{victim.name} is stopped")
         if self.rng.random() < 0.5:
-            self.world.freezes_next = victim  # with a question under way
+            world.freezes_next = victim  # with a question under way
         else:
             victim.freeze()
-        self.then(self.rng.uniform(0.3, 6.0), f"{victim.name} goes on", victim.resume)
+
+        def go_on() -> None:
+            world.freezes_next = None
+            victim.resume()
+
+        self.then(self.rng.uniform(0.3, 6.0), f"{victim.name} goes on", go_on)
 
     def cut_off(self) -> None:
         """One way or both, from the database; sometimes from the boxes too."""
@@ -185,7 +190,8 @@ class Trouble:
         """A standby that is a little behind is promoted, and the leader is well: nothing is lost for good."""
         world, leader = self.world, self.leader()
         behind_s = self.rng.uniform(0.05, 0.7)
-        is_well = leader is not None and not world.cuts and not world.slow_share and world.database.is_up
+        is_calm = not (world.cuts or world.slow_share or world.freezes_next)
+        is_well = leader is not None and is_calm and world.database.is_up
         if not is_well or world.now - world.database.claimed_at < behind_s + 0.1 or world.is_excused:
             return
         lost = world.database.fail_over(world.now, behind_s)
