@@ -56,8 +56,9 @@ class Forecast:
     def duration_of(self, owner: str | None, declared_s: float | None) -> FreeTime:
         """How long a lease of this owner lasts."""
         limit_s = time_limit_of(self._state, owner, declared_s)
-        if limit_s is not None:
-            return FreeTime(limit_s, Basis.DECLARED)
+        return self._predicted(owner) if limit_s is None else FreeTime(limit_s, Basis.DECLARED)
+
+    def _predicted(self, owner: str | None) -> FreeTime:
         use = self._state.owners.get(owner)
         recent = use.recent if use and use.recent else self._state.recent
         return FreeTime(max(sum(recent) / len(recent), 1.0), Basis.PREDICTED) if recent else NEVER
@@ -75,7 +76,8 @@ class Forecast:
         if lease.ending is not None or lease.limit is not None:
             ends = [lease.limit if lease.limit is not None else inf, lease.ending.at if lease.ending else inf]
             return FreeTime(max(min(ends), self._now), Basis.DECLARED, lease_id)
-        lasts_s, basis, _ = self.duration_of(lease.request.holder.owner, None)
+        # Its owner may have a limit since the grant, which does not bind it.
+        lasts_s, basis, _ = self._predicted(lease.request.holder.owner)
         if basis is Basis.UNKNOWN:
             return NEVER
         lasted_s = max(self._now + state.wall_offset_s - lease.granted_at, 0.0)
