@@ -34,7 +34,7 @@ from gpu_worker_pool.core.fleet.election import (
     ReadLeader,
     RenewLeadership,
 )
-from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEvents, RecentEvents
+from gpu_worker_pool.core.fleet.following import Following, JournalTail, LoadSnapshot, ReadEvents
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -63,7 +63,7 @@ class SimulatedCandidate(SimulatedProcess):
     def start(self) -> None:
         super().start()
         self.election = self.election_type(lambda: self.world.new_id(f"{self.name}-term"), self.pace)
-        self.following = self.following_type(RecentEvents(), SNAPSHOT_EVERY)
+        self.following = self.following_type(JournalTail(), SNAPSHOT_EVERY)
         self.state = PoolState(settings=SETTINGS)
         self.clock_base = 0.0
         self.won: LeadershipWon | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEvents, RecentEvents
+from gpu_worker_pool.core.fleet.following import Following, JournalTail, LoadSnapshot, ReadEvents
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, StoredEvent
 from gpu_worker_pool.core.model.events import ProcessIgnored
 
@@ -17,7 +17,7 @@ def journal(first: int, last: int, *, epoch: int = 1) -> list[StoredEvent]:
 
 def follower(position: int, *, most: int = 100) -> Following:
     """A candidate that has read the journal up to this position."""
-    following = Following(RecentEvents(most), snapshot_every=5)
+    following = Following(JournalTail(most), snapshot_every=5)
     following.loaded(None)
     question = following.question(position)
     assert isinstance(question, ReadEvents)

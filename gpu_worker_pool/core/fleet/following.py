@@ -20,7 +20,7 @@ MOST_AT_ONCE = 1_000
 SNAPSHOT_EVERY = 5_000
 
 
-class RecentEvents:
+class JournalTail:
     """The last events that are known to have been written, at positions without gaps."""
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
@@ -85,7 +85,7 @@ class ReadEvents:
 class Following:
     """Where a candidate is in the journal. Its pool is what the events up to `position` add up to."""
 
-    recent: RecentEvents = field(default_factory=RecentEvents)
+    recent: JournalTail = field(default_factory=JournalTail)
     snapshot_every: int = SNAPSHOT_EVERY
     position: int = 0
     epoch: int = 0
