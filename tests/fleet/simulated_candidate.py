@@ -236,7 +236,7 @@ class SimulatedCandidate(SimulatedProcess):
         elif missing:
             self.world.log(self.name, f"repairs {len(missing)} events after {won.row.head}")
             replay(self.state, [each.event for each in missing if each.position > self.following.position])
-            self.following.position = won.row.head
+            self.following.rewind(won.row.head)
             self.waiting = [Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)]
             self.open_pool()
         else:
@@ -377,7 +377,7 @@ class SimulatedCandidate(SimulatedProcess):
             self.carry_out(self.election.step_down(mine.epoch, mine.term, reason, self.boot_now()))
             return
         self.world.log(self.name, f"repairs {len(missing)} events after {head}")
-        self.following.position = head
+        self.following.rewind(head)
         self.in_flight = Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)
         self.send(self.in_flight)
 

@@ -169,6 +169,10 @@ class Following:
         """What the database lost after `head`, to be written again; None if not all of it is remembered."""
         return self.recent.after(head)
 
+    def rewind(self, head: int) -> None:
+        """Note that the journal ends here, and that what came after is being written again. The pool has it already."""
+        self.position = head
+
     def forget(self, reason: str) -> None:
         """Give up what the database lost: the journal is the truth."""
         self.recent.clear()
