@@ -37,7 +37,7 @@ _NEVER = (WrongModel, NotAmong, TooSmall)
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """The verdict on one GPU for a waiter; `gpu` is None if there is no reading yet."""
+    """The verdict on one GPU for a waiter; `gpu` is None if only its leases are known."""
 
     key: GpuKey
     gpu: Gpu | None
@@ -113,7 +113,7 @@ class Explainer:
         if verdicts is None:
             slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
             verdicts = self._verdicts[wishes] = tuple(
-                GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, judge(state, slot, wishes, self._now))
+                GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now))
                 for slot in slots
             )
         limit = obstacle(state, state.queue.line_of(lease))
@@ -155,9 +155,8 @@ class Explainer:
     def _explain_inside(self, lease: QueuedLease, parent: str) -> Explanation:
         state, outer, found = self._state, parent_of(self._state, lease), []
         for key in outer.gpus:
-            reading = state.slots[key].reading
             verdict = judge_inside(state, outer, key, lease.request.wishes)
-            found.append(GpuVerdict(key, reading.gpu if reading else None, verdict))
+            found.append(GpuVerdict(key, state.slots[key].gpu, verdict))
         length = len(state.inside.waiting_in(parent))
         return Explanation(
             lease.id, state.inside.position(lease), length, tuple(found), str(lease.request.wishes), parent
@@ -204,4 +203,4 @@ def _some(names: list[str]) -> str:
 
 
 def _index(slot: GpuSlot) -> float:
-    return slot.reading.gpu.index if slot.reading else float("inf")
+    return slot.gpu.index if slot.gpu else float("inf")
