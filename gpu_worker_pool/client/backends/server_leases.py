@@ -187,6 +187,7 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
     """
     facts = {**asdict(request.wishes), **asdict(request.holder)}
     del facts["process"], facts["node"]  # for the server to find out
+    del facts["nodes"]  # an endpoint is one node
     form = LeaseForm(
         **facts,
         priority=request.priority,
