@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from gpu_worker_pool.host.holder_record import FOLDER, prefix
 from gpu_worker_pool.testing import ServerProcess
-from tests.preloaded import PreloadedPopen
+from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
 
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
 # The servers of tests leave no socket where those of this machine are, and their clients use none of these.
 os.environ.setdefault("GPU_POOL_SOCKET", "")
+
+# With what the caller has set for Python itself, no process that inherits it could be a fork of the loaded one.
+for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(name, None)
+os.environ.update(NO_CERTIFICATES)
 
 # Servers that programs of examples, documents and tests/test_pytest_plugin.py start, start as a user's.
 ServerProcess.popen = PreloadedPopen
@@ -57,6 +65,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where several processes share the files (pytest-xdist), in our order, and not those with the most tests first."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is loaded stays: no garbage collection looks through it, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

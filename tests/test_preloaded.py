@@ -56,3 +56,39 @@ def test_what_is_read_at_the_start_is_read(popen: type[subprocess.Popen[str]]) -
     env = {**ENV, "PYTHONIOENCODING": "latin-1", "PYTHONOPTIMIZE": "1"}
     with popen(show, env=env, stdout=subprocess.PIPE, text=True) as it:
         assert it.communicate()[0].split() == ["iso8859-1", "1"]
+
+
+ENDS = """
+import atexit, sys, threading
+class Open:
+    def __del__(self):
+        print("taken apart")
+open_one = Open()
+open_one.itself = open_one
+atexit.register(print, "at exit")
+def wait():
+    threading.main_thread().join()
+    print("thread")
+threading.Thread(target=wait).start()
+"""
+
+
+@STARTS
+@pytest.mark.parametrize(
+    ("end", "said", "code"), [("", "", 0), ("sys.exit(-3)", "", 253), ("sys.exit('told why')", "told why\n", 1)]
+)
+def test_at_its_end_threads_are_waited_for_and_all_is_taken_apart(
+    popen: type[subprocess.Popen[str]], end: str, said: str, code: int
+) -> None:
+    command = [sys.executable, "-c", ENDS + end]
+    with popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
+        assert it.communicate(timeout=60) == ("thread\nat exit\ntaken apart\n", said)
+    assert it.returncode == code
+
+
+@STARTS
+def test_output_that_cannot_be_written_is_told_at_its_end(popen: type[subprocess.Popen[str]]) -> None:
+    command = [sys.executable, "-c", "import os; os.close(1); print('lost')"]
+    with popen(command, env=ENV, stderr=subprocess.PIPE, text=True) as it:
+        assert "Bad file descriptor" in it.communicate(timeout=60)[1]
+    assert it.returncode == 120

@@ -69,6 +69,8 @@ class SimulatedPool:
                 key = GpuKey(node.name, f"GPU-{node.name}-{index}")
                 self._gpus[key] = Gpu(key, index, node.model)
         step(self.state, cmd.TakeOver(0, "boot"), 0.0)
+        for node in nodes:
+            step(self.state, cmd.AnnounceNode(node.name, "boot"), 0.0)
         step(self.state, self._look(self._gpus, 0.0), 0.0)
 
     @property

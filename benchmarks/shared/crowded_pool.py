@@ -112,6 +112,8 @@ class CrowdedPool:
         """Take every GPU and fill the queue, except for the requests that `let_share` adds."""
         step(self.state, cmd.TakeOver(0, "boot"), self.now)
         for node in self.readings:
+            step(self.state, cmd.AnnounceNode(node, "boot"), self.now)
+        for node in self.readings:
             self.handle(self.observe(node))
         while len(self.state.queue) < self._exclusive:
             self.handle(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from datetime import datetime
-
 import typer
 
 from gpu_worker_pool.core.model import memory
-
-_DURATION = re.compile(
-    r"\s*(?:(\d+(?:\.\d+)?)d)?\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s?)?\s*"
-)
-_WEEK_S = 6 * 86_400.0
-_SECONDS = (86_400.0, 3600.0, 60.0, 1.0)
+from gpu_worker_pool.core.model.span import parse_span
 
 
 def parse_memory_mb(text: str | float) -> float:
@@ -26,10 +18,10 @@ def parse_memory_mb(text: str | float) -> float:
 
 def parse_duration_s(text: str | float) -> float:
     """Read `90`, `90s`, `15m`, `1h`, `1h30m`, `2d`; a number alone is in seconds."""
-    found = _DURATION.fullmatch(str(text))
-    if found is None or not any(found.groups()):
-        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)")
-    seconds = sum(float(number) * unit for number, unit in zip(found.groups(), _SECONDS, strict=True) if number)
+    try:
+        seconds = parse_span(str(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)") from None
     if not 0 <= seconds <= 1e9:
         raise typer.BadParameter(f"{text!r} is too long; it must be at most a billion seconds")
     return seconds
@@ -43,14 +35,6 @@ def show_duration(seconds: float) -> str:
     units = [(left // 86_400, "d"), (left // 3600 % 24, "h"), (left // 60 % 60, "m"), (left % 60, "s")]
     first = next(index for index, (number, _) in enumerate(units) if number)
     return " ".join(f"{number}{unit}" for number, unit in units[first : first + 2] if number)
-
-
-def show_time(at: float, now: float) -> str:
-    """A time to come: `14:20`, on another day `Sat 14:20` or `2026-12-01 14:20`."""
-    then, today = (datetime.fromtimestamp(moment).astimezone() for moment in (at, now))
-    if then.date() == today.date():
-        return f"{then:%H:%M}"
-    return f"{then:%a %H:%M}" if abs(at - now) < _WEEK_S else f"{then:%Y-%m-%d %H:%M}"
 
 
 def show_memory(memory_mb: float) -> str:

@@ -15,8 +15,6 @@ from dataclasses import replace
 from math import inf
 
 from gpu_worker_pool.core.decider.condense import condense
-from gpu_worker_pool.core.decider.decide import decide
-from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
@@ -31,8 +29,9 @@ from gpu_worker_pool.core.model.state import PoolState
 from .journal import History, LedElsewhere, NotWritten
 from .outbox import Outbox
 from .standstill import StandstillWatch
-from .take_over import first_commands, restored, show
+from .take_over import first_commands, restored
 from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
+from .unwritten import renew, show
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
@@ -184,7 +183,9 @@ class Driver:
         elif command.arrived_at is None:
             command = replace(command, arrived_at=await self.heartbeat_turn(len(command.lease_ids), caller))
         if self.trouble is not None:
-            return self._do_in_trouble(command)
+            if not self.is_leading or not isinstance(command, cmd.Renew):
+                raise self.not_written()
+            return renew(self.state, command, self.now(), self.is_written)
         events, batch = self._carry_out(command)
         if batch is not None:
             await self._written(batch)
@@ -336,19 +337,6 @@ class Driver:
     def _is_dead(self, holder: Holder) -> bool:
         process = holder.process if holder.node in (None, self._node) else None
         return process is not None and not self._is_alive(process)
-
-    def _do_in_trouble(self, command: cmd.Command) -> list[ev.Event]:
-        """Take heartbeats, so that no holder loses a GPU because of a full disk. Nothing is ended or granted."""
-        if not self.is_leading or not isinstance(command, cmd.Renew):
-            raise self.not_written()
-        now = self.now()
-        # A lease that is not written is not known to its client, so it cannot be renewed.
-        known = replace(command, lease_ids=tuple(filter(self.is_written, command.lease_ids)))
-        events = decide(self.state, known, now)
-        replay(self.state, events)
-        return events + [
-            ev.LeaseUnknown(now, lease_id) for lease_id in command.lease_ids if not self.is_written(lease_id)
-        ]
 
     def _set_alarm(self, now: float) -> None:
         due_at = self.state.next_due_at()

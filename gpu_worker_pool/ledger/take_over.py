@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.events import DurableEvent
@@ -27,13 +26,6 @@ def restored(history: History, settings: PoolSettings) -> PoolState:
     state = PoolState(settings=settings, ended={lease.id: lease for lease in history.ended})
     restore(state, history.events)
     return state
-
-
-def show(state: PoolState, command: cmd.Observe, now: float) -> None:
-    """Take in readings of GPUs before the history is known."""
-    for node in sorted({reading.gpu.key.node for reading in command.readings}):
-        replay(state, decide(state, cmd.AnnounceNode(node, ""), now))
-    replay(state, decide(state, command, now))
 
 
 def first_commands(state: PoolState, take_over: cmd.TakeOver, node: str | None) -> list[cmd.Command]:

@@ -45,7 +45,7 @@ def test_what_is_no_memory(text: str) -> None:
         parse_memory_mb(text)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5", "nan", "inf", "5m1h", "s", "9" * 400])
+@pytest.mark.parametrize("text", ["", "soon", "-5", "nan", "inf", "5m1h", "1h1h", "2h30", "s", "9" * 400])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_duration_s(text)

@@ -15,7 +15,7 @@ from gpu_worker_pool import testing
 from gpu_worker_pool.client import GPUWorkerPoolClient
 from gpu_worker_pool.testing import ServerProcess
 from tests.server import elsewhere
-from tests.server.leasing import new_id, queue, release_all, take
+from tests.server.leasing import new_id, pause_s, queue, release_all, take
 
 T = TypeVar("T")
 SOON_S = 20.0
@@ -41,13 +41,14 @@ def id_of(endpoint: Any) -> str:
 async def soon(look: Callable[[], T | None], what: str, within_s: float = SOON_S) -> T:
     """What `look` sees as soon as it is something; the loop goes on meanwhile."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
+    began = loop.time()
     while True:
         seen = look()
         if seen:
             return seen
-        assert loop.time() < deadline, f"not within {within_s:g} s: {what}; seen at last: {seen!r}"
-        await asyncio.sleep(0.01)
+        waited_s = loop.time() - began
+        assert waited_s < within_s, f"not within {within_s:g} s: {what}; seen at last: {seen!r}"
+        await asyncio.sleep(pause_s(waited_s))
 
 
 def lease_ids(*servers: ServerProcess) -> set[str]:

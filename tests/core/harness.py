@@ -174,6 +174,7 @@ class CheckedPool(QueueChecks):
             "quotas",
             "bookings",
             "preemptible",
+            "making_room",
             "timetable",
         ):
             assert getattr(restored, what) == getattr(self.state, what), what
@@ -188,6 +189,8 @@ class CheckedPool(QueueChecks):
         for pool in (condensed, restored):
             self.core.step.step(pool, reopen, self.state.clock + 1.0)
         assert condensed == restored
+        orders = [{key: list(slot.occupants) for key, slot in pool.slots.items()} for pool in (condensed, restored)]
+        assert orders[0] == orders[1], "leases came to a GPU in another order"
         processes = [[lease.request.holder.process for lease in pool.leases.values()] for pool in (condensed, restored)]
         assert sorted(map(str, processes[0])) == sorted(map(str, processes[1]))
 
@@ -254,29 +257,34 @@ class CheckedPool(QueueChecks):
         assert expected, "nobody could be served"
         fitting = [(lease, options) for lease, options in expected if lease.id == event.lease_id]
         assert fitting, "the wrong waiter is served"
-        lease, options = max(fitting, key=lambda each: any(set(event.gpus) <= option for option in each[1]))
-        assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
-        assert any(set(event.gpus) <= option for option in options), "GPUs that it may not take"
+        lease, options = max(fitting, key=lambda each: set(event.gpus) <= set().union(*each[1]))
+        self._check_parts(event, lease.request.wishes)
+        assert set(event.gpus) <= set().union(*options), "GPUs that it may not take"
         if len(event.gpus) == 1 and not model.on(event.gpus[0]):
             cost = model.cost(event.gpus[0], lease.request.wishes)
             best = min(model.cost(key, lease.request.wishes) for option in options for key in option)
             assert cost == pytest.approx(best), "not the best of the GPUs"
-        node = event.gpus[0].node
-        assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
-        model.fences[node] = event.fence
         self._activate(lease, event)
         self.just_granted.add(lease.id)
+
+    def _check_parts(self, event: Any, wishes: Any) -> None:
+        """So many GPUs on each of so many nodes, by node and index, and a fence that is new to each of these."""
+        model, nodes = self.model, [key.node for key in event.gpus]
+        assert len(set(event.gpus)) == len(event.gpus) == wishes.gpus * wishes.nodes
+        assert [nodes.count(node) for node in dict.fromkeys(nodes)] == [wishes.gpus] * wishes.nodes
+        places = [(key.node, model.readings[key].gpu.index) for key in event.gpus]
+        assert places == sorted(places)
+        for node in set(nodes):
+            assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
+            model.fences[node] = event.fence
 
     def _granted_inside(self, event: Any) -> None:
         model, lease = self.model, self.model.leases[event.lease_id]
         expected = model.next_inside(lease.request.parent)
         assert expected is not None, "nobody could be served inside the lease"
         assert expected[0] is lease, "the wrong waiter is served"
-        assert len(set(event.gpus)) == len(event.gpus) == lease.request.wishes.gpus
+        self._check_parts(event, lease.request.wishes)
         assert set(event.gpus) <= set(expected[1]), "GPUs that it may not take"
-        node = event.gpus[0].node
-        assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
-        model.fences[node] = event.fence
         self._activate(lease, event)
 
     def _activate(self, lease: Lease, event: Any) -> None:

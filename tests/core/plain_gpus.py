@@ -117,9 +117,14 @@ class PlainGpus:
         """The first waiter inside a lease, if it can be served: nobody passes it."""
         for lease in self.waiting_in(parent_id)[:1]:
             usable = self.usable_inside(self.leases[parent_id], lease.request.wishes)
-            if len(usable) >= lease.request.wishes.gpus:
+            if self.are_enough(usable, lease.request.wishes):
                 return lease, usable
         return None
+
+    def are_enough(self, keys: Iterable[Key], wishes: Any) -> bool:
+        """Whether so many nodes have so many of these GPUs."""
+        on_nodes = [key.node for key in keys]
+        return bool(sum(on_nodes.count(node) >= wishes.gpus for node in set(on_nodes)) >= wishes.nodes)
 
     def is_mine(self, key: Key, lease: Lease, process: Any) -> bool:
         """Whether a process is a lease's: its nearest kin counts, and of leases with the same kin those not over."""
@@ -218,7 +223,7 @@ class PlainGpus:
         reading = self.readings.get(key)
         if reading is None or reading.fault or reading.other_server or key in self.excluded:
             return False
-        if self.now - reading.at > self.settings.stale_after_s:
+        if self.now > reading.at + self.settings.stale_after_s:
             return False
         return self._fits(key, wishes)
 

@@ -8,6 +8,7 @@ reckoned here from all leases, each time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from tests.core.plain_gpus import FOREVER, Key, Lease, PlainGpus
@@ -38,6 +39,8 @@ class Outcome:
     claims: dict[Key, str] = field(default_factory=dict)
     reserved: Reserved | None = None
     undated: dict[Any, float] = field(default_factory=dict)
+    # The leases that need not make room after all; None if that was not asked.
+    spared: list[str] | None = None
 
 
 @dataclass
@@ -104,7 +107,7 @@ class Model(PlainGpus):
 
     def with_this(self, lease: Lease, *, firm: bool) -> int:
         wishes = lease.request.wishes
-        needed = wishes.gpus * (WHOLE if wishes.memory_mb is None else 1)
+        needed = wishes.gpus * wishes.nodes * (WHOLE if wishes.memory_mb is None else 1)
         return self.held(lease.owner, firm=firm) + int(needed)
 
     def borrows(self, lease: Lease) -> bool:
@@ -147,9 +150,12 @@ class Model(PlainGpus):
         if ends:
             return max(min(ends), self.now), SURE
         lasted = self.lasted.get(lease.owner) or self.all_lasted
-        if not lasted:
+        # A limit that came after the grant does not bind it, but tells something.
+        lasts = self.limit_s(lease.request)
+        if lasts is None and not lasted:
             return FOREVER, "unknown"
-        lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
+        if lasts is None:
+            lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
         so_far = max(self.now + self.wall - lease.granted_at, 0.0)
         while lasts <= so_far:
             lasts *= 2
@@ -181,20 +187,28 @@ class Model(PlainGpus):
         keys = tuple(key for _, _, key, _ in sorted(first, key=lambda entry: entry[1]))
         return Reserved(lease.id, keys, first[-1][0], max(basis for _, _, _, basis in first))
 
+    def plan_on_all(self, nodes: list[str], lease: Lease) -> Reserved | None:
+        """The soonest plan on so many of these nodes; its date is that of the last of them."""
+        plans = [plan for plan in (self.plan_on(node, lease) for node in nodes) if plan is not None]
+        first = sorted(plans, key=lambda plan: (plan.date, plan.gpus))[: lease.request.wishes.nodes]
+        if len(first) < lease.request.wishes.nodes:
+            return None
+        keys = [key for plan in sorted(first, key=lambda plan: plan.gpus[0].node) for key in plan.gpus]
+        return Reserved(lease.id, tuple(keys), first[-1].date, max(plan.basis for plan in first))
+
     def may_reserve(self, lease: Lease) -> bool:
         return bool(lease.asked_at - self.wall + self.settings.reserve_after_s <= self.now)
 
     def reserve(self, lease: Lease, undated: dict[Any, float]) -> Reserved | None:
-        """What is reserved for the first waiter that cannot be served; it keeps to the node that it has."""
+        """What is reserved for the first waiter that cannot be served; it keeps to the nodes that it has."""
         wishes, current = lease.request.wishes, self.reservation
-        if current is not None and current.lease_id == lease.id and current.gpus[0].node in self.nodes():
-            plan = self.plan_on(current.gpus[0].node, lease)
+        if current is not None and current.lease_id == lease.id:
+            plan = self.plan_on_all(sorted({key.node for key in current.gpus}), lease)
             if plan is not None:
                 return plan
         if wishes in undated:
             return None
-        plans = [self.plan_on(node, lease) for node in self.nodes() if self.has_enough(node, wishes)]
-        plan = min((p for p in plans if p is not None), key=lambda p: (p.date, p.gpus), default=None)
+        plan = self.plan_on_all([node for node in self.nodes() if self.has_enough(node, wishes)], lease)
         if plan is None or (plan.basis == GUESSED and plan.date > self.now + FAR_AHEAD_S):
             undated[wishes] = self.now + TRIED_AGAIN_AFTER_S
             return None
@@ -203,40 +217,52 @@ class Model(PlainGpus):
     # Who makes room
 
     def room_for(self, lease: Lease, gone: set[Key]) -> tuple[tuple[Key, ...], tuple[str, ...]] | None:
-        """The GPUs that a waiter gets if preemptible leases end, and which: as few as possible, the youngest first."""
-        wishes, best = lease.request.wishes, None
-        for node in self.nodes():
-            if not self.has_enough(node, wishes):
-                continue
-            offers = []
-            for key in sorted((k for k in self.readings if k.node == node), key=lambda k: k.uuid):
-                offer = None if key in gone else self.offer(key, wishes)
-                if offer is not None:
-                    offers.append((key, *offer))
-            offers.sort(key=lambda offer: (len(offer[1]), -offer[2]))
-            chosen = offers[: wishes.gpus]
-            if len(chosen) < wishes.gpus:
-                continue
-            victims = tuple(dict.fromkeys(victim for _, gone_with, _ in chosen for victim in gone_with))
-            rank = (len(victims), -min(age for _, _, age in chosen), node)
-            if best is None or rank < best[0]:
-                best = rank, tuple(key for key, _, _ in chosen), victims
-        return None if best is None else best[1:]
-
-    def offer(self, key: Key, wishes: Any) -> tuple[tuple[str, ...], float] | None:
-        """Who must go so that a GPU does, and when the oldest of them was granted."""
-        if self.is_usable(key, wishes):
-            return (), FOREVER
-        left = [x for x in self.on(key) if not self.is_leaving(x)]
-        if len(left) < len(self.on(key)) and self.would_do(key, wishes, left):
-            return (), FOREVER
-        victims: list[str] = []
-        for lease in sorted((x for x in left if x.request.preemptible), key=lambda x: (-x.granted_at, x.fence)):
-            left.remove(lease)
-            victims.append(lease.id)
-            if self.would_do(key, wishes, left):
-                return tuple(victims), lease.granted_at
+        """The GPUs that a waiter gets if preemptible leases end, and which: as few as possible, and of as many the ones
+        whose oldest is youngest.
+        """
+        wishes = lease.request.wishes
+        keys = [key for key in self.readings if key not in gone and self.has_enough(key.node, wishes)]
+        young = [x for x in self.preemptible_on(None) if not self.is_leaving(x)]
+        young.sort(key=lambda x: (-x.granted_at, x.id))
+        for number in range(len(young) + 1):
+            for chosen in sorted(combinations(range(len(young)), number), key=lambda places: places[::-1]):
+                victims = [young[place] for place in chosen]
+                usable = [key for key in keys if self.would_be_usable(key, wishes, victims)]
+                if self.are_enough(usable, wishes):
+                    return self.first_of(usable, wishes, victims), tuple(x.id for x in victims)
         return None
+
+    def would_be_usable(self, key: Key, wishes: Any, victims: list[Lease]) -> bool:
+        """Whether a GPU does, or will when those that leave and these have left."""
+        left = [x for x in self.on(key) if not self.is_leaving(x) and x not in victims]
+        return self.is_usable(key, wishes) or (len(left) < len(self.on(key)) and self.would_do(key, wishes, left))
+
+    def first_of(self, usable: list[Key], wishes: Any, victims: list[Lease]) -> tuple[Key, ...]:
+        """So many of these GPUs on each of so many nodes, those first that need no victim."""
+        found: list[Key] = []
+        for node in sorted({key.node for key in usable}):
+            own = sorted(key for key in usable if key.node == node)
+            own.sort(key=lambda key: not self.would_be_usable(key, wishes, []))
+            if len(own) >= wishes.gpus and len(found) < wishes.gpus * wishes.nodes:
+                found += own[: wishes.gpus]
+        return tuple(found)
+
+    def is_spared(self, lease: Lease, claims: dict[Key, str], reserved: Any) -> bool:
+        """Whether nothing needs what a lease was told to make room on, as far as all GPUs have been read."""
+        taken = {key for x in self.leases.values() for key in x.gpus}
+        now = self.now
+        if not taken <= set(self.readings) or set(lease.gpus) & (set(claims) | self.excluded):
+            return False
+        if reserved is not None and set(lease.gpus) & set(reserved.gpus):
+            return False
+        if any(now > self.readings[key].at + self.settings.stale_after_s for key in lease.gpus):
+            return False
+        for booking in self.bookings.values():
+            is_due = booking.starts_at - self.wall - self.settings.preempt_grace_s <= now
+            is_own = booking.owner is not None and booking.owner == lease.owner
+            if is_due and not is_own and set(lease.gpus) & set(booking.gpus):
+                return False
+        return True
 
     def is_leaving(self, lease: Lease) -> bool:
         return lease.state == "draining" or lease.ending is not None
@@ -261,7 +287,7 @@ class Model(PlainGpus):
                 kept |= set(binding.gpus)
             usable = [set(self.usable_on(node, wishes, kept)) for node in self.nodes()]
             options = [keys for keys in usable if len(keys) >= wishes.gpus]
-            if options:
+            if len(options) >= wishes.nodes:
                 found.served = lease, options
                 return found
             room = None
@@ -304,7 +330,7 @@ class Model(PlainGpus):
     def is_left_to(self, key: Key, waiter: Lease) -> bool:
         """Whether nothing but what the waiter's own process gave back and still holds keeps a GPU from it."""
         others, process, wishes = self.on(key), self.process_on(key, waiter), waiter.request.wishes
-        if process is None or wishes.gpus != 1 or not self.is_suitable(key, wishes):
+        if process is None or (wishes.gpus, wishes.nodes) != (1, 1) or not self.is_suitable(key, wishes):
             return False
         if not others and not self.is_used_by(key, process):
             return False
@@ -347,5 +373,8 @@ class Model(PlainGpus):
 
     def idle_s(self, lease: Lease) -> float | None:
         """How long its GPUs have computed nothing; None if that is not known."""
+        unread = [key for key in lease.gpus if key not in self.readings]
+        if unread or any(self.now > self.readings[key].at + self.settings.stale_after_s for key in lease.gpus):
+            return None
         times = [self.busy.get(key) for key in lease.gpus]
         return None if None in times else self.now - max(at for at in times if at is not None)

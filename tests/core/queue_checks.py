@@ -58,6 +58,9 @@ class QueueChecks:
         # A warning that leaves no time is followed at once by another step.
         if lease.ending is not None and lease.warned < model.now:
             assert lease.ending[1] > model.now, "a lease was not ended when it was to be"
+        if lease.ending is not None and lease.ending[0] == "preempted":
+            is_spared = model.is_spared(lease, model.claims, model.reservation)
+            assert not is_spared, "a lease is to make room that no waiter needs"
         if lease.limit is not None and lease.ending is None:
             assert lease.limit - warning_s(lease) > model.now, "no warning before a time limit"
         if lease.request.preemptible and lease.request.parent is None:
@@ -92,13 +95,12 @@ class QueueChecks:
         lease, model, now = self.model.leases[event.lease_id], self.model, self.model.now
         assert lease.state == "active"
         if event.reason is None:
-            assert lease.ending is not None
-            assert lease.ending[0] == "idle", "a warning is withdrawn that holds"
-            assert any(model.busy[key] == model.readings[key].at for key in lease.gpus), "it does not compute"
+            self._check_withdrawn(lease)
             lease.ending = None
             return
-        was_idle = lease.ending is not None and lease.ending[0] == "idle"
-        assert lease.ending is None or (was_idle and event.reason == "time_limit"), "warned twice"
+        if lease.ending is not None:
+            assert event.reason == "time_limit", "warned twice"
+            self._check_withdrawn(lease)
         limit = event.ends if lease.limit is None else lease.limit
         if event.reason == "time_limit":
             assert lease.limit is not None
@@ -114,6 +116,22 @@ class QueueChecks:
             assert lease.request.preemptible, "preempted, and not preemptible"
             self._check_preempted(lease, event)
         lease.ending, lease.warned = (str(event.reason), event.ends), now
+
+    def _check_withdrawn(self, lease: Lease) -> None:
+        """It computes again, or no waiter and no booking needs its GPUs any more."""
+        model = self.model
+        assert lease.ending is not None
+        if lease.ending[0] == "idle":
+            assert any(model.busy[key] == model.readings[key].at for key in lease.gpus), "it does not compute"
+        else:
+            assert lease.ending[0] == "preempted", "a warning is withdrawn that holds"
+            if not self.outcomes or self.outcomes[-1].spared is None:
+                found = model.look()
+                preempted = [x for x in model.leases.values() if x.ending is not None and x.ending[0] == "preempted"]
+                found.spared = [x.id for x in preempted if model.is_spared(x, found.claims, found.reserved)]
+                assert found.served is None
+                self.outcomes.append(found)
+            assert lease.id in (self.outcomes[-1].spared or ()), "a warning is withdrawn that holds"
 
     def _check_preempted(self, lease: Lease, event: Any) -> None:
         """It is in the way of a booking, or of the first waiter that needs room: the youngest, and no more of them."""
@@ -143,8 +161,8 @@ class QueueChecks:
             expected.append((kept, model.claims, model.undated))
         assert (*found, dict(event.undated)) in expected, f"{found}, {event.undated}: not one of {expected}"
         if told is not None:
-            assert {key.node for key in told.gpus} == {told.gpus[0].node}
             lease = model.leases[told.lease_id]
+            assert len({key.node for key in told.gpus}) == lease.request.wishes.nodes
             assert lease.state == "queued"
         model.reservation, model.claims, model.undated = told, dict(event.claims), dict(event.undated)
 
@@ -159,6 +177,7 @@ class QueueChecks:
         assert replace(booking, gpus=wanted.gpus) == wanted
         assert set(booking.gpus) == set(wanted.gpus) or not wanted.gpus
         assert wanted.gpus or len(set(booking.gpus)) == command.wishes.gpus
+        assert len({key.node for key in booking.gpus}) == 1
         for other in self.model.bookings.values():
             is_later = other.ends_at is not None and other.ends_at <= booking.starts_at
             is_earlier = booking.ends_at is not None and booking.ends_at <= other.starts_at

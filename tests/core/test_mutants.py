@@ -5,26 +5,17 @@ A mutant is a copy of the core with one piece of text replaced, imported under a
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import gpu_worker_pool.core
+from tests.core.gang_scenes import GANG_MUTANTS, GANG_SCENES
 from tests.core.harness import REAL, Core
-from tests.core.mutant import Mutant
+from tests.core.mutant import Mutant, loaded
 from tests.core.pool_machine import PoolMachine
 from tests.core.queue_mutants import QUEUE_MUTANTS
 from tests.core.queue_scenes import QUEUE_SCENES
 from tests.core.scenes import SCENES
-
-CORE = Path(gpu_worker_pool.core.__file__).parent
-
 
 PLAIN_MUTANTS = (
     Mutant(
@@ -144,7 +135,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "that several GPUs cannot be had says nothing about one",
         "assignment",
-        "        if line.wishes.gpus == 1:\n            kind = ",
+        "        if line.wishes.total_gpus == 1:\n            kind = ",
         "        if True:\n            kind = ",
     ),
     Mutant(
@@ -186,8 +177,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "fences grow",
         "decide",
-        "fences[node] = fences.get(node, state.fences.get(node, 0)) + 1",
-        "fences[node] = 1",
+        "fence = 1 + max(fences.get(node, state.fences.get(node, 0)) for node in nodes)",
+        "fence = 1",
     ),
     Mutant(
         "a GPU is not free before its lease's processes are gone",
@@ -288,8 +279,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "what can never be among the GPUs asked for is refused",
         "capacity",
-        "_has_enough(self._named_on(node, wishes.among, in_service=False), wishes, thresholds)",
-        "True",
+        "return sum(_has_enough(makeup, wishes, thresholds) for makeup in named) >= wishes.nodes",
+        "return True",
     ),
     Mutant(
         "the queue is looked at again when GPUs have other indices",
@@ -393,34 +384,8 @@ PLAIN_MUTANTS = (
     ),
 )
 
-MUTANTS = (*PLAIN_MUTANTS, *QUEUE_MUTANTS)
-ALL_SCENES = {**SCENES, **QUEUE_SCENES}
-
-
-@pytest.fixture
-def mutant_core(mutant: Mutant, tmp_path: Path) -> Iterator[Core]:
-    name = f"mutant_{MUTANTS.index(mutant)}"
-    package = tmp_path / name
-    shutil.copytree(CORE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in package.rglob("*.py"):
-        # What a module of the copy imports must be of the copy, too.
-        file.write_text(file.read_text(encoding="utf-8").replace("gpu_worker_pool.core.", f"{name}."), encoding="utf-8")
-    for module_name, text, instead in mutant.changes:
-        (file,) = package.rglob(f"{module_name}.py")
-        source = file.read_text(encoding="utf-8")
-        assert source.count(text) == 1, "the text to replace must stand in the module just once"
-        file.write_text(source.replace(text, instead), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(
-        name, package / "__init__.py", submodule_search_locations=[str(package)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    yield Core(name)
-    for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
-        del sys.modules[loaded]
+MUTANTS = (*PLAIN_MUTANTS, *QUEUE_MUTANTS, *GANG_MUTANTS)
+ALL_SCENES = {**SCENES, **QUEUE_SCENES, **GANG_SCENES}
 
 
 @pytest.mark.parametrize("rule", ALL_SCENES)
@@ -429,11 +394,11 @@ def test_the_real_pool_passes_every_scene(rule: str) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
-def test_a_pool_without_the_rule_is_caught(mutant: Mutant, mutant_core: Core) -> None:
+def test_a_pool_without_the_rule_is_caught(mutant: Mutant) -> None:
     play = ALL_SCENES.get(mutant.rule, search)
 
-    with pytest.raises((AssertionError, AttributeError, KeyError, TypeError)):
-        play(mutant_core)
+    with loaded(mutant) as core, pytest.raises((AssertionError, AttributeError, KeyError, TypeError)):
+        play(core)
 
 
 def search(core: Core) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.decider.evolve import replay
@@ -22,44 +23,61 @@ def check_history(world: World) -> None:
 def check_journal(world: World) -> None:
     """Positions, epochs, times and fences only grow; the queue is served in order; no lease ends too early."""
     position = epoch = 0
-    at = taken_over = float("-inf")
-    fences: dict[str, int] = {}
-    queue: dict[str, int] = {}
-    safe_since: dict[str, float] = {}
-    ttls: dict[str, float] = {}
+    at = -inf
+    leases = LeasesInJournal(world)
     for stored in world.database.events:
-        event = stored.event
         if stored.position != position + 1:
             world.violate(f"position {stored.position} follows {position}")
         if stored.epoch < epoch:
             world.violate(f"epoch {stored.epoch} follows {epoch}")
-        if event.at < at:
-            world.violate(f"the pool's clock went back from {at} to {event.at}")
-        position, epoch, at = stored.position, stored.epoch, event.at
+        if stored.event.at < at:
+            world.violate(f"the pool's clock went back from {at} to {stored.event.at}")
+        position, epoch, at = stored.position, stored.epoch, stored.event.at
+        leases.check(stored.event)
+
+
+class LeasesInJournal:
+    """The leases of a journal, event by event."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.taken_over = -inf
+        self.fences: dict[str, int] = {}
+        self.queue: dict[str, int] = {}
+        self.safe_since: dict[str, float] = {}
+        self.ttls: dict[str, float] = {}
+
+    def check(self, event: ev.DurableEvent) -> None:
         match event:
             case ev.TakenOver():
-                taken_over = event.at
+                self.taken_over = event.at
             case ev.LeaseQueued():
-                if event.lease_id in ttls:
-                    world.violate(f"{event.lease_id} was written twice")
-                queue[event.lease_id], ttls[event.lease_id] = event.seq, event.request.ttl_s
-                safe_since[event.lease_id] = event.at
+                if event.lease_id in self.ttls:
+                    self.world.violate(f"{event.lease_id} was written twice")
+                self.queue[event.lease_id], self.ttls[event.lease_id] = event.seq, event.request.ttl_s
+                self.safe_since[event.lease_id] = event.at
             case ev.LeaseGranted():
-                if event.lease_id not in queue:
-                    world.violate(f"{event.lease_id} was granted twice")
-                if queue.pop(event.lease_id) > min(queue.values(), default=event.fence + 10_000):
-                    world.violate(f"{event.lease_id} was granted before an earlier request")
-                node = event.gpus[0].node
-                if event.fence <= fences.get(node, 0):
-                    world.violate(f"fence {event.fence} of {node} follows {fences[node]}")
-                fences[node] = event.fence
-                safe_since[event.lease_id] = event.at
+                self.check_grant(event)
             case ev.LeaseEnded():
-                queue.pop(event.lease_id, None)
-                lasted_s = event.at - max(taken_over, safe_since[event.lease_id])
-                is_early = event.reason is EndReason.EXPIRED and lasted_s < ttls[event.lease_id] - 1e-6
-                if is_early or event.reason is EndReason.HOLDER_DIED:
-                    world.violate(f"{event.lease_id} ended by a take-over: {event.reason} after {lasted_s:.3f} s")
+                self.check_end(event)
+
+    def check_grant(self, event: ev.LeaseGranted) -> None:
+        if event.lease_id not in self.queue:
+            self.world.violate(f"{event.lease_id} was granted twice")
+        if self.queue.pop(event.lease_id) > min(self.queue.values(), default=inf):
+            self.world.violate(f"{event.lease_id} was granted before an earlier request")
+        node = event.gpus[0].node
+        if event.fence <= self.fences.get(node, 0):
+            self.world.violate(f"fence {event.fence} of {node} follows {self.fences[node]}")
+        self.fences[node] = event.fence
+        self.safe_since[event.lease_id] = event.at
+
+    def check_end(self, event: ev.LeaseEnded) -> None:
+        self.queue.pop(event.lease_id, None)
+        lasted_s = event.at - max(self.taken_over, self.safe_since[event.lease_id])
+        is_early = event.reason is EndReason.EXPIRED and lasted_s < self.ttls[event.lease_id] - 1e-6
+        if is_early or event.reason is EndReason.HOLDER_DIED:
+            self.world.violate(f"{event.lease_id} ended by a take-over: {event.reason} after {lasted_s:.3f} s")
 
 
 def check_acknowledged(world: World) -> None:

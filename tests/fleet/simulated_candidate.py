@@ -7,9 +7,8 @@ only once the append is written and while it may act.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
@@ -17,7 +16,6 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.append_outcome import (
     Append,
     AppendMissing,
-    AppendOutcome,
     AppendWritten,
     CommitsLost,
     Deposed,
@@ -36,61 +34,38 @@ from gpu_worker_pool.core.fleet.election import (
     ReadLeader,
     RenewLeadership,
 )
-from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEvents, RecentEvents
+from gpu_worker_pool.core.fleet.following import Following, JournalTail, LoadSnapshot, ReadEvents
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, Lease
+from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
+from tests.fleet.batch import Answer, Batch
+from tests.fleet.simulated_process import SimulatedProcess
 
 if TYPE_CHECKING:
     from tests.fleet.simulated_world import World
 
 SETTINGS = PoolSettings()
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 1.2
 SNAPSHOT_EVERY = 8
-# None: not now, ask another candidate.
-Answer = Callable[[list[ev.Event] | None, Lease | None], None]
 
 
-@dataclass
-class Batch:
-    """Events that are written together, and the callers that wait for that."""
-
-    id: str
-    events: list[ev.DurableEvent] = field(default_factory=list)
-    callers: list[tuple[list[ev.Event], str, Answer]] = field(default_factory=list)
-    # Events that are in the pool already, and were in the journal before the database lost them.
-    repairs: bool = False
-    opens: bool = False
-
-
-class SimulatedCandidate:
+class SimulatedCandidate(SimulatedProcess):
     election_type: type[Election] = Election
-    judges: Callable[[Append, LeaderRow], AppendOutcome] = staticmethod(judge_append)
+    following_type: type[Following] = Following
 
     def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
-        self.world, self.name = world, name
-        self.clock_offset_s, self.drift = clock_offset_s, drift
+        super().__init__(world, name, clock_offset_s=clock_offset_s, drift=drift)
         self.pace = ElectionPace(spread_s=spread_s)
-        self.is_dead = True
-        self.is_stopped = False
-        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self.incarnation = 0
-
-    # The process
 
     def start(self) -> None:
-        self.incarnation += 1
-        self.is_dead = self.is_stopped = False
-        self.backlog.clear()
+        super().start()
         self.election = self.election_type(lambda: self.world.new_id(f"{self.name}-term"), self.pace)
-        self.following = Following(RecentEvents(), SNAPSHOT_EVERY)
+        self.following = self.following_type(JournalTail(), SNAPSHOT_EVERY)
         self.state = PoolState(settings=SETTINGS)
         self.clock_base = 0.0
-        self.wall_offset_s = 0.0
         self.won: LeadershipWon | None = None
         self.generation = 0
         self.is_reading = False
@@ -98,44 +73,14 @@ class SimulatedCandidate:
         self.in_flight: Batch | None = None
         self.unwritten: dict[str, Batch] = {}
         self.needs_repair = False
+        self.led_epoch = 0
         self.announced: set[str] = set()
         self.is_closing = False
         self.timer_at = inf
         self.wake()
 
-    def kill(self) -> None:
-        self.is_dead = True
-        self.incarnation += 1
-
-    def run(self, incarnation: int, action: Callable[..., None], *args: Any) -> None:
-        """Do something, unless the process is gone; a stopped one does it when it goes on."""
-        if incarnation != self.incarnation:
-            return
-        if self.is_stopped:
-            self.backlog.append((action, args))
-        else:
-            action(*args)
-
-    def resume(self) -> None:
-        self.is_stopped = False
-        backlog, self.backlog = self.backlog, []
-        for action, args in backlog:
-            if not self.is_dead and not self.is_stopped:
-                action(*args)
-
-    def boot_now(self) -> float:
-        return self.clock_offset_s + self.world.now * (1 + self.drift)
-
     def pool_now(self) -> float:
         return self.clock_base + self.boot_now()
-
-    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        self.world.at(delay_s / (1 + self.drift), self.run, self.incarnation, action, *args)
-
-    def ask(
-        self, call: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None], failed: Callable[[], None]
-    ) -> None:
-        self.world.ask_database(self, call, args, then, failed)
 
     def may_act(self) -> bool:
         return self.election.may_act(self.boot_now())
@@ -168,6 +113,8 @@ class SimulatedCandidate:
 
     def act(self, action: ElectionAction) -> None:
         database, position = self.world.database, self.following.position
+        call: Callable[..., Any]
+        args: tuple[Any, ...]
         match action:
             case ReadLeader():
                 call, args = database.read_leader, ()
@@ -184,6 +131,8 @@ class SimulatedCandidate:
             case LeadershipLost():
                 self.lose(action)
                 return
+            case _:
+                assert_never(action)
 
         def then(row: LeaderRow | None) -> None:
             self.carry_out(self.election.answered(action, row, self.boot_now()))
@@ -270,6 +219,9 @@ class SimulatedCandidate:
 
     def take_charge(self, won: LeadershipWon) -> None:
         self.world.log(self.name, f"won epoch {won.epoch}, head {won.row.head}")
+        if won.epoch <= self.led_epoch:
+            self.world.violate(f"{self.name} won epoch {won.epoch} after it led epoch {self.led_epoch}")
+        self.led_epoch = won.epoch
         self.won = won
         self.generation += 1
         self.is_reading = False
@@ -284,7 +236,7 @@ class SimulatedCandidate:
         elif missing:
             self.world.log(self.name, f"repairs {len(missing)} events after {won.row.head}")
             replay(self.state, [each.event for each in missing if each.position > self.following.position])
-            self.following.position = won.row.head
+            self.following.rewind(won.row.head)
             self.waiting = [Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)]
             self.open_pool()
         else:
@@ -295,15 +247,20 @@ class SimulatedCandidate:
         """Step the take-over; this candidate may act once that is written."""
         assert self.won is not None
         won, self.won = self.won, None
-        self.won_row, self.needs_repair = won, False
+        self.needs_repair = False
         command = self.take_over_command(won)
         batch = Batch(self.world.new_id("batch"), opens=True)
         events = step(self.state, command, self.pool_now())
         batch.events = [event for event in events if isinstance(event, ev.DurableEvent)]
+        batch.events += self.after_take_over(won)
         self.waiting.append(batch)
         self.unwritten.clear()
         self.announced.clear()
         self.pump()
+
+    def after_take_over(self, won: LeadershipWon) -> list[ev.DurableEvent]:
+        """What else follows from a take-over: nothing."""
+        return []
 
     def take_over_command(self, won: LeadershipWon) -> cmd.Command:
         boot_id, heard_at, wall_now = f"{self.name}-boot", won.heard_at, won.row.wall_now
@@ -384,7 +341,7 @@ class SimulatedCandidate:
         self.ask(database.append, args, answered, again)
 
     def settle(self, batch: Batch, append: Append, row: LeaderRow) -> None:
-        outcome = self.judges(append, row)
+        outcome = judge_append(append, row)
         self.world.log(self.name, f"append {batch.id} after {append.head}: {outcome}")
         match outcome:
             case AppendWritten():
@@ -420,7 +377,7 @@ class SimulatedCandidate:
             self.carry_out(self.election.step_down(mine.epoch, mine.term, reason, self.boot_now()))
             return
         self.world.log(self.name, f"repairs {len(missing)} events after {head}")
-        self.following.position = head
+        self.following.rewind(head)
         self.in_flight = Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)
         self.send(self.in_flight)
 
@@ -464,6 +421,8 @@ class SimulatedCandidate:
         for event in events:
             if isinstance(event, ev.LeaseEnded) and event.draining:
                 self.world.at(0.001, self.world.order_looks, self)
+            elif isinstance(event, ev.LeaseGranted) and event.gpus[0].node not in self.announced:
+                self.world.violate(f"{event.lease_id} was granted a GPU of a box that has not announced itself")
         return events
 
     def takes(self, command: cmd.Command) -> bool:
@@ -498,7 +457,3 @@ class SimulatedCandidate:
     def stamped(self, reading: Reading, age_s: float) -> Reading:
         """The reading at the pool time that its box had heard before it looked."""
         return reading
-
-    def holders(self) -> dict[GpuKey, str]:
-        active = [lease for lease in self.state.leases.values() if isinstance(lease, ActiveLease)]
-        return {key: lease.id for lease in active for key in lease.gpus}

@@ -27,7 +27,9 @@ class SimulatedClient:
         local = rng.choice((None, None, "n1"))
         process = None if local is None else ProcessId(self.pid, 1.0)
         self.request = Request(holder=Holder(self.id, process=process, node=local), ttl_s=self.ttl_s)
-        self.hold_s = rng.uniform(0.5, 6.0)
+        self.hold_s = rng.choice((rng.uniform(0.5, 6.0), 20.0))
+        # A client may hold a GPU for long before anything is to be seen there.
+        self.starts_after_s = rng.choice((rng.uniform(0.0, 0.6), 20.0))
         self.lingers_s = rng.choice((0.0, 0.0, 1.5, 4.0))
         self.crashes = local is None and rng.random() < 0.3
         self.target = rng.randrange(len(world.candidates))
@@ -63,7 +65,7 @@ class SimulatedClient:
         world.at(ANSWER_WITHIN_S, self.hear, call, None, None)
 
     def hear(self, call: int, events: list[ev.Event] | None, lease: Lease | None) -> None:
-        if call != self.calls:
+        if call != self.calls or self.stage == "over":
             return
         self.calls += 1  # what comes later is not heard
         sent_at = self.sent_at
@@ -94,7 +96,7 @@ class SimulatedClient:
             self.is_local = lease.ttl_s is None
             self.safe_until = inf if self.is_local else sent_at + self.ttl_s * 2 / 3
             self.believe()
-            world.at(world.rng.uniform(0.0, 0.6), self.begin)
+            world.at(self.starts_after_s, self.begin)
             world.at(self.hold_s, self.leave)
         elif not self.is_local and self.believes:
             self.safe_until = max(self.safe_until, sent_at + self.ttl_s * 2 / 3)
@@ -139,4 +141,4 @@ class SimulatedClient:
     def stop_working(self) -> None:
         if self.box is not None:
             self.box.believers.pop(self.id, None)
-            self.world.at(self.lingers_s, self.box.processes.pop, self.id, None)
+            self.world.at(self.lingers_s, self.box.vacate, self.id)

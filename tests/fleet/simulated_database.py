@@ -41,7 +41,7 @@ class SimulatedDatabase:
     lost: dict[int, DurableEvent] = field(default_factory=dict)
     # Whether the journal went on without what was lost.
     is_history_lost: bool = False
-    # The term of every append that was written although another one had the leadership.
+    # The terms of appends and renewals that were written although another one had the leadership.
     foreign_writes: list[str] = field(default_factory=list)
     # The snapshots that say something of a future that the journal did not have.
     snapshots_ahead: list[int] = field(default_factory=list)
@@ -78,6 +78,8 @@ class SimulatedDatabase:
         row, wall = self.row, self.wall(now)
         if row.epoch != epoch or (self.checks_term and row.term != term) or row.expires_at < wall:
             return None
+        if row.term != term:
+            self.foreign_writes.append(term)
         self._commit(now, replace(row, expires_at=wall + LEADERSHIP_S))
         return self._told(now)
 

@@ -10,16 +10,18 @@ from typing import Any
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import Lease
-from tests.fleet.simulated_candidate import Answer, SimulatedCandidate
+from tests.fleet.batch import Answer
+from tests.fleet.simulated_candidate import SimulatedCandidate
 from tests.fleet.simulated_client import SimulatedClient
 from tests.fleet.simulated_database import SimulatedDatabase
+from tests.fleet.simulated_process import SimulatedProcess
 
 TIMEOUT_S = 1.0
 DAY_S = 86_400.0
 DATABASE = "database"
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 - a broken promise, in the trace and in the report
     """A promise was broken."""
 
 
@@ -34,6 +36,9 @@ class Box:
         self.processes: dict[str, int] = {}
         # The clients that believe to hold it.
         self.believers: dict[str, SimulatedClient] = {}
+
+    def vacate(self, lease_id: str) -> None:
+        self.processes.pop(lease_id, None)
 
     def look(self, heard: float) -> Reading:
         processes = tuple(GpuProcess(ProcessId(pid, 1.0), 40_000.0) for pid in self.processes.values())
@@ -66,6 +71,8 @@ class World:
         self.can_expire_early = False
         # Whether a failover may have broken promises that only the agents of the boxes can keep.
         self.is_excused = False
+        # The candidate that is stopped when it asks the database next.
+        self.freezes_next: SimulatedCandidate | None = None
         self.set_forward_s = 0.0
         self.was_set_back = False
         # True time and pool time of every take-over.
@@ -119,7 +126,7 @@ class World:
 
     def ask_database(
         self,
-        candidate: SimulatedCandidate,
+        candidate: SimulatedProcess,
         call: Callable[..., Any],
         args: tuple[Any, ...],
         then: Callable[[Any], None],
@@ -142,6 +149,8 @@ class World:
                 self.at(back_s, candidate.run, incarnation, settle, failed)
                 return
             answer = call(self.now, *args)
+            if self.database.foreign_writes:
+                self.violate(f"{candidate.name} wrote without the leadership")
             if call == self.database.append and answer is not None:
                 self.note_written(candidate, args[-1])
             if (DATABASE, candidate.name) in self.cuts:
@@ -149,6 +158,9 @@ class World:
             else:
                 self.at(back_s, candidate.run, incarnation, settle, then, answer)
 
+        if self.freezes_next is candidate:
+            self.freezes_next = None
+            self.at(0.001, candidate.freeze)
         is_cut = (candidate.name, DATABASE) in self.cuts
         if is_cut or out_s + back_s > TIMEOUT_S:
             self.at(TIMEOUT_S, candidate.run, incarnation, settle, failed)
@@ -210,10 +222,8 @@ class World:
         if term != self.database.row.term and not self.can_expire_early:
             self.violate(f"{candidate.name} answered although {self.database.row.holder} leads")
 
-    def note_written(self, candidate: SimulatedCandidate, events: tuple[ev.DurableEvent, ...]) -> None:
+    def note_written(self, candidate: SimulatedProcess, events: tuple[ev.DurableEvent, ...]) -> None:
         self.log(candidate.name, f"wrote {', '.join(type(event).__name__ for event in events)}")
-        if self.database.foreign_writes:
-            self.violate(f"{candidate.name} wrote without the leadership")
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 self.check_grant(event)

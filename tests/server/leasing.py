@@ -102,13 +102,19 @@ def wait_until_free(server: ServerProcess) -> None:
 
 def eventually(look: Callable[[], T | None], what: str, within_s: float = SOON_S) -> T:
     """What `look` sees as soon as it is something. Each look is a call that the server answers."""
-    deadline = time.monotonic() + within_s
+    began = time.monotonic()
     while True:
         seen = look()
         if seen:
             return seen
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}; seen at last: {seen!r}"
-        time.sleep(0.005)  # leaves the processor to whoever is to bring it about
+        waited_s = time.monotonic() - began
+        assert waited_s < within_s, f"not within {within_s:g} s: {what}; seen at last: {seen!r}"
+        time.sleep(pause_s(waited_s))
+
+
+def pause_s(waited_s: float) -> float:
+    """How long until the next look: a look takes the processor from the process that is to bring it about."""
+    return min(max(0.005, waited_s / 10), 0.05)
 
 
 def assert_problem(answer: Answer, status: int, *words: str) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import schemathesis
 from hypothesis import HealthCheck, given, settings
-from schemathesis.core.result import Ok
 
 from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.server.http.access import AccessRules
@@ -19,6 +17,9 @@ from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.routes import TABLE
 from tests.server.calls.test_usage import no_body
 
+if TYPE_CHECKING:
+    import schemathesis
+
 LEASE_CALLS = (
     *("/leases", "/pool", "/usage", "/timeline", "/peers", "/admin", "/events"),
     *("/quotas", "/bookings"),
@@ -26,6 +27,9 @@ LEASE_CALLS = (
 
 
 def test_the_server_keeps_to_its_own_description() -> None:
+    import schemathesis  # noqa: PLC0415 - takes as long as all other imports of a worker
+    from schemathesis.core.result import Ok  # noqa: PLC0415
+
     with ServerProcess() as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         calls = 0

@@ -8,11 +8,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.server.test_starting import wait_until_it_listens
 
 SOON_S = 30.0
 UVICORN = (sys.executable, "-m", "uvicorn", "gpu_worker_pool.gpu_server:app", "--host", "127.0.0.1", "--port", "{port}")
@@ -21,11 +22,8 @@ UVICORN = (sys.executable, "-m", "uvicorn", "gpu_worker_pool.gpu_server:app", "-
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
     with ServerProcess({"SIMULATED_GPUS": "1"}, command=UVICORN) as running:
-        until = time.monotonic() + SOON_S
         # uvicorn listens only after the application has said that it is ready.
-        while time.monotonic() < until:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", running.port)):
-                break
+        wait_until_it_listens(running)
         yield running
 
 

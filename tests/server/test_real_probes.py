@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,16 +10,14 @@ import pytest
 from gpu_worker_pool.testing import ServerProcess
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu, build
+from tests.server.leasing import eventually
 
 PATIENCE_S = 30.0
 ONE_GPU = "0, GPU-aaaa, NVIDIA A100, 81920, {used}, 7, 41, 61.50, 400.00\n"
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Ask again until it is so; every question is answered at once, so this does not wait for a fixed time."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
+    eventually(is_so, "it is so", PATIENCE_S)
 
 
 @pytest.fixture

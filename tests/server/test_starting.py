@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.preloaded import run_preloaded
+from tests.server.leasing import eventually
 from tests.server.running import MODULE, ROOT
 
 WAYS = {
@@ -49,14 +51,14 @@ def test_it_starts_by(way: str) -> None:
 
 def wait_until_it_listens(server: ServerProcess) -> None:
     """uvicorn itself begins to listen just after the application is ready; each attempt is answered at once."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
+
+    def listens() -> bool:
+        with suppress(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
-        except ConnectionRefusedError:
-            continue
-        return
-    raise AssertionError(server.log())
+            return True
+        return False
+
+    eventually(listens, "it listens")
 
 
 def test_it_ends_gracefully_when_told_to() -> None:
@@ -71,7 +73,7 @@ def test_it_ends_gracefully_when_told_to() -> None:
 
 def refuse(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     settings = {"SIMULATED_GPUS": "1", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **env}
-    return subprocess.run(MODULE, env=settings, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return run_preloaded(MODULE, env=settings, cwd=ROOT)
 
 
 def test_a_port_in_use_is_one_clear_line() -> None:

@@ -21,6 +21,7 @@ from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, show_gpus, show_holding
 from gpu_worker_pool.cli.pools.servers import Servers, find_endpoint
 from gpu_worker_pool.cli.status_line import StatusLine
+from gpu_worker_pool.host.clock import iso_time
 
 POLL_S = 1.0
 
@@ -58,23 +59,30 @@ def drain(
     """
     now = time.time()
     starts_at = None if at is None else parse_moment(at, now, "--at")
+    if starts_at is not None and starts_at < now:
+        raise Failure(f"--at: {at} is in the past; leave it out to drain now", USAGE)
     drained: list[GpuReport] = []
 
     def show(found: GpuReport) -> None:
         drained.append(found)
         if json:
-            print_json("drain", found.as_json())
+            print_json("drain", {**found.as_json(), "planned_at": None if starts_at is None else iso_time(starts_at)})
             return
         said = found.view.reason or found.view.state
-        if starts_at is not None and not found.view.is_out_of_service:
-            said = f"out of service from {show_moment(starts_at, now)} on" + (f": {reason}" if reason else "")
+        if starts_at is not None:
+            planned = f"out of service from {show_moment(starts_at, now)} on" + (f": {reason}" if reason else "")
+            said = f"{said}; and {planned}" if found.view.is_out_of_service else planned
         runs_on = f"; {', '.join(found.view.leases)} on it runs on" if found.view.leases else ""
         out().print(f"GPU {found.id}: {said}{runs_on}", markup=False)
 
     body = ({"reason": reason} if reason else {}) | ({} if starts_at is None else {"at": f"{starts_at:.3f}"})
-    _tell(_Action("drain", body, show), gpus, endpoint, every=every)
-    if wait:
+    failure = _tell(_Action("drain", body, show), gpus, endpoint, every=every)
+    if wait and drained:
+        if failure is not None:
+            complain(str(failure))  # now, and again at the end
         _wait_for(drained, endpoint)
+    if failure is not None:
+        raise failure
 
 
 def undrain(
@@ -89,7 +97,9 @@ def undrain(
         state = found.view.state.replace("_", " ")
         out().print(f"GPU {found.id} is in service, and no drain of it is planned; it is {state} now", markup=False)
 
-    _tell(_Action("undrain", {}, show), gpus, endpoint, every=every)
+    failure = _tell(_Action("undrain", {}, show), gpus, endpoint, every=every)
+    if failure is not None:
+        raise failure
 
 
 @dataclass(frozen=True)
@@ -144,13 +154,13 @@ def _what_is_left(gpu: GpuReport, report: PoolReport) -> str:
     return f"GPU {gpu.id} has {' and '.join(holders or there.view.leases)}" if there.view.leases else ""
 
 
-def _tell(order: _Action, gpus: list[str] | None, endpoint: list[str] | None, *, every: bool) -> None:
-    """Show each GPU as it is changed; Failure at the end for those that could not be changed."""
+def _tell(order: _Action, gpus: list[str] | None, endpoint: list[str] | None, *, every: bool) -> Failure | None:
+    """Show each GPU as it is changed; return the failure for those that could not be changed."""
     if bool(gpus) == every:
         action = order.action
         raise Failure(f"name the GPUs to {action}, as `gpu-pool status` shows them, or give --all, and not both", USAGE)
 
-    async def tell(servers: Servers) -> None:
+    async def tell(servers: Servers) -> Failure | None:
         names, silent = await _named_gpus(servers, gpus)
         refused: dict[str, list[str]] = {}
         codes: list[int] = [FAILED] if silent else []
@@ -160,12 +170,13 @@ def _tell(order: _Action, gpus: list[str] | None, endpoint: list[str] | None, *,
             except Failure as failure:
                 refused.setdefault(str(failure), []).append(name)
                 codes.append(failure.code)
-        if codes:
-            reasons = [f"cannot {order.action} GPU {', '.join(which)}: {why}" for why, which in refused.items()]
-            reasons += [f"cannot {order.action} the GPUs of {box.endpoint} ({box.url}): {box.error}" for box in silent]
-            raise Failure("; ".join(reasons), max(codes))
+        if not codes:
+            return None
+        reasons = [f"cannot {order.action} GPU {', '.join(which)}: {why}" for why, which in refused.items()]
+        reasons += [f"cannot {order.action} the GPUs of {box.endpoint} ({box.url}): {box.error}" for box in silent]
+        return Failure("; ".join(reasons), max(codes))
 
-    Servers(endpoint).run(tell)
+    return Servers(endpoint).run(tell)
 
 
 async def _named_gpus(servers: Servers, gpus: list[str] | None) -> tuple[list[str], list[PoolReport]]:

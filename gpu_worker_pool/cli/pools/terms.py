@@ -32,9 +32,10 @@ def show_start(view: LeaseView, now: float) -> str:
     if at <= now:
         return "any moment now"
     if view.expected_start_basis != "declared":
-        return f"about {show_moment(at, now)}, judging by earlier jobs"
-    holder = (view.expected_after or "").partition(" (")[0]
-    return f"probably at {show_moment(at, now)}" + (f", if {holder}'s job ends when it said" if holder else "")
+        return f"probably about {show_moment(at, now)}, judging by earlier jobs"
+    holder, bracket, task = (view.expected_after or "").partition(" (")
+    condition = f", if {holder}'s job{bracket}{task} ends when it said" if holder else ""
+    return f"probably at {show_moment(at, now)}{condition}"
 
 
 def short_start(view: LeaseView, now: float) -> str:

@@ -7,8 +7,9 @@ import sys
 from time import time
 from typing import Any, Final
 
+from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.output import complain
-from gpu_worker_pool.cli.units import show_duration, show_time
+from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.models import LeaseEnding
@@ -45,7 +46,7 @@ class RunReporter:
             self._print("granted", **facts, ends_at=iso_time(ends_at))
         elif not self.is_quiet:
             after = f" after {show_duration(waited_s)}" if has_waited else ""
-            until = "" if ends_at is None else f" until {show_time(ends_at, time())}"
+            until = "" if ends_at is None else f" until {show_moment(ends_at, time())}"
             complain(f"GPU {', '.join(map(str, gpus))} granted{after}{until}")
 
     def waiting(self, endpoint: str | None, text: str, lease: LeaseView | None) -> None:

@@ -16,11 +16,12 @@ from rich.text import Text
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.units import show_duration, show_time
+from gpu_worker_pool.cli.pools.terms import show_start
+from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.core.queue.explain import MAX_NAMES
 from gpu_worker_pool.wire.leases import LeaseView, ObstacleView, WaitingLeaseView
-from gpu_worker_pool.wire.reader import read, read_time
+from gpu_worker_pool.wire.reader import read
 
 # How often the server is asked about the request. The grant itself reaches the client at once, by another call.
 _POLL_S: Final = 1.0
@@ -50,20 +51,6 @@ def waiting_text(reason: str | None, obstacles: Sequence[ObstacleView], waited_s
     timed = [f"{name} {show_clock(since[name], now_s)}" if name in since else name for name in names]
     said = (reason or "").replace(f"leased by {', '.join(names)}", f"leased by {', '.join(timed)}", 1)
     return f"waiting {show_duration(waited_s)}. {said}"
-
-
-def probable_start(lease: LeaseView, now_s: float) -> str | None:
-    """When a waiter will probably start, and what that rests on; None where that is not known."""
-    at = read_time(lease.expected_start_at)
-    if at is None:
-        return None
-    clock = show_time(max(at, now_s), now_s)
-    if lease.expected_start_basis != "declared":
-        return f"probably about {clock}, judging by earlier jobs"
-    if not lease.expected_after:
-        return f"probably at {clock}"
-    holder, bracket, task = lease.expected_after.partition(" (")
-    return f"probably at {clock}, if {holder}'s job{bracket}{task} ends when it said"
 
 
 class WaitingLine:
@@ -143,5 +130,5 @@ class WaitingLine:
             if answer.is_ok and lease is not None and lease.state == "queued":
                 reason, obstacles, shown = lease.reason or reason, lease.obstacles, lease
         text = waiting_text(reason, obstacles, self.waited_s, time())
-        start = None if shown is None else probable_start(shown, time())
-        return _QueueLine(event.endpoint, text if start is None else f"{text.rstrip('. ')}; {start}", shown)
+        start = "" if shown is None else show_start(shown, time())
+        return _QueueLine(event.endpoint, f"{text.rstrip('. ')}; {start}" if start else text, shown)

@@ -65,6 +65,8 @@ class OwnLeases:
         journal = MemoryJournal(most_ended=1)
         writer = InlineWriter(journal, SHORTEST_HISTORY)
         self._driver.open(journal.load(0), writer, boot_id=THIS_PROCESS, wall_now=time())
+        # No driver was there before this one, so readings from before count as well.
+        self._began = self._driver.now()
         self._renewing = asyncio.ensure_future(self._keep_alive())
         self._driver.listeners.append(self._follow)
         OF_THIS_PROCESS.join(self, self._others_changed)
@@ -74,7 +76,8 @@ class OwnLeases:
         return self._driver.state
 
     def observe(self, readings: Sequence[Reading]) -> None:
-        self._measured = {reading.gpu.key.uuid: reading for reading in readings}
+        since = [replace(reading, at=max(reading.at, self._began)) for reading in readings]
+        self._measured = {reading.gpu.key.uuid: reading for reading in since}
         self._observe_again()
 
     def _observe_again(self) -> None:

@@ -186,8 +186,8 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
     A server on this machine knows the user. In a container the same user may have another name.
     """
     facts = {**asdict(request.wishes), **asdict(request.holder)}
-    for found_out_there in ("process", "node"):
-        del facts[found_out_there]
+    del facts["process"], facts["node"]  # for the server to find out
+    del facts["nodes"]  # an endpoint is one node
     form = LeaseForm(
         **facts,
         priority=request.priority,

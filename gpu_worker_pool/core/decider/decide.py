@@ -25,7 +25,7 @@ from gpu_worker_pool.core.model.lease import (
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
 from gpu_worker_pool.core.queue.booking import book, due_bookings, is_repeated
-from gpu_worker_pool.core.queue.idleness import idle_warnings
+from gpu_worker_pool.core.queue.idleness import idle_warnings, withdrawn
 from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, why_beyond_limits
 from gpu_worker_pool.core.queue.refusal import why_unservable
@@ -201,8 +201,7 @@ def _tick(state: PoolState, command: cmd.Tick, now: float) -> list[ev.Event]:
 
 def _on_timetable(state: PoolState, lease_id: str, now: float) -> list[ev.LeaseWarned | ev.LeaseEnded]:
     """Warn a lease of its time limit, or end it. Its holder is warned first, even if the server was away meanwhile."""
-    lease = state.leases[lease_id]
-    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    lease = _active(state, lease_id)
     if lease.ending is not None:
         return [*all_ended(state, lease, lease.ending.reason, now)]
     return [ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, lease.end_if_warned(now))]
@@ -214,11 +213,13 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     fences: dict[str, int] = {}
     events: list[ev.Event] = [ev.SubLeasesSettled(now, inside.settled)] if inside.settled else []
     for grant in (*inside.grants, *found.grants):
-        node = grant.gpus[0].node
-        fences[node] = fences.get(node, state.fences.get(node, 0)) + 1
-        granted = _granted(state, grant, fences[node], now)
+        nodes = {key.node for key in grant.gpus}
+        fence = 1 + max(fences.get(node, state.fences.get(node, 0)) for node in nodes)
+        fences.update(dict.fromkeys(nodes, fence))
+        granted = _granted(state, grant, fence, now)
         events += [granted] if state.queued(grant.lease_id).request.parent else _taken_over(state, granted, now)
     events += [_preempted(state, lease_id, now) for lease_id in found.victims]
+    events += [withdrawn(_active(state, lease_id), now) for lease_id in found.spared]
     if found.settled_until is not None:
         claims, undated = tuple(found.claims.items()), tuple(found.undated.items())
         events.append(ev.QueueSettled(now, found.settled_until, found.reservation, claims, undated))
@@ -245,10 +246,15 @@ def _weight(reading: Reading | None, memory_mb: float | None) -> int:
 
 
 def _preempted(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned:
-    lease = state.leases[lease_id]
-    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    lease = _active(state, lease_id)
     ends = now + state.settings.preempt_grace_s
     return ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, min(ends, lease.limit or ends))
+
+
+def _active(state: PoolState, lease_id: str) -> ActiveLease:
+    lease = state.leases[lease_id]
+    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    return lease
 
 
 def _taken_over(state: PoolState, granted: ev.LeaseGranted, now: float) -> list[ev.Event]:

@@ -71,8 +71,8 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     )
     _put_on_timetable(state, lease)
     state.restart_deadline(lease, event.at)
-    node = event.gpus[0].node
-    state.fences[node] = max(state.fences.get(node, 0), event.fence)
+    for node in {key.node for key in event.gpus}:
+        state.fences[node] = max(state.fences.get(node, 0), event.fence)
     if request.parent is not None:
         state.inside.enter(waited)
         return
@@ -96,6 +96,7 @@ def _lease_warned(state: PoolState, event: ev.LeaseWarned) -> None:
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
     ending = None if event.reason is None else Ending(event.reason, event.ends)
     _put_on_timetable(state, replace(lease, ending=ending))
+    (state.making_room.add if event.reason is EndReason.PREEMPTED else state.making_room.discard)(lease.id)
     state.unsettle()
 
 
@@ -217,6 +218,7 @@ def _give_back(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         use.remember(lasted_s)
         state.recent = (*state.recent, lasted_s)[-RECENT_LEASES:]
     state.preemptible.discard(lease.id)
+    state.making_room.discard(lease.id)
     if state.quotas:
         state.unsettle()  # the owner may have more again, though no GPU is free yet
 
@@ -281,6 +283,8 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
             state.inside.unsettle()
         if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
             state.unsettle()
+        elif not state.preemptible.isdisjoint(slot.occupants) and slot.reading.use != reading.use:
+            state.unsettle()  # a waiter may have it, or no longer, if the leases there end
         slot.reading = reading
         # Unknown is not idle. What it did before it was first read is unknown, too.
         load_percent = reading.load_percent

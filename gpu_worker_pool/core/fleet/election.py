@@ -147,9 +147,7 @@ class Election:
         if self._asked is not None and now >= self._asked.sent_at + self.pace.answer_within_s:
             self._asked = None  # its answer is ignored from here on
             self._ask_at = now
-        if self.is_stopped or self._asked is not None or now < self._ask_at:
-            return lost
-        return [*lost, self._ask(now)]
+        return [*lost, self._ask(now)] if self._may_ask(now) else lost
 
     def answered(self, question: ElectionQuestion, row: LeaderRow | None, now: float) -> list[ElectionAction]:
         """Take in an answer. None to a claim or a renewal: the database refused it."""
@@ -157,6 +155,9 @@ class Election:
         if asked is None or asked.question.number != question.number or self.is_stopped:
             return []  # it comes after a newer question, or after the stop
         self._asked = None
+        if now >= asked.sent_at + self.pace.answer_within_s:
+            self._ask_at = now  # it tells of the past: this process was stopped, or the answer took long
+            return []
         if row is not None:
             self._hear(row, now)
         if self.leadership is not None:
@@ -216,6 +217,9 @@ class Election:
 
     def see_epoch(self, epoch: int) -> None:
         self.seen_epoch = max(self.seen_epoch, epoch)
+
+    def _may_ask(self, now: float) -> bool:
+        return not self.is_stopped and self._asked is None and now >= self._ask_at
 
     def _is_mine(self, epoch: int, term: str) -> bool:
         mine = self.leadership

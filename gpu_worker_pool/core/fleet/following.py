@@ -20,7 +20,7 @@ MOST_AT_ONCE = 1_000
 SNAPSHOT_EVERY = 5_000
 
 
-class RecentEvents:
+class JournalTail:
     """The last events that are known to have been written, at positions without gaps."""
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
@@ -85,7 +85,7 @@ class ReadEvents:
 class Following:
     """Where a candidate is in the journal. Its pool is what the events up to `position` add up to."""
 
-    recent: RecentEvents = field(default_factory=RecentEvents)
+    recent: JournalTail = field(default_factory=JournalTail)
     snapshot_every: int = SNAPSHOT_EVERY
     position: int = 0
     epoch: int = 0
@@ -168,6 +168,10 @@ class Following:
     def missing(self, head: int) -> tuple[StoredEvent, ...] | None:
         """What the database lost after `head`, to be written again; None if not all of it is remembered."""
         return self.recent.after(head)
+
+    def rewind(self, head: int) -> None:
+        """Note that the journal ends here, and that what came after is being written again. The pool has it already."""
+        self.position = head
 
     def forget(self, reason: str) -> None:
         """Give up what the database lost: the journal is the truth."""

@@ -15,6 +15,7 @@ from .memory import show_mb
 
 DEFAULT_TTL_S = 60.0
 MAX_GPUS = 1024
+MAX_NODES = 1024
 MAX_TTL_S = 7 * 24 * 3600.0
 MAX_TIME_LIMIT_S = 366 * 24 * 3600.0
 MAX_PRIORITY = 1_000_000
@@ -29,6 +30,7 @@ class Wishes:
 
     With `memory_mb` the GPU is shared with other requests that say how much they need; without it, the GPU is
     exclusive. A threshold of None means the pool's own. `among` restricts the choice to these GPUs (see gpu_names.py).
+    With `nodes` it is a *gang*: `gpus` on each of so many different nodes, all or nothing.
     """
 
     gpus: int = 1
@@ -37,9 +39,16 @@ class Wishes:
     memory_threshold_percent: float | None = None
     utilization_threshold_percent: float | None = None
     among: tuple[str, ...] | None = None
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         check_whole("gpus", self.gpus, 1, MAX_GPUS)
+        check_whole("nodes", self.nodes, 1, MAX_NODES)
+        if self.total_gpus > MAX_GPUS:
+            raise ValueError(
+                f"{self.nodes} nodes with {self.gpus} GPUs each are {self.total_gpus} GPUs; a request may have at most "
+                f"{MAX_GPUS}"
+            )
         if self.memory_mb is not None:
             check_number("memory_mb", self.memory_mb, 1, 1e9)
         if self.model is not None and not isinstance(self.model, str):
@@ -54,6 +63,10 @@ class Wishes:
             object.__setattr__(self, "among", as_gpu_names(self.among))
 
     @property
+    def total_gpus(self) -> int:
+        return self.gpus * self.nodes
+
+    @property
     def is_shared(self) -> bool:
         return self.memory_mb is not None
 
@@ -62,13 +75,17 @@ class Wishes:
         return self.memory_threshold_percent is not None or self.utilization_threshold_percent is not None
 
     def __str__(self) -> str:
-        what = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs on one node"
+        what = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        if self.gpus > 1 and self.nodes == 1:
+            what += " on one node"
         if self.memory_mb is not None:
             what += f" with {show_mb(self.memory_mb)}{' each' if self.gpus > 1 else ''}"
         if self.model is not None:
             what += f" of model {self.model}"
         if self.among is not None:
             what += f" among {shown(self.among)}"
+        if self.nodes > 1:
+            what += f" on each of {self.nodes} nodes"
         return what
 
 

@@ -18,8 +18,8 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The waiter can start at `date` on the pool's clock with these GPUs of one node, if the leases there end as they
-    declared, or as is predicted. `after` is the lease that ends last.
+    """The waiter can start at `date` on the pool's clock with these GPUs, by node and index, if the leases there end as
+    they declared, or as is predicted. `after` is the lease that ends last.
     """
 
     lease_id: str
@@ -29,5 +29,5 @@ class Reservation:
     after: str | None = None
 
     @property
-    def node(self) -> str:
-        return self.gpus[0].node
+    def nodes(self) -> set[str]:
+        return {key.node for key in self.gpus}

@@ -9,7 +9,7 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from .gpu import GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading
+from .gpu import Gpu, GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,13 @@ class GpuSlot:
     busy: float | None = None
     # The last sums of its memory; a new lease is only added to them.
     memory_sums: _MemorySums | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """As it was read last, else as the inventory has it; None if it is known by its leases only."""
+        if self.reading is not None:
+            return self.reading.gpu
+        return None if self.installed is None else Gpu(self.key, self.installed.index, self.installed.name)
 
     @property
     def is_shared(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _ALSO = {"sec": "s", "min": "m", "hour": "h", "hours": "h", "day": "d", "days": "d"}
@@ -15,7 +16,7 @@ def parse_span(value: float | str, name: str = "time_limit") -> float:
         raise ValueError(f"{name} is {value!r}; {_ADVICE}")  # noqa: TRY004 - one kind of error for a bad value
     if not isinstance(value, str):
         return float(value)
-    total_s, rest = 0.0, value.strip()
+    total_s, rest, last_s = 0.0, value.strip(), inf
     while rest:
         found = _PART.match(rest)
         unit = found[2].lower() if found else ""
@@ -23,7 +24,11 @@ def parse_span(value: float | str, name: str = "time_limit") -> float:
         # A bare number is in seconds only where it stands alone: `1h30` could mean anything.
         if found is None or (unit not in _UNITS_S and (unit or found[0] != value.strip())):
             raise ValueError(f"{name} is {value!r}; {_ADVICE}")
-        total_s += float(found[1]) * _UNITS_S.get(unit, 1.0)
+        unit_s = _UNITS_S.get(unit, 1.0)
+        if unit_s >= last_s:
+            raise ValueError(f"{name} is {value!r}; {_ADVICE}")
+        last_s = unit_s
+        total_s += float(found[1]) * unit_s
         rest = rest[found.end() :]
     if not value.strip():
         raise ValueError(f"{name} is empty; {_ADVICE}")

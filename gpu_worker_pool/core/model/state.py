@@ -63,6 +63,8 @@ class PoolState:
     bookings: dict[str, Booking] = field(default_factory=dict)
     # The active leases that may be preempted.
     preemptible: set[str] = field(default_factory=set)
+    # Those of them that were told to make room for others.
+    making_room: set[str] = field(default_factory=set)
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
     excluded: dict[GpuKey, str] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class PoolState:
         if not slot.occupants and slot.reading is None and slot.installed is None:
             del self.slots[slot.key]
             self.touched.add(slot.key)
+            self.unsettle()  # one that has never been read is no longer waited for
 
     def touch(self, keys: Iterable[GpuKey]) -> None:
         """Mark these GPUs as changed; `reindex` updates the indexes."""

@@ -24,7 +24,7 @@ from gpu_worker_pool.core.model.state import PoolState
 from .keeps import Keeps, just_before
 from .order import Order
 from .placement import Grant, Survey
-from .preemption import claim
+from .preemption import Preemption, spared
 from .quotas import obstacle, time_limit_of
 from .reclaim import reclaim
 from .reserving import Reserving, reserves_at
@@ -34,13 +34,14 @@ from .waiting import Line
 @dataclass(slots=True)
 class QueuePass:
     """The result of a pass over the queue: the grants, the preemptible leases to end, the GPUs that become a waiter's
-    that way, the reservation, and how long that stays true if no event happens. `settled_until` is None if it has not
-    changed, or if another pass is due after these grants.
+    that way, the leases that need not end after all, the reservation, and how long that stays true if no event happens.
+    `settled_until` is None if it has not changed, or if another pass is due after these grants.
     """
 
     grants: list[Grant] = field(default_factory=list)
     victims: list[str] = field(default_factory=list)
     claims: dict[GpuKey, str] = field(default_factory=dict)
+    spared: list[str] = field(default_factory=list)
     reservation: Reservation | None = None
     undated: dict[Wishes, float] = field(default_factory=dict)
     settled_until: float | None = None
@@ -60,13 +61,13 @@ def serve_queue(state: PoolState, now: float) -> QueuePass:
         outcome = _pass_over_queue(state, now)
     may_reclaim = state.reclaimable or state.capacity.used_outside_by
     if not outcome.grants and may_reclaim and (grant := reclaim(state, now)) is not None:
-        return QueuePass([grant], outcome.victims)
+        return QueuePass([grant], outcome.victims, spared=outcome.spared)
     return outcome
 
 
 def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     survey, order, keeps = Survey(state, now), Order(state, now), Keeps(state, now)
-    reserving = Reserving(state, now, keeps)
+    reserving, preemption = Reserving(state, now, keeps), Preemption(survey)
     found = QueuePass(undated=reserving.undated)
     # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
     gone: set[GpuKey] = set()
@@ -89,7 +90,8 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                 return found
         else:
             failed.add(line)
-            claimed = claim(survey, line.wishes, avoiding) if state.preemptible and not line.preemptible else None
+            can_claim = state.preemptible and not line.preemptible
+            claimed = preemption.claim(line.wishes, avoiding) if can_claim else None
             if claimed is not None:
                 found.victims += claimed.victims
                 if claimed.victims:
@@ -108,8 +110,17 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
         if index + 1 < len(lines[line]):
             heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
     found.reservation = keeps.reservation
-    found.settled_until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
+    found.spared = _spared(state, found, now)
+    until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
+    # What is free, and when, is told with those going on that are spared.
+    found.settled_until = None if found.spared else until
     return found
+
+
+def _spared(state: PoolState, found: QueuePass, now: float) -> list[str]:
+    if not state.making_room:
+        return []
+    return spared(state, {*found.claims, *(found.reservation.gpus if found.reservation else ())}, now)
 
 
 class _FailedLines:
@@ -124,7 +135,7 @@ class _FailedLines:
 
     def add(self, line: Line) -> None:
         """Record a failure. One for several GPUs says nothing about a single GPU, so it is not recorded."""
-        if line.wishes.gpus == 1:
+        if line.wishes.total_gpus == 1:
             kind = (*_terms(line), line.wishes.model, line.wishes.among)
             failed = self._least.setdefault(kind, [])
             if not self._is_more(line, failed):
@@ -172,6 +183,7 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
         keeps.reservation = reservation
     gpus = survey.place(line.wishes, keeps.kept_from(line))
     if gpus is not None:
-        return QueuePass([Grant(newcomer.id, gpus)], [], {}, reservation, state.undated, state.settled_until)
+        grants = [Grant(newcomer.id, gpus)]
+        return QueuePass(grants, reservation=reservation, undated=state.undated, settled_until=state.settled_until)
     until = min(state.settled_until, survey.holds_until, just_before(reserves_at(state, newcomer)))
-    return QueuePass([], [], {}, reservation, state.undated, until) if until >= now else None
+    return QueuePass(reservation=reservation, undated=state.undated, settled_until=until) if until >= now else None

@@ -14,6 +14,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import is_suitable
 from .forecast import Forecast
+from .refusal import was_or_were
 
 # A pass over the queue looks at all bookings.
 MOST_BOOKINGS = 256
@@ -26,6 +27,8 @@ def book(state: PoolState, booking: Booking, wishes: Wishes, now: float) -> Book
         return "it would be over before it begins; give an end that is later"
     if len(state.bookings) >= MOST_BOOKINGS and booking.id not in state.bookings:
         return f"there are {MOST_BOOKINGS} bookings already, which is the limit; cancel one of them first"
+    if wishes.nodes > 1 and not booking.gpus:
+        return f"{wishes} {was_or_were(wishes)} asked for; a booking has GPUs of one node. Book each node by itself"
     unknown = [key for key in booking.gpus if key not in state.slots]
     if unknown:
         return f"no GPU {unknown[0].uuid} is known on node {unknown[0].node}"
@@ -42,7 +45,7 @@ def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wish
     """Whether a booking is the same as one that is known, and so are the GPUs that are wished for."""
     if booking.gpus:
         return booking == known
-    if replace(booking, gpus=known.gpus) != known or len(known.gpus) != wishes.gpus:
+    if replace(booking, gpus=known.gpus) != known or (len(known.gpus), 1) != (wishes.gpus, wishes.nodes):
         return False
     if wishes.among is not None and not state.capacity.named(wishes.among) >= set(known.gpus):
         return False
@@ -93,7 +96,8 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
                 lease_id
                 for key in booking.gpus
                 for lease_id in (state.slots[key].occupants if key in state.slots else ())
-                if lease_id in state.preemptible and not _is_for(state, booking, lease_id)
+                if lease_id in state.preemptible and not _is_ending(state, lease_id)
+                if is_in_the_way(state, lease_id, booking, now)
             }
             events += [
                 ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, max(starts, now + grace_s))
@@ -102,9 +106,16 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
     return events
 
 
-def _is_for(state: PoolState, booking: Booking, lease_id: str) -> bool:
-    """Whether a lease need not make room: it is its owner's, or it has been told to end."""
+def is_in_the_way(state: PoolState, lease_id: str, booking: Booking, now: float) -> bool:
+    """Whether a preemptible lease must make room for a booking that begins or has begun."""
     lease = state.leases[lease_id]
     if booking.owner is not None and lease.request.holder.owner == booking.owner:
-        return True
-    return getattr(lease, "ending", None) is not None
+        return False
+    ends_at, starts = booking.ends_at, booking.starts_at - state.wall_offset_s
+    if now < starts - state.settings.preempt_grace_s or (ends_at is not None and ends_at - state.wall_offset_s <= now):
+        return False
+    return not set(booking.gpus).isdisjoint(getattr(lease, "gpus", ()))
+
+
+def _is_ending(state: PoolState, lease_id: str) -> bool:
+    return getattr(state.leases[lease_id], "ending", None) is not None

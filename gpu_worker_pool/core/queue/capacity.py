@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import islice
+from itertools import accumulate, islice
 
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GpuNames
@@ -141,16 +141,15 @@ class Capacity:
             yield node
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
-        """Whether some node has enough suitable GPUs, if all of them were free."""
+        """Whether enough nodes have enough suitable GPUs, if all of them were free."""
         if wishes.among is None:
-            return any(_has_enough(makeup, wishes, thresholds) for makeup in self._makeups)
-        return any(
-            _has_enough(self._named_on(node, wishes.among, in_service=False), wishes, thresholds)
-            for node in self._nodes_with(wishes.among)
-        )
+            alike = (self._makeups[makeup] for makeup in self._makeups if _has_enough(makeup, wishes, thresholds))
+            return any(number >= wishes.nodes for number in accumulate(alike))
+        named = (self._named_on(node, wishes.among, in_service=False) for node in self._nodes_with(wishes.among))
+        return sum(_has_enough(makeup, wishes, thresholds) for makeup in named) >= wishes.nodes
 
     def could_serve_on(self, node: str, wishes: Wishes, thresholds: Thresholds) -> bool:
-        """Whether a node has enough suitable GPUs in service, if all of them were free."""
+        """Whether a node has its part of enough suitable GPUs in service, if all of them were free."""
         if wishes.among is None:
             return _has_enough(self._nodes[node].makeup_in_service, wishes, thresholds)
         return _has_enough(self._named_on(node, wishes.among, in_service=True), wishes, thresholds)

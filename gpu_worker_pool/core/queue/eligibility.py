@@ -254,7 +254,7 @@ class OverCeiling:
     ceiling: int
 
     def __str__(self) -> str:
-        return f"its owner has {self.held:g} GPUs of at most {self.ceiling}"
+        return f"its owner has {self.held:g} of at most {self.ceiling} GPU{'' if self.ceiling == 1 else 's'}"
 
 
 Ineligible = (

@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 
-from .forecast import NEVER, Forecast, FreeTime, Plan, soonest
+from .forecast import NEVER, Forecast, FreeTime, Plan, soonest, together
 from .keeps import Keeps
 from .order import Order
 from .quotas import obstacle
@@ -67,8 +67,9 @@ class _Expectation:
                 later = max(at, self._taken_until.get(key, at), key=lambda time: time.at)
                 later = later._replace(basis=max(at.basis, later.basis))
                 by_node.setdefault(key.node, []).append((later, reading.gpu.index, key))
-        plans = [soonest(gpus, lease.request.wishes.gpus) for gpus in by_node.values()]
-        return min(filter(None, plans), key=lambda plan: (plan.start.at, plan.gpus), default=None)
+        wishes = lease.request.wishes
+        plans = (soonest(gpus, wishes.gpus) for gpus in by_node.values())
+        return together(filter(None, plans), wishes.nodes)
 
     def _free_for(self, wishes: Wishes) -> dict[GpuKey, FreeTime]:
         if wishes not in self._free:

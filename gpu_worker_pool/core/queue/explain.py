@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
@@ -36,7 +37,7 @@ _NEVER = (WrongModel, NotAmong, TooSmall)
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """The verdict on one GPU for a waiter; `gpu` is None if there is no reading yet."""
+    """The verdict on one GPU for a waiter; `gpu` is None if only its leases are known."""
 
     key: GpuKey
     gpu: Gpu | None
@@ -55,6 +56,8 @@ class Explanation:
     # Why its owner may have no more now, and why a waiter that came later is ahead.
     limit: OverQuota | OverCeiling | None = None
     ahead: str | None = None
+    # Of a gang: how many of its nodes have enough.
+    gang: str | None = None
 
     @property
     def head(self) -> str:
@@ -67,7 +70,7 @@ class Explanation:
             return _obstacles_inside(self)
         reasons = [] if self.limit is None else [str(self.limit)]
         reasons += _summary(self.verdicts) if self.verdicts and not reasons else []
-        reasons += [] if self.ahead is None else [self.ahead]
+        reasons += [each for each in (self.gang, self.ahead) if each is not None]
         return "; ".join(reasons) if reasons else "no GPU has been seen yet"
 
     def __str__(self) -> str:
@@ -110,10 +113,15 @@ class Explainer:
         if verdicts is None:
             slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
             verdicts = self._verdicts[wishes] = tuple(
-                GpuVerdict(slot.key, slot.reading.gpu if slot.reading else None, judge(state, slot, wishes, self._now))
+                GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now))
                 for slot in slots
             )
-        if self._is_anything_kept:
+        limit = obstacle(state, state.queue.line_of(lease))
+        if limit is not None:
+            verdicts = tuple(
+                replace(item, verdict=limit) if isinstance(item.verdict, Eligible) else item for item in verdicts
+            )
+        elif self._is_anything_kept:
             verdicts = tuple(self._as_kept(item, lease) for item in verdicts)
         return Explanation(
             lease.id,
@@ -121,8 +129,9 @@ class Explainer:
             len(state.queue),
             verdicts,
             str(wishes),
-            limit=obstacle(state, state.queue.line_of(lease)),
+            limit=limit,
             ahead=why_later(state, lease, self._now) if state.queue.splits_owners else None,
+            gang=_why_no_gang(verdicts, wishes) if wishes.nodes > 1 else None,
         )
 
     def position(self, lease: QueuedLease) -> int:
@@ -146,13 +155,20 @@ class Explainer:
     def _explain_inside(self, lease: QueuedLease, parent: str) -> Explanation:
         state, outer, found = self._state, parent_of(self._state, lease), []
         for key in outer.gpus:
-            reading = state.slots[key].reading
             verdict = judge_inside(state, outer, key, lease.request.wishes)
-            found.append(GpuVerdict(key, reading.gpu if reading else None, verdict))
+            found.append(GpuVerdict(key, state.slots[key].gpu, verdict))
         length = len(state.inside.waiting_in(parent))
         return Explanation(
             lease.id, state.inside.position(lease), length, tuple(found), str(lease.request.wishes), parent
         )
+
+
+def _why_no_gang(verdicts: tuple[GpuVerdict, ...], wishes: Wishes) -> str:
+    available = Counter(item.key.node for item in verdicts if isinstance(item.verdict, Eligible))
+    nodes = sum(number >= wishes.gpus for number in available.values())
+    gpus = f"{wishes.gpus} GPU{'' if wishes.gpus == 1 else 's'}"
+    have = "node has" if nodes == 1 else "nodes have"
+    return f"it needs {wishes.nodes} nodes with {gpus} each at once; {nodes or 'no'} {have} as many"
 
 
 def _obstacles_inside(explanation: Explanation) -> str:
@@ -187,4 +203,4 @@ def _some(names: list[str]) -> str:
 
 
 def _index(slot: GpuSlot) -> float:
-    return slot.reading.gpu.index if slot.reading else float("inf")
+    return slot.gpu.index if slot.gpu else float("inf")

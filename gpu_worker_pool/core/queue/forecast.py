@@ -7,8 +7,10 @@ lease that overstays it.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
 
@@ -39,7 +41,7 @@ NEVER = FreeTime(inf, Basis.UNKNOWN)
 
 
 class Plan(NamedTuple):
-    """The GPUs of one node that are free first, and when the last of them is."""
+    """The GPUs that are free first, of each node as many as are wished for, and when the last of them is."""
 
     start: FreeTime
     gpus: tuple[GpuKey, ...]
@@ -56,8 +58,9 @@ class Forecast:
     def duration_of(self, owner: str | None, declared_s: float | None) -> FreeTime:
         """How long a lease of this owner lasts."""
         limit_s = time_limit_of(self._state, owner, declared_s)
-        if limit_s is not None:
-            return FreeTime(limit_s, Basis.DECLARED)
+        return self._predicted(owner) if limit_s is None else FreeTime(limit_s, Basis.DECLARED)
+
+    def _predicted(self, owner: str | None) -> FreeTime:
         use = self._state.owners.get(owner)
         recent = use.recent if use and use.recent else self._state.recent
         return FreeTime(max(sum(recent) / len(recent), 1.0), Basis.PREDICTED) if recent else NEVER
@@ -75,7 +78,8 @@ class Forecast:
         if lease.ending is not None or lease.limit is not None:
             ends = [lease.limit if lease.limit is not None else inf, lease.ending.at if lease.ending else inf]
             return FreeTime(max(min(ends), self._now), Basis.DECLARED, lease_id)
-        lasts_s, basis, _ = self.duration_of(lease.request.holder.owner, None)
+        # Its owner may have a limit since the grant, which does not bind it.
+        lasts_s, basis, _ = self._predicted(lease.request.holder.owner)
         if basis is Basis.UNKNOWN:
             return NEVER
         lasted_s = max(self._now + state.wall_offset_s - lease.granted_at, 0.0)
@@ -104,7 +108,9 @@ class Forecast:
     def plan_on(
         self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING, until: float = inf
     ) -> Plan | None:
-        """The GPUs of a node that can serve these wishes soonest; None if nothing tells when, or later than `until`."""
+        """The GPUs of a node that can serve its part of these wishes soonest; None if nothing tells when, or later than
+        `until`.
+        """
         slots = [self._state.slots[key] for key in self._state.capacity.gpus_of(node) if key not in avoiding]
         to_spare = len(slots) - wishes.gpus
         found = []
@@ -119,16 +125,23 @@ class Forecast:
         return soonest(found, wishes.gpus)
 
     def plan(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> Plan | None:
-        """The soonest plan on any node; None if there is none."""
+        """The soonest plan on any nodes; None if there is none."""
         thresholds = self._state.settings.thresholds_for(wishes)
         capacity = self._state.capacity
-        best: Plan | None = None
+        best: list[Plan] = []
         for node in capacity.nodes:
             if capacity.could_serve_on(node, wishes, thresholds):
-                plan = self.plan_on(node, wishes, avoiding, best.start.at if best else inf)
-                if plan and (best is None or (plan.start.at, plan.gpus) < (best.start.at, best.gpus)):
-                    best = plan
-        return best
+                is_full = len(best) == wishes.nodes
+                plan = self.plan_on(node, wishes, avoiding, best[-1].start.at if is_full else inf)
+                if plan is not None:
+                    insort(best, plan, key=_sooner)
+                    del best[wishes.nodes :]
+        return together(best, wishes.nodes)
+
+    def plan_on_all(self, nodes: Iterable[str], wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Plan | None:
+        """The soonest plan on these nodes; None if there is none on one of them."""
+        plans = [self.plan_on(node, wishes, avoiding) for node in sorted(nodes)]
+        return together(filter(None, plans), wishes.nodes)
 
 
 def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int) -> Plan | None:
@@ -140,6 +153,23 @@ def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int) -> Plan |
     basis = max(free.basis for free, _, _ in chosen)
     last = chosen[-1][0]
     return Plan(FreeTime(last.at, basis, last.after), tuple(key for _, _, key in sorted(chosen, key=lambda it: it[1])))
+
+
+def _sooner(plan: Plan) -> tuple[float, tuple[GpuKey, ...]]:
+    return (plan.start.at, plan.gpus)
+
+
+def together(plans: Iterable[Plan], number: int) -> Plan | None:
+    """The soonest so many of these plans, each for a node of its own; None if there are not so many."""
+    chosen = nsmallest(number, plans, key=_sooner)
+    if len(chosen) < number:
+        return None
+    last = chosen[-1]
+    if number == 1:
+        return last
+    basis = max(plan.start.basis for plan in chosen)
+    gpus = [key for plan in sorted(chosen, key=lambda plan: plan.gpus[0].node) for key in plan.gpus]
+    return Plan(last.start._replace(basis=basis), tuple(gpus))
 
 
 def would_do(state: PoolState, slot: GpuSlot, wishes: Wishes, left: Occupants, now: float) -> bool:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
+from math import inf
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.gpu import GpuKey, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.state import PoolState
 
+from .eligibility import stale_at
 
-def idle_s(state: PoolState, lease: ActiveLease, now: float) -> float | None:
+
+def idle_s(
+    state: PoolState, lease: ActiveLease, now: float, being_read: AbstractSet[GpuKey] = frozenset()
+) -> float | None:
     """How long none of its GPUs has computed; None if one did lately, or if that is unknown."""
-    times = [state.slots[key].busy for key in lease.gpus]
-    since = max((at for at in times if at is not None), default=now)
-    idle = now - since
-    return idle if None not in times and idle >= state.settings.idle_after_s else None
+    since = -inf
+    for slot in map(state.slots.__getitem__, lease.gpus):
+        is_read = slot.key in being_read or (slot.reading is not None and now <= stale_at(state, slot.reading))
+        if not is_read or slot.busy is None:
+            return None  # one node of a gang may be silent while others are read
+        since = max(since, slot.busy)
+    return now - since if now - since >= state.settings.idle_after_s else None
 
 
-def idle_warnings(state: PoolState, readings: Iterable[Reading], now: float) -> list[ev.LeaseWarned]:
+def idle_warnings(state: PoolState, readings: Collection[Reading], now: float) -> list[ev.LeaseWarned]:
     """Warn holders that are idle, where the pool takes such GPUs back; withdraw the warning of one that computes."""
     if not state.settings.idle_reclaim:
         return []
@@ -29,17 +38,22 @@ def idle_warnings(state: PoolState, readings: Iterable[Reading], now: float) -> 
         is_busy = load_percent is None or load_percent >= state.settings.computing_percent
         for lease_id in slot.occupants if slot else ():
             computing[lease_id] = computing.get(lease_id, False) or is_busy
+    being_read = {reading.gpu.key for reading in readings}
     events = []
     for lease_id, is_busy in computing.items():
         lease = state.leases[lease_id]
         if not isinstance(lease, ActiveLease):
             continue
-        if lease.ending is None and not is_busy and idle_s(state, lease, now) is not None:
+        if lease.ending is None and not is_busy and idle_s(state, lease, now, being_read) is not None:
             ends = now + state.settings.preempt_grace_s
             events.append(ev.LeaseWarned(now, lease_id, EndReason.IDLE, min(ends, lease.limit or ends)))
         elif lease.ending is not None and lease.ending.reason is EndReason.IDLE and is_busy:
-            is_near = lease.limit is not None and now >= lease.limit - lease.warning_s
-            # Near its time limit it is warned of that instead.
-            reason, ends = (EndReason.TIME_LIMIT, lease.end_if_warned(now)) if is_near else (None, now)
-            events.append(ev.LeaseWarned(now, lease_id, reason, ends))
+            events.append(withdrawn(lease, now))
     return events
+
+
+def withdrawn(lease: ActiveLease, now: float) -> ev.LeaseWarned:
+    """Withdraw the warning of a lease. Near its time limit it is warned of that instead."""
+    is_near = lease.limit is not None and now >= lease.limit - lease.warning_s
+    reason, ends = (EndReason.TIME_LIMIT, lease.end_if_warned(now)) if is_near else (None, now)
+    return ev.LeaseWarned(now, lease.id, reason, ends)

@@ -6,6 +6,7 @@
   whole.
 - Several GPUs: the node with the fewest open GPUs that has enough; of one model if possible, and of the model with the
   fewest, so that what remains is as large as possible.
+- A gang: the first so many nodes by the same rules.
 
 A tight fit leaves little memory. This is best fit and needs no knowledge of later requests; benchmarks/replay
 compares it with other rules on a real trace.
@@ -60,17 +61,29 @@ class Survey:
         return verdict.score if isinstance(verdict, Eligible) else None
 
     def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
-        """The GPUs to grant, all on one node; None if there are not enough now."""
-        if wishes.gpus == 1:
-            for key in self._candidates(wishes):
-                if key not in avoiding and self.score(self.state.slots[key], wishes) is not None:
-                    return (key,)
-            return None
+        """The GPUs to grant, by node and index; None if there are not enough now."""
+        found = self._single_gpus(wishes, avoiding) if wishes.gpus == 1 else self._several_gpus(wishes, avoiding)
+        if wishes.nodes == 1:
+            return next(found, None)
+        by_node: dict[str, tuple[GpuKey, ...]] = {}
+        for gpus in found:
+            by_node.setdefault(gpus[0].node, gpus)
+            if len(by_node) == wishes.nodes:
+                return tuple(key for node in sorted(by_node) for key in by_node[node])
+        return None
+
+    def _single_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
+        """Each GPU that will do, the best first."""
+        for key in self._candidates(wishes):
+            if key not in avoiding and self.score(self.state.slots[key], wishes) is not None:
+                yield (key,)
+
+    def _several_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
+        """So many GPUs of each node that has enough, the best node first."""
         for node in self.state.capacity.nodes_with_room(wishes, include_loaded=self.is_lax(wishes)):
             usable = self.usable_on(node, wishes, avoiding)
             if len(usable) >= wishes.gpus:
-                return self._choose_several(usable, wishes)
-        return None
+                yield self._choose_several(usable, wishes)
 
     def usable_on(
         self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING

@@ -55,7 +55,7 @@ def obstacle(state: PoolState, line: Line) -> OverQuota | OverCeiling | None:
 def why_beyond_limits(state: PoolState, request: Request) -> str | None:
     """Why a request asks for more than its owner may ever have; None if it does not."""
     quota = quota_of(state, request.holder.owner)
-    gpus, declared_s = request.wishes.gpus, request.time_limit_s
+    gpus, declared_s = request.wishes.total_gpus, request.time_limit_s
     if quota.ceiling is not None and gpus > quota.ceiling and not request.wishes.is_shared:
         return f"{gpus} GPUs were asked for; the quota of {_name(request)} allows at most {quota.ceiling}"
     if quota.max_priority is not None and request.priority > quota.max_priority:
@@ -73,7 +73,7 @@ def _held(state: PoolState, line: Line, *, firm: bool) -> int:
 
 def _with_one_more(state: PoolState, line: Line, *, firm: bool) -> int:
     # What a share weighs depends on its GPU. It needs some room at least.
-    weight = line.wishes.gpus * (1 if line.wishes.is_shared else FULL_WEIGHT)
+    weight = line.wishes.total_gpus * (1 if line.wishes.is_shared else FULL_WEIGHT)
     return _held(state, line, firm=firm) + weight
 
 

@@ -50,7 +50,7 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
     if waiter.holder.process_on(key.node) is None:
         return False  # a process of another node with the same pid
     released = state.reclaimable.get(process, {}).get(key, ())
-    if wishes.gpus != 1 or any(
+    if wishes.total_gpus != 1 or any(
         # A lease of another process, an active lease or a revoked one blocks every waiter.
         lease_id not in released
         # A client may claim any pid; that must not give it what another owner left.

@@ -26,8 +26,12 @@ def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
         return f"no GPU of this server can serve {wishes}: {other}"
     if min(thresholds) <= 0:
         return "no GPU is below a threshold of 0 %; ask with a higher one"
-    were = "was" if wishes.gpus == 1 else "were"
+    were = was_or_were(wishes)
     return f"{wishes} {were} asked for; {_what_there_is(state, wishes, thresholds)}"
+
+
+def was_or_were(wishes: Wishes) -> str:
+    return "was" if wishes.gpus == 1 else "were"
 
 
 def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
@@ -59,8 +63,11 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
             f"the largest {such}GPU here has {show_mb(largest_mb)}, of which {show_mb(granted_mb)} can be granted "
             f"(memory threshold {thresholds.memory_percent:g} %)"
         )
-    most = max(Counter(key.node for key, _ in enough).values())
+    on_nodes = Counter(key.node for key, _ in enough).values()
+    most, large = max(on_nodes), sum(number >= wishes.gpus for number in on_nodes)
     such = "such " if such or wishes.memory_mb is not None else ""
+    if large and wishes.nodes > 1:
+        return f"only {large} node{' has' if large == 1 else 's have'} as many{f' {such}GPUs' if such else ''}"
     has = "this box has" if here == "this box" else "no node has more than"
     return f"{has} {most} {such}GPU{'' if most == 1 else 's'}"
 

@@ -1,8 +1,8 @@
 """Which waiter has the one reservation, and of which GPUs.
 
 The first waiter in line that cannot be served and has waited for `reserve_after_s` gets GPUs of the node where it can
-start soonest. It keeps to that node: chosen again in every pass, the date would slip for ever. On the node, the GPUs
-that are free first are reserved, so a lease that ends early brings the date forward.
+start soonest, or of the so many nodes of a gang. It keeps to these nodes: chosen again in every pass, the date would slip
+for ever. On each node, the GPUs that are free first are reserved, so a lease that ends early brings the date forward.
 
 A date that rests on a prediction and is more than an hour away reserves nothing.
 """
@@ -53,8 +53,8 @@ class Reserving:
         state, wishes = self._state, lease.request.wishes
         avoiding = self._keeps.booked_from(line)
         current = state.reservation
-        if current is not None and current.lease_id == lease.id and current.node in state.capacity.nodes:
-            plan = self._forecast.plan_on(current.node, wishes, avoiding)
+        if current is not None and current.lease_id == lease.id and current.nodes <= state.capacity.nodes:
+            plan = self._forecast.plan_on_all(current.nodes, wishes, avoiding)
             if plan is not None:
                 return self._reservation(lease, plan)
         if wishes in self.undated:

@@ -2,13 +2,15 @@
 
 Such a *sub-lease* does not stand in the pool's queue and takes no place on a GPU, so it never changes what other leases
 get. Thresholds and readings are not asked again: the GPU is the parent's. A sub-lease without `memory_mb` has its GPU to
-itself among the sub-leases of its parent. Sub-leases with `memory_mb` share it within what the parent may use. Inside one
+itself among the sub-leases of its parent. Sub-leases with `memory_mb` share it within what the parent may use. If the
+parent is a gang, a sub-lease has its GPUs on one node of it, or on as many as it asks for. Inside one
 lease the order is strict: higher priority first, then first come, first served, and no waiter passes another. A sub-lease
 ends with its parent at the latest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -68,8 +70,11 @@ def why_refused_inside(state: PoolState, request: Request) -> str | None:
     if len(list(_ancestors(state, parent))) >= MAX_DEPTH:
         return f"{MAX_DEPTH} leases are inside each other already, which is the limit; {ADVICE}"
     unfit = (NotAmong, WrongModel, TooSmall)
-    fitting = [key for key in parent.gpus if not isinstance(judge_inside(state, parent, key, request.wishes), unfit)]
-    if len(fitting) >= request.wishes.gpus:
+    wishes = request.wishes
+    fitting = Counter(
+        key.node for key in parent.gpus if not isinstance(judge_inside(state, parent, key, wishes), unfit)
+    )
+    if sum(number >= wishes.gpus for number in fitting.values()) >= wishes.nodes:
         return None
     return f"lease {parent_id} has {_contents(state, parent)}, not {request.wishes}; {ADVICE}"
 
@@ -119,14 +124,17 @@ def parent_of(state: PoolState, lease: QueuedLease) -> ActiveLease:
 
 
 def _place(state: PoolState, parent: ActiveLease, wishes: Wishes) -> tuple[GpuKey, ...] | None:
-    usable = []
+    usable: dict[str, list[tuple[float, int, GpuKey]]] = {}
     for place, key in enumerate(parent.gpus):
         verdict = judge_inside(state, parent, key, wishes)
         if isinstance(verdict, Eligible):
-            usable.append((verdict.score, place, key))
-    if len(usable) < wishes.gpus:
+            usable.setdefault(key.node, []).append((verdict.score, place, key))
+    enough = [sorted(found) for found in usable.values() if len(found) >= wishes.gpus]
+    if len(enough) < wishes.nodes:
         return None
-    chosen = sorted(usable)[: wishes.gpus]
+    # The fullest GPUs first, then the fullest nodes.
+    enough.sort(key=lambda found: (sum(score for score, _, _ in found[: wishes.gpus]), len(found), found[0][1]))
+    chosen = [item for found in enough[: wishes.nodes] for item in found[: wishes.gpus]]
     return tuple(key for _, _, key in sorted(chosen, key=lambda item: item[1]))
 
 
@@ -160,10 +168,13 @@ def _active(state: PoolState, lease_id: str) -> ActiveLease:
 
 def _contents(state: PoolState, parent: ActiveLease) -> str:
     names = []
+    is_gang = len({key.node for key in parent.gpus}) > 1
     for key in parent.gpus:
         reading = state.slots[key].reading
         limit_mb = _limit_mb(state, parent, key)
         memory = "" if limit_mb is None else f" with {limit_mb:.0f} MB"
-        names.append(f"GPU {reading.gpu.index} ({reading.gpu.name}{memory})" if reading else f"GPU {key.uuid}")
+        node = f" of {key.node}" if is_gang else ""
+        index = reading.gpu.index if reading else key.uuid
+        names.append(f"GPU {index}{node}" + (f" ({reading.gpu.name}{memory})" if reading else ""))
     left_out = len(names) - 3
     return ", ".join(names[:3]) + (f" and {left_out} more" if left_out > 0 else "")

@@ -29,13 +29,14 @@ def rewrite(connection: sqlite3.Connection) -> None:
     sql = load_queries(__package__)
     rows = connection.execute(sql["read_rows"]).fetchall()
     crc = 0
-    for position, line in zip([*(row[0] for row in rows), None], on_one_clock([json.loads(row[1]) for row in rows])):
+    for index, line in enumerate(on_one_clock([json.loads(body) for _, body in rows])):
         body = json.dumps(line, separators=(",", ":"))
         crc = crc32(body.encode(), crc)
-        if position is None:
-            connection.execute(sql["append_event"], (line["at"], line["kind"], body, crc))
+        row = (line["at"], line["kind"], body, crc)
+        if index < len(rows):
+            connection.execute(sql["rewrite_event"], (*row, rows[index][0]))
         else:
-            connection.execute(sql["rewrite_event"], (line["at"], line["kind"], body, crc, position))
+            connection.execute(sql["append_event"], row)
 
 
 def on_one_clock(lines: list[Line]) -> Iterator[Line]:

@@ -239,7 +239,7 @@ def _gpus(slots: Iterable[GpuSlot]) -> list[wire.TimelineGpu]:
     found: dict[str, wire.TimelineGpu] = {}
     for slot in slots:
         if slot.reading is not None or slot.key.uuid not in found:
-            found[slot.key.uuid] = _gpu(slot.key.uuid, slot.reading.gpu if slot.reading else None)
+            found[slot.key.uuid] = _gpu(slot.key.uuid, slot.gpu)
     return sorted(found.values(), key=lambda gpu: (inf if gpu.gpu_id is None else gpu.gpu_id, gpu.uuid))
 
 

@@ -7,6 +7,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Denied, name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
@@ -21,6 +22,9 @@ from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 from .lease_view import outcome_view
 from .pool_view import gpu_view
 from .times import read_time
+
+# A date that is no more than this in the past is now: the caller's clock may be behind.
+CLOCKS_DIFFER_S = 60.0
 
 
 class AdminCalls:
@@ -49,8 +53,10 @@ class AdminCalls:
         form = parse_form(DrainForm, await check_admin(call))
         key = self._key(call.parameters["gpu"])
         reason = form.reason.strip() or "drained by the operator"
-        starts_at = read_time("at", form.at)
-        if starts_at is None or starts_at <= self._pool.wall_now():
+        starts_at, now = read_time("at", form.at), self._pool.wall_now()
+        if starts_at is not None and starts_at < now - CLOCKS_DIFFER_S:
+            raise Refused(422, f"at: {iso_time(starts_at)} is in the past; leave it out to drain now.")
+        if starts_at is None or starts_at <= now:
             await self._pool.operate(cmd.ExcludeGpu(key, reason))
             return self._gpu(key)
         booking = Booking(_drain_id(key), (key,), starts_at, None, None, reason, name_of(call.caller()))

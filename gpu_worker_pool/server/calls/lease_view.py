@@ -190,10 +190,12 @@ def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
     if start is None:
         return {"expected_start_basis": "unknown"}
     after = state.find(start.after) if start.after else None
+    # A lease that the pool has announced to end does not depend on its holder any more.
+    is_sure = getattr(after, "ending", None) is not None
     return {
         "expected_start_at": iso_time(start.at + state.wall_offset_s),
         "expected_start_basis": str(start.basis),
-        "expected_after": after.request.who if after else None,
+        "expected_after": after.request.who if after and not is_sure else None,
     }
 
 

@@ -145,9 +145,9 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
     reading, use = slot.reading, memory_use(slot, state.ignored_processes)
     return PoolGpu(
         node=slot.key.node,
-        gpu_id=reading.gpu.index if reading else None,
+        gpu_id=slot.gpu.index if slot.gpu else None,
         uuid=slot.key.uuid,
-        name=reading.gpu.name if reading else None,
+        name=slot.gpu.name if slot.gpu else None,
         state=_word(slot, verdict),
         reason=str(verdict),
         verdict=verdict_view(verdict),
@@ -178,4 +178,4 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
 
 
 def _slot_order(slot: GpuSlot) -> tuple[str, float, str]:
-    return (slot.key.node, slot.reading.gpu.index if slot.reading else float("inf"), slot.key.uuid)
+    return (slot.key.node, slot.gpu.index if slot.gpu else float("inf"), slot.key.uuid)

@@ -227,6 +227,9 @@ def test_a_drain_is_planned_shown_and_cancelled(server: ServerProcess) -> None:
     assert back.out.splitlines()[0] == "GPU 0 is in service, and no drain of it is planned; it is free now"
     assert server.json("/bookings")["bookings"] == []
     assert called("drain", "0", "--at", "noon", server=server).code == 2
+    past = called("drain", "0", "--at", "2020-01-01 18:00", server=server)
+    assert (past.code, past.out) == (2, "")
+    assert "2020-01-01 18:00 is in the past; leave it out to drain now" in past.err
 
 
 def test_drain_waits_until_no_lease_is_left(server: ServerProcess) -> None:

@@ -59,10 +59,15 @@ def test_the_terms_of_a_lease_are_told(lease: LeaseView, told: list[str]) -> Non
     ("changed", "told", "in_short"),
     [
         ({}, "probably at 14:30", "14:30"),
-        ({"expected_after": "carol (train.py)"}, "probably at 14:30, if carol's job ends when it said", "14:30"),
+        ({"expected_after": "carol"}, "probably at 14:30, if carol's job ends when it said", "14:30"),
+        (
+            {"expected_after": "carol (train.py)"},
+            "probably at 14:30, if carol's job (train.py) ends when it said",
+            "14:30",
+        ),
         (
             {"expected_start_basis": "predicted", "expected_after": "carol"},
-            "about 14:30, judging by earlier jobs",
+            "probably about 14:30, judging by earlier jobs",
             "~14:30",
         ),
         ({"expected_start_at": at(-1)}, "any moment now", "12:00"),
@@ -148,7 +153,8 @@ def test_status_tells_the_terms_the_starts_and_the_plans() -> None:
     assert any(line.endswith("carol, train_the_large_model.py, since 11:00, ends 14:30, preemptible") for line in lines)
     assert any(line.endswith("dave, eval.py, since 11:00, ends in 36s: idle, idle 45m") for line in lines)
     waiting = next(line for line in lines if "erin" in line)
-    assert waiting.endswith("2 leased by carol and dave; probably at 14:30, if carol's job ends when it said")
+    told = "probably at 14:30, if carol's job (train_the_large_model.py) ends when it said"
+    assert waiting.endswith(f"2 leased by carol and dave; {told}")
     assert lines[-3:] == [
         "GPUs 0, 3 reserved for erin, probably at 14:30",
         "GPU 2 booked for ada from Thu 12:00 until Thu 16:00: [b]course",

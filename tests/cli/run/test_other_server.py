@@ -16,6 +16,7 @@ import pytest
 
 from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environment
 from tests.other_user import ALICE, BOB, folder_of, python_as
+from tests.preloaded import PreloadedPopen, run_preloaded
 from tests.server.leasing import eventually
 
 GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
@@ -27,7 +28,7 @@ def running(server: ServerProcess) -> Iterator[subprocess.Popen[str]]:
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     env = {**inherited_environment(os.environ), "GPU_POOL_SOCKET": "", "GPU_SERVICE_ENDPOINT": server.url}
     script = "trap '' INT; read line; echo still here; exec sleep 600"
-    with subprocess.Popen([*GPU_POOL, "run", "--", "sh", "-c", script], env=env, text=True, **pipes) as run:
+    with PreloadedPopen([*GPU_POOL, "run", "--", "sh", "-c", script], env=env, text=True, **pipes) as run:
         try:
             eventually(lambda: active(server), "it has a lease")
             yield run
@@ -100,7 +101,7 @@ def test_the_port_stands_in_for_a_dead_socket_only_if_its_server_is_of_the_same_
         with ServerProcess(command=command, folder=folder) as server:
             env = {**inherited_environment(os.environ), "GPU_POOL_SOCKET": str(dead)}
             command = [*GPU_POOL, "run", "--endpoint", server.url, "--", "echo", "ran"]
-            done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+            done = run_preloaded(command, env=env)
     assert f"the socket {dead} does not answer" in done.stderr
     if uid == os.geteuid():
         assert (done.returncode, done.stdout) == (0, "ran\n")

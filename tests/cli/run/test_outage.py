@@ -9,6 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
+from tests.preloaded import PreloadedPopen, run_preloaded
 from tests.server.leasing import eventually
 
 TTL_S = 0.6
@@ -21,7 +22,7 @@ def test_a_command_goes_on_without_its_server_and_is_told_who_ended_its_lease() 
         # The command counts its own time, so the outage certainly lasts for several TTLs.
         script = f"read line; sleep {4 * TTL_S}; echo still here; exec sleep 600"
         command = [*gpu_pool, "run", "--", "sh", "-c", script]
-        with subprocess.Popen(
+        with PreloadedPopen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as run:
             assert run.stdin is not None
@@ -38,7 +39,7 @@ def test_a_command_goes_on_without_its_server_and_is_told_who_ended_its_lease() 
             assert eventually(lambda: _active(server), "the server knows the lease")["id"] == lease_id
 
             released = [*gpu_pool, "release", lease_id, "--reason", "the demo"]
-            subprocess.run(released, env=env, check=True, capture_output=True)
+            run_preloaded(released, env=env).check_returncode()
 
             assert run.wait() == 125
             assert f"it was released by {user_name()}: the demo" in run.stderr.read()

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.run.waiting_line import probable_start
 from gpu_worker_pool.testing import ServerProcess
-from gpu_worker_pool.wire.leases import DateBasis, LeaseView
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import STUBBORN, end, is_alive, read_line, the_lease
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
@@ -141,24 +139,3 @@ def test_the_same_as_json(full: ServerProcess) -> None:
     assert (waiting["event"], waiting["position"]) == ("waiting", 1)
     assert (waiting["expected_start_basis"], waiting["expected_after"]) == ("declared", "carol (train.py)")
     assert waiting["expected_start_at"] in {lease["ends_at"] for lease in full.json("/leases")["leases"]}
-
-
-@pytest.mark.parametrize(
-    ("basis", "after", "said"),
-    [
-        ("declared", "carol (train.py)", "probably at 14:20, if carol's job (train.py) ends when it said"),
-        ("declared", "carol", "probably at 14:20, if carol's job ends when it said"),
-        ("declared", None, "probably at 14:20"),
-        ("predicted", "carol (train.py)", "probably about 14:20, judging by earlier jobs"),
-    ],
-)
-def test_what_a_date_rests_on(basis: DateBasis, after: str | None, said: str) -> None:
-    at = datetime(2026, 11, 17, 14, 20).astimezone()
-    lease = LeaseView(
-        id="a", state="queued", expected_start_at=at.isoformat(), expected_start_basis=basis, expected_after=after
-    )
-    assert probable_start(lease, at.timestamp() - 60) == said
-
-
-def test_of_an_unknown_start_nothing_is_said() -> None:
-    assert probable_start(LeaseView(id="a", state="queued", expected_start_basis="unknown"), 0.0) is None

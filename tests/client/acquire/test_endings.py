@@ -27,7 +27,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, running, soon
 from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, lease
 from tests.client.statistics_server import StatisticsServer
-from tests.server.leasing import OFTEN, get, queue
+from tests.server.leasing import OFTEN, eventually, get, queue
 
 GRACE_S = 3600
 
@@ -236,15 +236,13 @@ def test_a_program_without_asyncio_is_called_and_told(server: ServerProcess) -> 
 
     with GPUWorkerPool(server.url, on_ending=note) as pool:
         assignment = pool.request_gpu(30, time_limit="1s")
-        while not assignment.is_lost:
-            pool.get_pool_status()
+        eventually(lambda: (pool.get_pool_status(), assignment.is_lost)[1], "it is lost")
         assert told == ["time_limit"]
-    with (  # noqa: PT012
+    with (
         pytest.raises(StaleAssignmentError, match="time limit"),
         gpu_worker_pool.gpu(30, time_limit=1, preemptible=True, service_endpoint=server.url) as short,
     ):
-        while not short.is_lost:
-            pass
+        eventually(lambda: short.is_lost, "it is lost")
 
 
 async def test_a_copy_learns_of_a_warning_and_a_pickled_one_does_not(server: ServerProcess) -> None:

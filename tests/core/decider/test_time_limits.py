@@ -11,6 +11,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, as_ended
 from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.queue.forecast import NEVER, Forecast
 from tests.core.build import START, Box, of_kind, reading, request
 
 HOUR_S = 3600.0
@@ -168,3 +169,12 @@ def test_a_limit_below_a_second_is_refused() -> None:
 
 def _inside(asked: Request, parent: str) -> Request:
     return replace(asked, parent=parent)
+
+
+def test_a_limit_that_came_after_the_grant_says_nothing_of_its_end() -> None:
+    box = box_with()
+    box.ask("a", owner="ada")
+
+    box.do(cmd.SetQuota("ada", Quota(max_time_limit_s=150.0)))
+
+    assert Forecast(box.state, box.now).end_of("a") == NEVER

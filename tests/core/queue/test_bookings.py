@@ -162,3 +162,17 @@ def test_a_booking_can_be_widened_and_keeps_its_gpus_when_it_is_moved() -> None:
     assert box.state.bookings["course"].ends_at == NOON + WALL_OFFSET_S + 3 * HOUR_S
     assert isinstance(book(box, number=3)[0], ev.BookingRefused)
     assert len(box.state.bookings["course"].gpus) == 2
+
+
+def test_the_warning_for_a_booking_stays_until_the_booking_is_cancelled() -> None:
+    box = free_at_once(reading(0), stale_after_s=1e9)
+    box.ask("idle", preemptible=True)
+    starts_at = box.now + WALL_OFFSET_S + 60.0
+    box.do(cmd.BookGpus(Booking("b1", (key(0),), starts_at, starts_at + 60.0, "ada", "a course"), Wishes()))
+    assert of_kind(box.pass_time(1.0), ev.LeaseWarned)
+    box.ask("job")
+    assert not of_kind(box.release("job"), ev.LeaseWarned)
+
+    (event,) = of_kind(box.do(cmd.CancelBooking("b1")), ev.LeaseWarned)
+
+    assert event == ev.LeaseWarned(box.now, "idle", None, box.now)

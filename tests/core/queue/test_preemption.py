@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.quota import Quota
 from tests.core.build import START, Box, key, of_kind, process, reading
 from tests.core.queue.boxes import free_at_once
 
@@ -147,3 +149,128 @@ def test_a_restart_leaves_the_warning_as_it_was() -> None:
     box.run_to(START + GRACE_S)
 
     assert (box.stage("idle"), box.stage("job")) == ("preempted", "active")
+
+
+def test_a_lease_with_several_gpus_makes_room_alone() -> None:
+    box = box_of(3)
+    box.ask("wide", gpus=2, preemptible=True)
+    box.pass_time(1.0)
+    box.ask("young", preemptible=True)
+
+    assert warned(box.ask("job", gpus=2)) == ["wide"]
+
+
+def test_a_share_that_makes_no_room_is_spared() -> None:
+    box = box_of(1)
+    box.ask("large", memory_mb=40_000, preemptible=True)
+    box.pass_time(1.0)
+    box.ask("small", memory_mb=8_000, preemptible=True)
+
+    assert warned(box.ask("job", memory_mb=50_000)) == ["large"]
+
+
+def test_no_other_node_makes_room_while_a_lease_drains_elsewhere() -> None:
+    box = Box(reading(0, node="a"), reading(0, node="b"), stale_after_s=1e9)
+    box.ask("old", preemptible=True, among=("GPU-a-0",), pid=1)
+    box.pass_time(1.0)
+    box.ask("young", preemptible=True, among=("GPU-b-0",), pid=2)
+    busy = reading(0, node="b", processes=(process(2, 16_000),), used_mb=16_000)
+    box.observe_now(reading(0, node="a"), busy)
+    assert warned(box.ask("job")) == ["young"]
+
+    events = box.run_to(box.now + GRACE_S)
+    events += box.do(cmd.SetQuota("ada", Quota(gpus=1)))  # the whole queue is looked at again
+
+    assert (box.stage("young"), warned(events)) == ("draining", [])
+
+
+# A warning is withdrawn
+
+
+def withdrawn(events: list[ev.Event]) -> list[str]:
+    return [event.lease_id for event in events if isinstance(event, ev.LeaseWarned) and event.reason is None]
+
+
+def test_the_warning_is_withdrawn_when_the_waiter_leaves() -> None:
+    box = box_of(1)
+    box.ask("idle", preemptible=True)
+    box.ask("job")
+
+    assert withdrawn(box.release("job")) == ["idle"]
+    box.run_to(START + 2 * GRACE_S)
+    assert box.stage("idle") == "active"
+
+
+def test_the_warning_is_withdrawn_when_the_waiter_is_served_elsewhere() -> None:
+    box = box_of(2)
+    box.ask("holder")
+    box.ask("idle", preemptible=True)
+    box.ask("job")
+
+    assert withdrawn(box.release("holder")) == ["idle"]
+    assert box.stage("job") == "active"
+
+
+def test_the_warning_stays_while_another_waiter_needs_the_gpu() -> None:
+    box = box_of(1)
+    box.ask("idle", preemptible=True)
+    box.ask("job")
+    box.ask("other")
+
+    assert warned(box.release("job")) == []
+    box.run_to(START + GRACE_S)
+    assert (box.stage("idle"), box.stage("other")) == ("preempted", "active")
+
+
+def test_near_its_time_limit_a_spared_lease_is_warned_of_that() -> None:
+    box = box_of(1)
+    box.ask("idle", preemptible=True, time_limit_s=100.0)
+    box.now += 45.0
+    box.ask("job")
+    box.now += 10.0
+
+    events = of_kind(box.release("job"), ev.LeaseWarned)
+
+    assert events == [ev.LeaseWarned(box.now, "idle", EndReason.TIME_LIMIT, START + 100.0)]
+
+
+def test_a_restart_withdraws_no_warning_before_the_gpus_are_read() -> None:
+    box = box_of(1)
+    box.ask("idle", preemptible=True)
+    box.ask("job")
+
+    assert warned(box.restart()) == []
+    assert warned(box.pass_time(1.0)) == []
+    assert warned(box.observe_now(reading(0))) == []
+    assert warned(box.release("job")) == ["idle"]
+
+
+def test_the_look_after_a_restart_withdraws_what_no_waiter_needs() -> None:
+    box = box_of(1)
+    box.ask("idle", preemptible=True)
+    box.ask("job")
+    journal = box.log[: len(box.log)]
+    box.release("job")
+    # The withdrawal itself was lost with the server.
+    box.log = [*journal, *(event for event in box.log[len(journal) :] if not isinstance(event, ev.LeaseWarned))]
+
+    assert warned(box.restart()) == []
+    assert withdrawn(box.observe_now(reading(0))) == ["idle"]
+
+
+def test_a_reading_that_is_missing_withdraws_nothing() -> None:
+    box = free_at_once(reading(0), stale_after_s=15.0)
+    box.ask("idle", preemptible=True)
+    box.ask("job")
+
+    assert warned(box.pass_time(20.0)) == []
+    assert box.stage("idle") == "active"
+
+
+def test_a_lease_makes_room_as_soon_as_nothing_else_keeps_its_gpu() -> None:
+    box = box_of(1)
+    box.ask("idle", preemptible=True, pid=7)
+    box.observe_now(reading(0, used_mb=70_000))
+    assert warned(box.ask("job")) == []
+
+    assert warned(box.observe_now(reading(0))) == ["idle"]

@@ -65,7 +65,9 @@ def test_nobody_gets_more_than_the_ceiling() -> None:
     box.ask("d", owner="bob")
 
     assert (box.stage("c"), box.stage("d")) == ("queued", "active")
-    assert "its owner has 2 GPUs of at most 2" in str(box.explain("c"))
+    explained = box.explain("c")
+    assert "its owner has 2 of at most 2 GPUs" in str(explained)
+    assert sorted(item.verdict.code for item in explained.verdicts) == ["leased", "leased", "leased", "over_ceiling"]
     box.release("a")
     assert box.stage("c") == "active"
 

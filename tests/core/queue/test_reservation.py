@@ -127,7 +127,7 @@ def test_it_is_on_the_node_where_the_waiter_can_start_soonest() -> None:
 
     box.ask("wide", gpus=2)
 
-    assert (reserved(box).node, reserved(box).date) == ("y", START + HOUR_S)
+    assert (reserved(box).nodes, reserved(box).date) == ({"y"}, START + HOUR_S)
 
 
 def test_it_stays_on_its_node_though_another_would_be_sooner_later() -> None:
@@ -136,13 +136,13 @@ def test_it_stays_on_its_node_though_another_would_be_sooner_later() -> None:
     for lease_id, hours in (("x0", 3), ("x1", 3), ("y0", 2), ("y1", 2)):
         box.ask(lease_id, time_limit_s=hours * HOUR_S)
     box.ask("wide", gpus=2)
-    assert reserved(box).node == "y"
+    assert reserved(box).nodes == {"y"}
 
     box.release("x0")
     box.ask("short", time_limit_s=HOUR_S)
     box.release("x1")
 
-    assert (box.gpus_of("short"), reserved(box).node) == ((key(0, "x"),), "y")
+    assert (box.gpus_of("short"), reserved(box).nodes) == ((key(0, "x"),), {"y"})
 
 
 def test_what_was_granted_a_moment_ago_is_not_taken_for_free() -> None:

@@ -40,15 +40,21 @@ OLD = (
     f'{{"kind":"LeaseQueued","at":5010.0,"lease_id":"local","request":{LOCAL},"seq":9,"requested_at":{WALL + 5010}}}',
     f'{{"kind":"LeaseGranted","at":5010.0,"lease_id":"local","gpus":[["was","GPU-0"]],"fence":5,"granted_at":{WALL + 5010}}}',
     f'{{"kind":"LeaseQueued","at":5020.0,"lease_id":"remote","request":{REMOTE},"seq":10,"requested_at":{WALL + 5020}}}',
-    f'{{"kind":"LeaseGranted","at":5020.0,"lease_id":"remote","gpus":[["was","GPU-1"]],"fence":6,"granted_at":{WALL + 5020},'
-    '"limit":9020.0}',
+    (
+        f'{{"kind":"LeaseGranted","at":5020.0,"lease_id":"remote","gpus":[["was","GPU-1"]],"fence":6,"granted_at":{WALL + 5020},'
+        '"limit":9020.0}'
+    ),
     f'{{"kind":"LeaseQueued","at":5030.0,"lease_id":"waits","request":{REMOTE},"seq":11,"requested_at":{WALL + 5030}}}',
-    '{"kind":"GpusBooked","at":5040.0,"booking":{"id":"b1","gpus":[["was","GPU-1"]],'
-    f'"starts_at":{WALL + 90_000},"ends_at":{WALL + 91_000},"owner":"ada","reason":"a course","by":"root"}}}}',
+    (
+        '{"kind":"GpusBooked","at":5040.0,"booking":{"id":"b1","gpus":[["was","GPU-1"]],'
+        f'"starts_at":{WALL + 90_000},"ends_at":{WALL + 91_000},"owner":"ada","reason":"a course","by":"root"}}}}'
+    ),
     f'{{"kind":"PoolOpened","at":20.0,"boot_id":"boot2","wall_offset_s":{WALL + 5040 + 100 - 20}}}',
     f'{{"kind":"LeaseEnded","at":20.0,"lease_id":"local","reason":"holder_died","draining":[],"ended_at":{WALL + 5140}}}',
-    f'{{"kind":"LeaseGranted","at":30.0,"lease_id":"waits","gpus":[["box","GPU-0"]],"fence":7,"granted_at":{WALL + 5150},'
-    '"limit":1030.0}',
+    (
+        f'{{"kind":"LeaseGranted","at":30.0,"lease_id":"waits","gpus":[["box","GPU-0"]],"fence":7,"granted_at":{WALL + 5150},'
+        '"limit":1030.0}'
+    ),
     '{"kind":"LeaseWarned","at":40.0,"lease_id":"waits","reason":"preempted","ends":100.0}',
     '{"kind":"UseCounted","at":40.0,"owner":"ada","used":17.0,"as_of":40.0,"recent":[]}',
     '{"kind":"GpuExcluded","at":50.0,"gpu":["box","GPU-2"],"reason":"repair"}',

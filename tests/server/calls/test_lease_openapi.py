@@ -7,18 +7,18 @@ tests/server/streams/test_events.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import content_type_conformance, positive_data_acceptance
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import PROBLEM, wait_until_free
+
+if TYPE_CHECKING:
+    import schemathesis
 
 KNOWN = ("held", "waiting", "ended")
 PATHS = ("/leases", "/pool", "/usage", "/timeline", "/peers", "/quotas", "/bookings", "/admin")
@@ -33,6 +33,13 @@ def server() -> Iterator[ServerProcess]:
 
 
 def test_the_lease_calls_keep_to_their_description(server: ServerProcess) -> None:
+    import schemathesis  # noqa: PLC0415 - takes as long as all other imports of a worker
+    from schemathesis.core.result import Ok  # noqa: PLC0415
+    from schemathesis.specs.openapi.checks import (  # noqa: PLC0415
+        content_type_conformance,
+        positive_data_acceptance,
+    )
+
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     calls = []
     for found in schema.get_all_operations():

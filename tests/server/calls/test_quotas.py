@@ -132,3 +132,10 @@ def test_quotas_and_use_are_there_after_a_crash() -> None:
         assert after.keys() == {"ada"}
         assert after["ada"] | {"used_gpu_hours": before["ada"]["used_gpu_hours"]} == before["ada"]
         assert after["ada"]["used_gpu_hours"] >= before["ada"]["used_gpu_hours"]
+
+
+def test_a_start_after_a_preempted_lease_depends_on_no_holder(server: ServerProcess) -> None:
+    take(server, owner="ada", gpus=2, preemptible=True)
+    waiting = queue(server, owner="bob")
+    assert (waiting["expected_start_basis"], waiting["expected_after"]) == ("declared", None)
+    assert waiting["expected_start_at"] is not None

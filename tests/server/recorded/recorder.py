@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
+from tests.preloaded import PreloadedPopen
+
 ROOT = Path(__file__).parents[3]
 RECORDINGS = Path(__file__).parent / "answers"
 IS_RECORDING = os.environ.get("RECORD") == "1"
@@ -61,7 +63,7 @@ class Server:
             ready.bind(self.env["NOTIFY_SOCKET"])
             ready.settimeout(TIMEOUT_S)
             command = [sys.executable, "-m", "gpu_worker_pool.gpu_server"]
-            self.process = subprocess.Popen(command, env=self.env, cwd=self.home, stdout=log, stderr=log)
+            self.process = PreloadedPopen(command, env=self.env, cwd=self.home, stdout=log, stderr=log)
             try:
                 assert ready.recv(1024) == b"READY=1"
             except TimeoutError:

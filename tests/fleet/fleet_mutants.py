@@ -1,0 +1,179 @@
+"""Fleets in which one guard is missing. The simulation must notice each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.fleet.append_outcome import Append
+from gpu_worker_pool.core.fleet.election import (
+    ClaimLeadership,
+    Election,
+    ElectionAction,
+    ElectionQuestion,
+    HandOverLeadership,
+    LeadershipWon,
+)
+from gpu_worker_pool.core.fleet.following import Following
+from gpu_worker_pool.core.fleet.leadership import LeaderRow, StoredEvent
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Reading
+from tests.fleet.batch import Batch
+from tests.fleet.simulated_candidate import SimulatedCandidate
+from tests.fleet.simulated_database import SimulatedDatabase
+from tests.fleet.simulation import Fleet
+
+
+class TrustsFromAnswer(Election):
+    def answered(self, question: ElectionQuestion, row: LeaderRow | None, now: float) -> list[ElectionAction]:
+        if self._asked is not None:
+            self._asked = replace(self._asked, sent_at=now)
+        return Election.answered(self, question, row, now)
+
+
+class ForgetsEpochs(Election):
+    def _ask(self, now: float) -> ElectionQuestion:
+        question = Election._ask(self, now)
+        return replace(question, seen_epoch=0) if isinstance(question, ClaimLeadership) else question
+
+
+class KeepsLeadership(Election):
+    def wake(self, now: float) -> list[ElectionAction]:
+        return [action for action in Election.wake(self, now) if not isinstance(action, HandOverLeadership)]
+
+
+class ClaimsTaken(Election):
+    """Leads although the database refused its claim or renewal."""
+
+    def answered(self, question: ElectionQuestion, row: LeaderRow | None, now: float) -> list[ElectionAction]:
+        return Election.answered(self, question, self.row if row is None else row, now)
+
+
+class ComparesNothing(Following):
+    def _compare(self, stored: StoredEvent) -> bool:
+        return True
+
+
+class TrustFromAnswer(SimulatedCandidate):
+    election_type = TrustsFromAnswer
+
+
+class NoTrustWindow(SimulatedCandidate):
+    def start(self) -> None:
+        self.pace = replace(self.pace, trust_s=inf)
+        super().start()
+
+
+class EpochsForgotten(SimulatedCandidate):
+    election_type = ForgetsEpochs
+
+
+class NoHandOver(SimulatedCandidate):
+    election_type = KeepsLeadership
+
+
+class RefusalIgnored(SimulatedCandidate):
+    election_type = ClaimsTaken
+
+
+class NothingCompared(SimulatedCandidate):
+    following_type = ComparesNothing
+
+
+class NoBatchId(SimulatedCandidate):
+    """Cannot tell its own append from nothing: it writes it again."""
+
+    def settle(self, batch: Batch, append: Append, row: LeaderRow) -> None:
+        if (row.epoch, row.term) == (append.epoch, append.term) and row.head > append.head:
+            self.following.position = row.head
+            self.send(batch)
+        else:
+            super().settle(batch, append, row)
+
+
+class NoAnnounceGate(SimulatedCandidate):
+    """Takes a reading for an announcement."""
+
+    def observe(self, node: str, reading: Reading, epoch: int, age_s: float) -> None:
+        if self.may_act() and node not in self.state.announced:
+            self.gather(self.do(cmd.AnnounceNode(node, "boot", None)))
+        super().observe(node, reading, epoch, age_s)
+
+
+class ReceivedMinusAge(SimulatedCandidate):
+    def stamped(self, reading: Reading, age_s: float) -> Reading:
+        return replace(reading, at=self.pool_now() - age_s)
+
+
+class RenewsWhenDeposed(SimulatedCandidate):
+    def takes(self, command: cmd.Command) -> bool:
+        return super().takes(command) or (isinstance(command, cmd.Renew) and self.led_epoch > 0)
+
+
+class BootIdEndsLeases(SimulatedCandidate):
+    """A take-over by another boot counts as a reboot of all boxes."""
+
+    def after_take_over(self, won: LeadershipWon) -> list[ev.DurableEvent]:
+        announcements = [cmd.AnnounceNode(node, self.name, None) for node in sorted(self.state.nodes)]
+        events = [event for command in announcements for event in step(self.state, command, self.pool_now())]
+        return [event for event in events if isinstance(event, ev.DurableEvent)]
+
+
+class OwnBootClock(SimulatedCandidate):
+    def take_over_command(self, won: LeadershipWon) -> cmd.TakeOver:
+        self.clock_base = 0.0
+        return cmd.TakeOver(won.epoch, f"{self.name}-boot", 0.0, won.row.wall_now - won.heard_at)
+
+
+class SnapshotsAhead(SimulatedCandidate):
+    def write_snapshot_if_due(self, head: int) -> None:
+        if self.following.position - self.following.snapshot >= self.following.snapshot_every:
+            self.write_snapshot()
+
+
+class NoRepair(SimulatedCandidate):
+    def repair_and_take_over(self, won: LeadershipWon) -> None:
+        self.following.recent.clear()
+        super().repair_and_take_over(won)
+
+    def repair(self, head: int) -> None:
+        self.following.position = min(head, self.world.database.row.head)
+        self.following.recent.clear()
+        self.pump()
+
+
+@dataclass(frozen=True)
+class FleetMutant:
+    """A guard, and a fleet without it. The search begins at `near`, to find it soon."""
+
+    guard: str
+    fleet: Fleet
+    near: int = 0
+
+
+MUTANTS = (
+    FleetMutant(
+        "an append checks epoch and term", Fleet(database=partial(SimulatedDatabase, checks_epoch=False)), near=240
+    ),
+    FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=215),
+    FleetMutant("an append checks the head", Fleet(database=partial(SimulatedDatabase, checks_head=False))),
+    FleetMutant("an append has an id", Fleet(NoBatchId)),
+    FleetMutant("a box announces itself first", Fleet(NoAnnounceGate)),
+    FleetMutant("a reading has the pool time heard before", Fleet(ReceivedMinusAge), near=460),
+    FleetMutant("a deposed leader takes no renewals", Fleet(RenewsWhenDeposed)),
+    FleetMutant("a take-over ends no lease", Fleet(BootIdEndsLeases)),
+    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=150),
+    FleetMutant("trust ends", Fleet(NoTrustWindow)),
+    FleetMutant("the pool's clock goes on", Fleet(OwnBootClock)),
+    FleetMutant(
+        "no snapshot is ahead of the head", Fleet(SnapshotsAhead, partial(SimulatedDatabase, checks_snapshot=False))
+    ),
+    FleetMutant("lost commits are repaired", Fleet(NoRepair)),
+    FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
+    FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
+    FleetMutant("the journal is compared with what is known", Fleet(NothingCompared)),
+    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=255),
+)

@@ -1,0 +1,21 @@
+"""Each guard is removed in turn, and the simulation must notice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fleet.fleet_mutants import MUTANTS, FleetMutant
+from tests.fleet.histories import HISTORIES
+from tests.fleet.simulation import simulate
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.guard)
+def test_a_fleet_without_the_guard_is_caught(mutant: FleetMutant) -> None:
+    # KeyError, AssertionError and TypeError come from a pool that is not what its events add up to.
+    with pytest.raises((AssertionError, KeyError, TypeError)):
+        search(mutant)
+
+
+def search(mutant: FleetMutant) -> None:
+    for seed in range(mutant.near, HISTORIES):
+        simulate(seed, mutant.fleet)

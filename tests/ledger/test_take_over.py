@@ -1,0 +1,108 @@
+"""A driver takes charge of what another left: after a restart, a reboot, a rename, or on another machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
+from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.journal import History
+from gpu_worker_pool.ledger.memory import MemoryJournal
+from gpu_worker_pool.ledger.writer import InlineWriter
+
+WALL = 1.7e9
+GPU = Gpu(GpuKey("box", "GPU-0"), 0, "A100")
+
+
+def opened(
+    journal: MemoryJournal, boot_s: float, wall_now: float, *, boot_id: str = "boot", node: str = "box", epoch: int = 0
+) -> Driver:
+    driver = Driver(PoolSettings(), clock=lambda: boot_s)
+    writer = InlineWriter(journal)
+    driver.open(journal.load(10), writer, boot_id=boot_id, wall_now=wall_now, node=node, epoch=epoch)
+    return driver
+
+
+async def held(node: str | None = "box") -> MemoryJournal:
+    """A journal in which a local and a remote holder had each a share of one GPU, at 100 s of its clock."""
+    journal = MemoryJournal()
+    driver = opened(journal, 100.0, WALL)
+    driver.note(cmd.Observe((Reading(GPU, 100.0, 80_000.0, 0.0, 0.0, processes=()),)))
+    wishes = replace(Request().wishes, memory_mb=100)
+    local = Request(wishes, Holder(process=ProcessId(7, 1.0), node=node))
+    await driver.do(cmd.RequestLease("local", local))
+    await driver.do(cmd.RequestLease("remote", Request(wishes, ttl_s=30.0, time_limit_s=1000.0)))
+    return journal
+
+
+async def test_after_a_reboot_the_clock_goes_on_and_local_holders_have_ended() -> None:
+    driver = opened(await held(), 5.0, WALL + 60.0, boot_id="another boot")
+
+    assert driver.now() == 160.0
+    assert driver.pool_time(4.0) == 159.0
+    assert driver.state.wall_offset_s == WALL - 100.0
+    assert driver.state.ended["local"].reason is EndReason.HOLDER_DIED
+    remote = driver.state.leases["remote"]
+    assert isinstance(remote, ActiveLease)
+    assert remote.limit == 1100.0
+    assert driver.state.deadlines.due_at("remote") == 190.0
+
+
+async def test_on_the_same_boot_the_clock_is_the_same_though_the_wall_clock_was_set() -> None:
+    driver = opened(await held(), 130.0, WALL + 1e6)
+
+    assert driver.now() == 130.0
+    assert driver.state.wall_offset_s == WALL + 1e6 - 130.0
+    assert isinstance(driver.state.leases["local"], ActiveLease)
+
+
+async def test_another_machine_of_the_fleet_takes_over_and_no_lease_ends() -> None:
+    driver = opened(await held(), 9e6, WALL + 3.0, boot_id="its boot", node="other", epoch=2)
+
+    assert driver.now() == 103.0
+    assert set(driver.state.leases) == {"local", "remote"}
+    assert set(driver.state.nodes) == {"box", "other"}
+
+
+async def test_a_box_that_was_renamed_keeps_its_leases() -> None:
+    for node in ("box", None):
+        driver = opened(await held(node), 101.0, WALL + 1.0, node="new")
+
+        lease = driver.state.leases["local"]
+        assert isinstance(lease, ActiveLease)
+        assert (lease.gpus, lease.ttl_s) == ((GpuKey("new", "GPU-0"),), None)
+        assert driver.state.fences == {"new": 2}
+        assert set(driver.state.nodes) == {"new"}
+
+
+async def test_after_standing_still_the_node_is_announced_again() -> None:
+    journal, clock = await held(), [101.0]
+    driver = Driver(PoolSettings(), clock=lambda: clock[0])
+    driver.open(journal.load(10), InlineWriter(journal), boot_id="boot", wall_now=WALL, node="box")
+    clock[0] += 1000.0
+
+    await driver.do(cmd.Renew(("remote",)))
+
+    assert driver.state.taken_over == 1101.0
+    assert driver.state.announced == {"box"}
+
+
+async def test_only_processes_of_this_node_are_looked_for() -> None:
+    looked_for: list[ProcessId] = []
+
+    def is_alive(process: ProcessId) -> bool:
+        looked_for.append(process)
+        return True
+
+    driver = Driver(PoolSettings(), clock=lambda: 100.0, is_alive=is_alive)
+    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=WALL, node="box")
+    driver.note(cmd.Observe((Reading(GPU, 100.0, 80_000.0, 0.0, 0.0, processes=()),)))
+    wishes = replace(Request().wishes, memory_mb=100)
+    for pid, node in enumerate(("box", "other", None)):
+        await driver.do(cmd.RequestLease(str(pid), Request(wishes, Holder(process=ProcessId(pid, 1.0), node=node))))
+
+    assert looked_for == [ProcessId(0, 1.0), ProcessId(2, 1.0)]
