@@ -113,8 +113,7 @@ class Explainer:
         if verdicts is None:
             slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
             verdicts = self._verdicts[wishes] = tuple(
-                GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now))
-                for slot in slots
+                GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now)) for slot in slots
             )
         limit = obstacle(state, state.queue.line_of(lease))
         if limit is not None:
