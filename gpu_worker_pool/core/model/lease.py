@@ -86,6 +86,12 @@ class ActiveLease:
         """When its time limit ends it, if its holder is warned now: even a late warning leaves some time."""
         return max(now if self.limit is None else self.limit, now + self.warning_s * LEAST_WARNING)
 
+    def ends(self, now: float) -> float | None:
+        """When the pool ends it, as far as is known now; None if it does not."""
+        if self.ending is not None:
+            return self.ending.at
+        return None if self.limit is None else self.end_if_warned(now)
+
     @property
     def ttl_s(self) -> float | None:
         """How long it lasts without a heartbeat; None if it lasts as long as its holder's process, which is watched."""

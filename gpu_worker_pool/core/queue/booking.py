@@ -88,22 +88,22 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
             continue
         if booking.ends_at is not None and booking.ends_at - state.wall_offset_s <= now:
             events.append(ev.BookingEnded(now, booking.id))
-        elif booking.ends_at is None and booking.owner is None and starts <= now:
+            continue
+        in_the_way = {
+            lease_id
+            for key in booking.gpus
+            for lease_id in (state.slots[key].occupants if key in state.slots else ())
+            if lease_id in state.preemptible and not (
+                _is_ending(state, lease_id) or not is_in_the_way(state, lease_id, booking, now)
+            )
+        }
+        for lease_id in sorted(in_the_way):
+            limit, ends = getattr(state.leases[lease_id], "limit", None), max(starts, now + grace_s)
+            ends = ends if limit is None else min(ends, limit)
+            events.append(ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, ends))
+        if booking.ends_at is None and booking.owner is None and starts <= now:
             events += [ev.GpuExcluded(now, key, booking.reason) for key in booking.gpus]
             events.append(ev.BookingEnded(now, booking.id))
-        else:
-            in_the_way = {
-                lease_id
-                for key in booking.gpus
-                for lease_id in (state.slots[key].occupants if key in state.slots else ())
-                if lease_id in state.preemptible and not (
-                    _is_ending(state, lease_id) or not is_in_the_way(state, lease_id, booking, now)
-                )
-            }
-            events += [
-                ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, max(starts, now + grace_s))
-                for lease_id in sorted(in_the_way)
-            ]
     return events
 
 
