@@ -213,7 +213,7 @@ class PlainGpus:
         reading = self.readings.get(key)
         if reading is None or reading.fault or reading.other_server or key in self.excluded:
             return False
-        if self.now - reading.at > self.settings.stale_after_s:
+        if self.now > reading.at + self.settings.stale_after_s:
             return False
         return self._fits(key, wishes)
 

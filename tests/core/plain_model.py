@@ -150,9 +150,12 @@ class Model(PlainGpus):
         if ends:
             return max(min(ends), self.now), SURE
         lasted = self.lasted.get(lease.owner) or self.all_lasted
-        if not lasted:
+        # A limit that came after the grant does not bind it, but tells something.
+        lasts = self.limit_s(lease.request)
+        if lasts is None and not lasted:
             return FOREVER, "unknown"
-        lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
+        if lasts is None:
+            lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
         so_far = max(self.now + self.wall - lease.granted_at, 0.0)
         while lasts <= so_far:
             lasts *= 2
@@ -244,13 +247,15 @@ class Model(PlainGpus):
                 found += own[: wishes.gpus]
         return tuple(found)
 
-    def is_spared(self, lease: Lease, claims: dict[Key, str]) -> bool:
+    def is_spared(self, lease: Lease, claims: dict[Key, str], reserved: Any) -> bool:
         """Whether nothing needs what a lease was told to make room on, as far as all GPUs have been read."""
         taken = {key for x in self.leases.values() for key in x.gpus}
         now = self.now
         if not taken <= set(self.readings) or set(lease.gpus) & (set(claims) | self.excluded):
             return False
-        if any(now - self.readings[key].at > self.settings.stale_after_s for key in lease.gpus):
+        if reserved is not None and set(lease.gpus) & set(reserved.gpus):
+            return False
+        if any(now > self.readings[key].at + self.settings.stale_after_s for key in lease.gpus):
             return False
         for booking in self.bookings.values():
             is_due = booking.starts_at - self.wall - self.settings.preempt_grace_s <= now
@@ -369,7 +374,7 @@ class Model(PlainGpus):
     def idle_s(self, lease: Lease) -> float | None:
         """How long its GPUs have computed nothing; None if that is not known."""
         unread = [key for key in lease.gpus if key not in self.readings]
-        if unread or any(self.now - self.readings[key].at > self.settings.stale_after_s for key in lease.gpus):
+        if unread or any(self.now > self.readings[key].at + self.settings.stale_after_s for key in lease.gpus):
             return None
         times = [self.busy.get(key) for key in lease.gpus]
         return None if None in times else self.now - max(at for at in times if at is not None)

@@ -43,6 +43,7 @@ wishes = st.fixed_dictionaries(
         "memory_threshold_percent": st.sampled_from([None, None, 30.0, 95.0]),
         "utilization_threshold_percent": st.sampled_from([None, None, None, 50.0, 99.0]),
         "among": st.sampled_from([None] * 3 * len(AMONG) + AMONG),
+        "nodes": st.sampled_from([1, 1, 1, 1, 2]),
     }
 )
 looks = st.lists(
@@ -232,7 +233,7 @@ class PoolMachine(RuleBasedStateMachine):
             and self.pool.model.is_among(self.key(number), wishes["among"])
             and (wishes["memory_mb"] or 0) <= percent * total / 100
         ]
-        return any(fitting.count(node) >= wishes["gpus"] for node in fitting)
+        return sum(fitting.count(node) >= wishes["gpus"] for node in set(fitting)) >= wishes.get("nodes", 1)
 
     def _is_within_limits(self, asked: Any) -> bool:
         quota = self.pool.model.quota(asked.holder.owner)
@@ -244,7 +245,7 @@ class PoolMachine(RuleBasedStateMachine):
         if quota.max_priority is not None and asked.priority > quota.max_priority:
             return False
         is_shared = asked.wishes.memory_mb is not None
-        return bool(quota.ceiling is None or is_shared or asked.wishes.gpus <= quota.ceiling)
+        return bool(quota.ceiling is None or is_shared or asked.wishes.gpus * asked.wishes.nodes <= quota.ceiling)
 
     @rule(
         target=leases,
@@ -270,7 +271,7 @@ class PoolMachine(RuleBasedStateMachine):
         parent = model.leases.get(lease[0])
         is_active = parent is not None and parent.state == "active"
         suiting = [key for key in parent.gpus if model.suits_inside(key, parent, wanted)] if parent is not None else []
-        could_be = is_active and len(suiting) >= wanted.gpus
+        could_be = is_active and self.pool.model.are_enough(suiting, wanted)
         assert was_refused == (not could_be)
         return multiple() if was_refused else (f"lease{self.count}", asked)
 

@@ -58,8 +58,9 @@ class QueueChecks:
         # A warning that leaves no time is followed at once by another step.
         if lease.ending is not None and lease.warned < model.now:
             assert lease.ending[1] > model.now, "a lease was not ended when it was to be"
-        is_spared = lease.ending is not None and lease.ending[0] == "preempted" and model.is_spared(lease, model.claims)
-        assert not is_spared, "a lease is to make room that no waiter needs"
+        if lease.ending is not None and lease.ending[0] == "preempted":
+            is_spared = model.is_spared(lease, model.claims, model.reservation)
+            assert not is_spared, "a lease is to make room that no waiter needs"
         if lease.limit is not None and lease.ending is None:
             assert lease.limit - warning_s(lease) > model.now, "no warning before a time limit"
         if lease.request.preemptible and lease.request.parent is None:
@@ -127,7 +128,7 @@ class QueueChecks:
             if not self.outcomes or self.outcomes[-1].spared is None:
                 found = model.look()
                 preempted = [x for x in model.leases.values() if x.ending is not None and x.ending[0] == "preempted"]
-                found.spared = [x.id for x in preempted if model.is_spared(x, found.claims)]
+                found.spared = [x.id for x in preempted if model.is_spared(x, found.claims, found.reserved)]
                 assert found.served is None
                 self.outcomes.append(found)
             assert lease.id in (self.outcomes[-1].spared or ()), "a warning is withdrawn that holds"

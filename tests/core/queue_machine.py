@@ -19,6 +19,7 @@ PLAIN = {
     "memory_threshold_percent": None,
     "utilization_threshold_percent": None,
     "among": None,
+    "nodes": 1,
 }
 owners = st.sampled_from(["ada", "bob", None])
 
@@ -43,7 +44,7 @@ class QueueMachine(PoolMachine):
 
     @rule(
         target=PoolMachine.leases,
-        wishes=st.one_of(st.just(PLAIN), st.just({**PLAIN, "gpus": 2}), wishes),
+        wishes=st.one_of(st.just(PLAIN), st.just({**PLAIN, "gpus": 2}), st.just({**PLAIN, "nodes": 2}), wishes),
         priority=st.sampled_from([0, 0, 0, 1]),
         time_limit_s=st.sampled_from([None, None, 10.0, 40.0, 200.0, 500.0]),
         preemptible=st.booleans(),

@@ -109,10 +109,12 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                 index = bisect_left(lines[line], (place[0], place[2] + 1, 0, "")) - 1
         if index + 1 < len(lines[line]):
             heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
-    if state.making_room and (unneeded := spared(state, found.claims.keys(), now)):
-        found.spared = unneeded
-        return found  # when they end, and what that leaves to the others, is told anew
     found.reservation = keeps.reservation
+    if state.making_room:
+        reserved = found.reservation.gpus if found.reservation else ()
+        found.spared = spared(state, {*found.claims, *reserved}, now)
+        if found.spared:
+            return found  # what is free, and when, is told with these going on
     found.settled_until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
     return found
 

@@ -2,7 +2,7 @@
 
 As few as possible, of these the youngest, and none while GPUs that are being freed already will do. The GPUs that a
 waiter will get that way are its *claim*; no later waiter takes those that are free already. A lease that was told to make
-room is spared again when no claim has its GPUs any more.
+room is spared again when no waiter counts on its GPUs any more.
 """
 
 from __future__ import annotations
@@ -195,14 +195,14 @@ class _Room:
         return would_do(state, slot, self._wishes, left, self._survey.now)
 
 
-def spared(state: PoolState, claims: AbstractSet[GpuKey], now: float) -> list[str]:
-    """The leases that were told to make room, and need not: no waiter has a claim there, no booking, and no GPU of theirs
-    is to be out of service. After a restart that is not known before all GPUs have been read.
+def spared(state: PoolState, awaited: AbstractSet[GpuKey], now: float) -> list[str]:
+    """The leases that were told to make room, and need not: no waiter has a claim or the reservation there, no booking,
+    and no GPU of theirs is to be out of service. After a restart that is not known before all GPUs have been read.
     """
     unclaimed = sorted(
         lease_id
         for lease_id in state.making_room
-        if claims.isdisjoint(_active(state, lease_id).gpus)
+        if awaited.isdisjoint(_active(state, lease_id).gpus)
         and state.excluded.keys().isdisjoint(_active(state, lease_id).gpus)
         and not any(is_in_the_way(state, lease_id, booking, now) for booking in state.bookings.values())
     )
@@ -212,7 +212,7 @@ def spared(state: PoolState, claims: AbstractSet[GpuKey], now: float) -> list[st
 
 
 def _is_read(state: PoolState, lease_id: str, now: float) -> bool:
-    """Whether its GPUs have been read lately. No waiter has a claim on others."""
+    """Whether its GPUs have been read lately. No waiter can count on others."""
     readings = (state.slots[key].reading for key in _active(state, lease_id).gpus)
     return all(reading is not None and now <= stale_at(state, reading) for reading in readings)
 

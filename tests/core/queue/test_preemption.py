@@ -265,3 +265,12 @@ def test_a_reading_that_is_missing_withdraws_nothing() -> None:
 
     assert warned(box.pass_time(20.0)) == []
     assert box.stage("idle") == "active"
+
+
+def test_a_lease_makes_room_as_soon_as_nothing_else_keeps_its_gpu() -> None:
+    box = box_of(1)
+    box.ask("idle", preemptible=True, pid=7)
+    box.observe_now(reading(0, used_mb=70_000))
+    assert warned(box.ask("job")) == []
+
+    assert warned(box.observe_now(reading(0))) == ["idle"]
