@@ -201,7 +201,7 @@ class CheckedPool(QueueChecks):
         model.boot_id, model.wall = event.boot_id, event.wall_offset_s
         model.readings.clear()
         model.busy.clear()
-        model.reservation, model.claims, model.undated = None, {}, {}
+        model.reservation, model.claims, model.undated, model.has_looked = None, {}, {}, False
         for lease in model.leases.values():
             is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
@@ -351,7 +351,7 @@ class CheckedPool(QueueChecks):
         self.model.members[event.gpu, event.lease_id] = mine
 
     def _GpusObserved(self, event: Any, command: Any) -> None:  # noqa: N802
-        self.observed = tuple(reading.gpu.key for reading in event.readings)
+        self.observed, self.model.has_looked = tuple(reading.gpu.key for reading in event.readings), True
         for reading in event.readings:
             assert reading.at <= self.model.now
             key = reading.gpu.key

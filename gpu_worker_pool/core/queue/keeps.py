@@ -61,17 +61,14 @@ class Keeps:
         return partial(self._unbooked, line) if self._booked else None
 
     def _unbooked(self, line: Line, key: GpuKey, free: FreeTime) -> FreeTime:
-        bookings = self._booked.get(key, ())
-        while free.at < inf:
-            booking = next((each for each in bookings if keeps_from(self._state, each, line, free.at)), None)
-            if booking is None:
-                return free
+        bookings, offset_s = self._booked.get(key, ()), self._state.wall_offset_s
+        while booking := next((each for each in bookings if keeps_from(self._state, each, line, free.at)), None):
             if booking.ends_at is None:
                 return NEVER
-            # Its owner may have leases that last for longer.
-            basis = max(free.basis, Basis.DECLARED if booking.owner is None else Basis.PREDICTED)
-            free = FreeTime(booking.ends_at - self._state.wall_offset_s, basis)
-        return NEVER
+            free = FreeTime(booking.ends_at - offset_s, free.basis)
+        if any(each.owner not in {None, line.owner} and each.starts_at - offset_s < free.at for each in bookings):
+            return free._replace(basis=max(free.basis, Basis.PREDICTED))  # leases of its owner may last for longer
+        return free
 
     def _is_booked_by(self, owner: str | None, key: GpuKey) -> bool:
         return is_booked_by(self._state, owner, self._booked.get(key, ()), self._now)
