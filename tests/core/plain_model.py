@@ -113,9 +113,33 @@ class Model(PlainGpus):
         return min((limit for limit in (declared, *longest) if limit is not None), default=None)
 
     def with_this(self, lease: Lease, *, firm: bool) -> int:
-        wishes = lease.request.wishes
-        needed = wishes.gpus * wishes.nodes * (WHOLE if wishes.memory_mb is None else 1)
-        return self.held(lease.owner, firm=firm) + int(needed)
+        return self.held(lease.owner, firm=firm) + self.least_weight(lease.request.wishes)
+
+    def least_weight(self, wishes: Any) -> int:
+        sizes = [x.memory_total_mb for x in self.readings.values() if (wishes.model or "") in x.gpu.name]
+        known = [mb for mb in sizes if mb]
+        is_unknown = wishes.memory_mb is not None and not known
+        return int(wishes.gpus * wishes.nodes * (1 if is_unknown else self.weight(max(known, default=0.0), wishes)))
+
+    def weight(self, total_mb: float | None, wishes: Any) -> int:
+        """What a lease weighs on a GPU: a share, its part of the memory."""
+        if wishes.memory_mb is None or not total_mb:
+            return WHOLE
+        return max(1, min(WHOLE, round(WHOLE * wishes.memory_mb / total_mb)))
+
+    def too_heavy(self, lease: Lease) -> set[Key]:
+        """The GPUs on which a share would be more than its owner may have."""
+        quota, wishes = self.quota(lease.owner), lease.request.wishes
+        if quota is None or wishes.memory_mb is None:
+            return set()
+        left = [] if quota.ceiling is None else [quota.ceiling * WHOLE - self.held(lease.owner, firm=False)]
+        if quota.gpus is not None and not lease.request.preemptible and self.limit_s(lease.request) is None:
+            left.append(quota.gpus * WHOLE - self.held(lease.owner, firm=True))
+        return {
+            key
+            for key, reading in self.readings.items()
+            if self.weight(reading.memory_total_mb, wishes) * wishes.gpus * wishes.nodes > min(left, default=FOREVER)
+        }
 
     def borrows(self, lease: Lease) -> bool:
         quota = self.quota(lease.owner)
@@ -328,7 +352,7 @@ class Model(PlainGpus):
             if not self.may_have_more(lease):
                 continue
             wishes = lease.request.wishes
-            kept = gone | self.booked_from(lease)
+            kept = gone | self.booked_from(lease) | self.too_heavy(lease)
             if as_settled:
                 kept |= {key for key, claimer in self.claims.items() if claimer != lease.id}
             if binding is not None and self.is_behind(lease, binding) and not self.ends_by(lease, binding.date):
@@ -406,7 +430,7 @@ class Model(PlainGpus):
         return empty.is_usable(key, wishes)
 
     def is_kept_now(self, key: Key, waiter: Lease) -> bool:
-        if self.claims.get(key, waiter.id) != waiter.id or key in self.booked_from(waiter):
+        if self.claims.get(key, waiter.id) != waiter.id or key in self.booked_from(waiter) | self.too_heavy(waiter):
             return True
         first = self.reservation
         if first is None or key not in self.kept_by(first, waiter.owner) or self.ends_by(waiter, first.date):

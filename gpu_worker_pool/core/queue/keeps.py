@@ -17,10 +17,10 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Booked, HeldForAnother
+from .eligibility import Booked, HeldForAnother, OverCeiling, OverQuota
 from .forecast import NEVER, FreeTime, Unbooked
 from .order import Order
-from .quotas import time_limit_of
+from .quotas import time_limit_of, too_heavy, why_too_heavy
 from .waiting import Line
 
 ORDINARY = Line(Wishes(), None, preemptible=False, owner=None)
@@ -40,7 +40,7 @@ class Keeps:
 
     def kept_from(self, line: Line) -> frozenset[GpuKey]:
         reservation = self.reservation
-        booked = self.booked_from(line)
+        booked = self.booked_from(line) | too_heavy(self._state, line)
         if reservation is None or ends_by(self._state, line, self._now, reservation.date):
             return booked
         return booked.union(key for key in reservation.gpus if not self._is_booked_by(line.owner, key))
@@ -78,7 +78,10 @@ class Keeps:
         return just_before(min((at for at in booking_times(self._state) if at > self._now), default=inf))
 
 
-def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> HeldForAnother | Booked | None:
+WhyKept = HeldForAnother | Booked | OverQuota | OverCeiling
+
+
+def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> WhyKept | None:
     """For what a GPU is kept from a waiter; None if it is not."""
     reservation, line = state.reservation, state.queue.line_of(lease)
     if reservation is not None:
@@ -88,14 +91,14 @@ def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> H
     return _why_kept(state, key, line, reservation, lease.id, now)
 
 
-def why_kept_from_newcomer(state: PoolState, key: GpuKey, now: float) -> HeldForAnother | Booked | None:
+def why_kept_from_newcomer(state: PoolState, key: GpuKey, now: float) -> WhyKept | None:
     """For what a GPU is kept from an ordinary request, which would be the last in the queue."""
     return _why_kept(state, key, ORDINARY, state.reservation, None, now)
 
 
 def _why_kept(  # noqa: PLR0917 - two questions, one answer
     state: PoolState, key: GpuKey, line: Line, reservation: Reservation | None, lease_id: str | None, now: float
-) -> HeldForAnother | Booked | None:
+) -> WhyKept | None:
     claimer = state.claims.get(key, lease_id)
     if claimer is not None and claimer != lease_id:
         return HeldForAnother(claimer, state.queued(claimer).request.who)
@@ -111,7 +114,7 @@ def _why_kept(  # noqa: PLR0917 - two questions, one answer
     for booking in bookings:
         if keeps_from(state, booking, line, now):
             return Booked(booking.id, booking.owner, booking.starts_at, booking.ends_at, booking.reason)
-    return None
+    return why_too_heavy(state, key, line)
 
 
 def just_before(at: float) -> float:
