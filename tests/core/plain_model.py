@@ -125,7 +125,7 @@ class Model(PlainGpus):
         """What a lease weighs on a GPU: a share, its part of the memory."""
         if wishes.memory_mb is None or not total_mb:
             return WHOLE
-        return max(1, min(WHOLE, round(WHOLE * wishes.memory_mb / total_mb)))
+        return max(1, min(WHOLE, round(WHOLE * float(wishes.memory_mb) / total_mb)))
 
     def too_heavy(self, lease: Lease) -> set[Key]:
         """The GPUs on which a share would be more than its owner may have."""
@@ -278,13 +278,16 @@ class Model(PlainGpus):
     def may_come_free(self, key: Key, lease: Lease) -> bool:
         """Whether a GPU may be free once its leases end, whatever the readings say now."""
         reading = self.readings.get(key)
-        if reading is None or key in self.excluded or reading.other_server or not self.could_do(key, lease.request.wishes):
+        if (
+            reading is None
+            or key in self.excluded
+            or reading.other_server
+            or not self.could_do(key, lease.request.wishes)
+        ):
             return False
         ends = max((self.end_of(other)[0] for other in self.on(key)), default=self.now)
         times = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]
-        return ends < FOREVER and any(
-            at >= ends and key not in self.booked_from(lease, at) for at in (ends, *times)
-        )
+        return ends < FOREVER and any(at >= ends and key not in self.booked_from(lease, at) for at in (ends, *times))
 
     # Who makes room
 

@@ -324,7 +324,7 @@ def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.E
     known = state.bookings.get(command.booking.id)
     if known is not None and is_repeated(state, known, command.booking, command.wishes):
         return []
-    booked = book(state, command.booking, command.wishes, now)
+    booked = book(state, command.booking, command.wishes, now, must_be_free=command.must_be_free)
     if isinstance(booked, str):
         return [ev.BookingRefused(now, command.booking.id, booked)]
     return [ev.GpusBooked(now, booked)]

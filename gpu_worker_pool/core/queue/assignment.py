@@ -180,8 +180,6 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
     gpus = survey.place(line.wishes, keeps.kept_from(line))
     if gpus is not None:
         grants = [Grant(newcomer.id, gpus)]
-        return QueuePass(
-            grants, reservation=reservation, undated=state.undated, settled_until=state.settled_until
-        )
+        return QueuePass(grants, reservation=reservation, undated=state.undated, settled_until=state.settled_until)
     until = min(state.settled_until, survey.holds_until, just_before(reserves_at(state, newcomer)))
     return QueuePass(reservation=reservation, undated=state.undated, settled_until=until) if until >= now else None

@@ -142,7 +142,12 @@ class Capacity:
 
     def largest_mb(self, model: str | None) -> float | None:
         """The memory of the GPUs of a model that have most; None if that is unknown."""
-        sizes = [gpu_class.total_mb for makeup in self._makeups for gpu_class, _ in makeup if matches_model(model, gpu_class.name)]
+        sizes = [
+            gpu_class.total_mb
+            for makeup in self._makeups
+            for gpu_class, _ in makeup
+            if matches_model(model, gpu_class.name)
+        ]
         return max((size for size in sizes if size is not None), default=None)
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:

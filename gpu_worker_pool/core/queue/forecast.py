@@ -108,7 +108,9 @@ class Forecast:
         slot = self._state.slots.get(key)
         if slot is None or not is_suitable(self._state, slot, wishes):
             return False
-        ends = FreeTime(max((self.end_of(lease_id).at for lease_id in slot.occupants), default=self._now), Basis.DECLARED)
+        ends = FreeTime(
+            max((self.end_of(lease_id).at for lease_id in slot.occupants), default=self._now), Basis.DECLARED
+        )
         return (unbooked(key, ends) if unbooked else ends).at < inf
 
     def plan_on(self, node: str, wishes: Wishes, unbooked: Unbooked = None, until: float = inf) -> Plan | None:

@@ -22,6 +22,9 @@ from .lease_view import outcome_view
 from .pool_view import gpu_view
 from .times import read_time
 
+# How the id of a planned drain begins.
+DRAIN_PREFIX = "drain-"
+
 
 class AdminCalls:
     def __init__(self, pool: Pool) -> None:
@@ -96,7 +99,7 @@ class AdminCalls:
 
 def _drain_id(key: GpuKey) -> str:
     """The id of the booking that takes a GPU out of service later. There is one for a GPU."""
-    return f"drain-{key.uuid}"
+    return f"{DRAIN_PREFIX}{key.uuid}"
 
 
 async def check_admin(call: Call, *known: Parameter) -> bytes:
