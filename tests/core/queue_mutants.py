@@ -106,8 +106,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "preemptible requests come last",
         "lease",
-        "return (self.request.preemptible, -self.request.priority",
-        "return (False, -self.request.priority",
+        "is_last = self.request.preemptible and self.request.parent is None",
+        "is_last = False",
     ),
     Mutant(
         "an owner borrows only with a time limit",

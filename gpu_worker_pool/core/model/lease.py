@@ -50,8 +50,11 @@ class QueuedLease:
 
     @property
     def order(self) -> tuple[bool, int, int]:
-        """Sort key: preemptible requests last, higher priority first, then first come, first served."""
-        return (self.request.preemptible, -self.request.priority, self.seq)
+        """Sort key: preemptible requests last, higher priority first, then first come, first served. Inside another lease
+        none is preemptible: it ends with that.
+        """
+        is_last = self.request.preemptible and self.request.parent is None
+        return (is_last, -self.request.priority, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
