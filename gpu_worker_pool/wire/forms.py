@@ -123,5 +123,5 @@ class QuotaForm:
     max_priority: Annotated[int | None, Range(-MAX_PRIORITY, MAX_PRIORITY)] = None
     max_time_limit_s: Annotated[float | None, Range(1, MAX_TIME_LIMIT_S)] = None
     max_queued: Annotated[
-        int | None, Range(1, MAX_QUOTA), Note("So many requests may wait. To keep an owner out, set ceiling to 0.")
+        int | None, Range(0, MAX_QUOTA), Note("So many requests may wait. To keep an owner out, set ceiling to 0.")
     ] = None
