@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.server.leasing import OFTEN, assert_problem, eventually, get, new_id, put, queue, release, take, wait_until_free
+from tests.server.leasing import (
+    OFTEN,
+    assert_problem,
+    eventually,
+    get,
+    new_id,
+    put,
+    queue,
+    release,
+    take,
+    wait_until_free,
+)
 
 
 @pytest.fixture(scope="module")
