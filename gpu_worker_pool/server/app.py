@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,7 @@ class PoolApp:
             self._leases,
             AdminCalls(self.pool),
             quotas,
-            BookingCalls(self.pool, self.tokens),
+            BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
             usage,
             timeline,
             self._peers,

@@ -174,6 +174,7 @@ class ServerSettings(BaseSettings):
     gpu_pool_default_time_limit: Span = None
     gpu_pool_max_time_limit: Span = None
     gpu_pool_reserve_after: float = Field(600.0, ge=0.0, le=1e9, allow_inf_nan=False)
+    gpu_pool_book_ahead: Span = 604_800.0
     gpu_pool_preempt_grace: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
     gpu_pool_fair_share: bool = False
     gpu_pool_idle_after: float = Field(1800.0, ge=1.0, le=1e9, allow_inf_nan=False)

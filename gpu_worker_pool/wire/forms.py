@@ -105,8 +105,8 @@ class BookingForm:
     gpus: Annotated[int, Range(1, MAX_GPUS), Note("Number of GPUs, all on this node.")] = 1
     model: Annotated[str | None, Printable(MAX_MODEL)] = None
     among: tuple[str, ...] | None = None
-    starts_at: Annotated[str, Printable(MAX_TIME), Note("ISO 8601, or seconds since 1970.")]
-    ends_at: Annotated[str, Printable(MAX_TIME), Note("ISO 8601, or seconds since 1970.")]
+    starts_at: Annotated[str, Printable(MAX_TIME), Note("ISO 8601, or seconds since 1970, as a string.")]
+    ends_at: Annotated[str, Printable(MAX_TIME), Note("ISO 8601, or seconds since 1970, as a string.")]
     owner: Annotated[str | None, Printable(MAX_TEXT), Note("For whom; without it, the caller.")] = None
     reason: Annotated[str, Printable(MAX_REASON)] = ""
 
@@ -122,4 +122,6 @@ class QuotaForm:
     weight: Annotated[float, Range(0.001, MAX_WEIGHT), Note("The owner's part in a fair share.")] = 1.0
     max_priority: Annotated[int | None, Range(-MAX_PRIORITY, MAX_PRIORITY)] = None
     max_time_limit_s: Annotated[float | None, Range(1, MAX_TIME_LIMIT_S)] = None
-    max_queued: Annotated[int | None, Range(0, MAX_QUOTA)] = None
+    max_queued: Annotated[
+        int | None, Range(0, MAX_QUOTA), Note("So many requests may wait. To keep an owner out, set ceiling to 0.")
+    ] = None

@@ -41,7 +41,9 @@ class QuotaList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookingView:
-    """GPUs that are kept for an owner in a span of time. Without an owner they are taken out of service at its start."""
+    """GPUs that are kept for an owner in a span of time. Without an owner they are taken out of service at its start.
+    `late_holders` have leases there that nothing ends before.
+    """
 
     id: str
     gpus: tuple[GpuRef, ...]
@@ -50,6 +52,7 @@ class BookingView:
     owner: str | None = None
     reason: str = ""
     booked_by: str | None = None
+    late_holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -250,8 +250,8 @@ GANG_MUTANTS = (
         have_a_gang_within_the_quota,
         "all GPUs of a gang count",
         "quotas",
-        "weight = line.wishes.total_gpus *",
-        "weight = line.wishes.gpus *",
+        "return wishes.total_gpus * (1",
+        "return wishes.gpus * (1",
     ),
     _mutant(
         wait_alone_behind_a_gang,

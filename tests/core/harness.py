@@ -209,7 +209,7 @@ class CheckedPool(QueueChecks):
         model.announced.clear()
         model.readings.clear()
         model.busy.clear()
-        model.reservation, model.claims, model.undated = None, {}, {}
+        model.reservation, model.claims, model.undated, model.has_looked = None, {}, {}, False
         for lease in model.leases.values():
             is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
@@ -388,7 +388,7 @@ class CheckedPool(QueueChecks):
         self.model.members[event.gpu, event.lease_id] = mine
 
     def _GpusObserved(self, event: Any, command: Any) -> None:  # noqa: N802
-        self.observed = tuple(reading.gpu.key for reading in event.readings)
+        self.observed, self.model.has_looked = tuple(reading.gpu.key for reading in event.readings), True
         for reading in event.readings:
             key = reading.gpu.key
             assert self.model.taken_over <= reading.at <= self.model.now, "a reading from before the take-over"

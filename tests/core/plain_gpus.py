@@ -40,7 +40,7 @@ class Lease:
     @property
     def arrival(self) -> tuple[bool, int, int]:
         """The order of the queue, where all owners are alike."""
-        return (self.request.preemptible, -self.request.priority, self.seq)
+        return (self.request.preemptible and self.request.parent is None, -self.request.priority, self.seq)
 
 
 @dataclass

@@ -28,6 +28,11 @@ class Reserved(NamedTuple):
     basis: str
 
 
+def warning_s(lease: Lease) -> float:
+    declared_s = lease.request.time_limit_s
+    return WARNING_S if declared_s is None else min(WARNING_S, float(declared_s) / 2)
+
+
 @dataclass
 class Outcome:
     """What a look at the whole queue finds. `served` is the first waiter that can be, with the sets of GPUs that it may
@@ -59,6 +64,8 @@ class Model(PlainGpus):
     reservation: Any = None
     claims: dict[Key, str] = field(default_factory=dict)
     undated: dict[Any, float] = field(default_factory=dict)
+    # Whether a look at GPUs has come since the pool was opened.
+    has_looked: bool = False
 
     # Who is first
 
@@ -106,9 +113,33 @@ class Model(PlainGpus):
         return min((limit for limit in (declared, *longest) if limit is not None), default=None)
 
     def with_this(self, lease: Lease, *, firm: bool) -> int:
-        wishes = lease.request.wishes
-        needed = wishes.gpus * wishes.nodes * (WHOLE if wishes.memory_mb is None else 1)
-        return self.held(lease.owner, firm=firm) + int(needed)
+        return self.held(lease.owner, firm=firm) + self.least_weight(lease.request.wishes)
+
+    def least_weight(self, wishes: Any) -> int:
+        sizes = [x.memory_total_mb for x in self.readings.values() if (wishes.model or "") in x.gpu.name]
+        known = [mb for mb in sizes if mb]
+        is_unknown = wishes.memory_mb is not None and not known
+        return int(wishes.gpus * wishes.nodes * (1 if is_unknown else self.weight(max(known, default=0.0), wishes)))
+
+    def weight(self, total_mb: float | None, wishes: Any) -> int:
+        """What a lease weighs on a GPU: a share, its part of the memory."""
+        if wishes.memory_mb is None or not total_mb:
+            return WHOLE
+        return max(1, min(WHOLE, round(WHOLE * float(wishes.memory_mb) / total_mb)))
+
+    def too_heavy(self, lease: Lease) -> set[Key]:
+        """The GPUs on which a share would be more than its owner may have."""
+        quota, wishes = self.quota(lease.owner), lease.request.wishes
+        if quota is None or wishes.memory_mb is None:
+            return set()
+        left = [] if quota.ceiling is None else [quota.ceiling * WHOLE - self.held(lease.owner, firm=False)]
+        if quota.gpus is not None and not lease.request.preemptible and self.limit_s(lease.request) is None:
+            left.append(quota.gpus * WHOLE - self.held(lease.owner, firm=True))
+        return {
+            key
+            for key, reading in self.readings.items()
+            if self.weight(reading.memory_total_mb, wishes) * wishes.gpus * wishes.nodes > min(left, default=FOREVER)
+        }
 
     def borrows(self, lease: Lease) -> bool:
         quota = self.quota(lease.owner)
@@ -130,25 +161,47 @@ class Model(PlainGpus):
         limit_s = self.limit_s(lease.request)
         return limit_s is not None and self.now + limit_s <= date
 
-    def booked_from(self, lease: Lease) -> set[Key]:
+    def booked_from(self, lease: Lease, at: float | None = None) -> set[Key]:
+        """What bookings keep from a waiter now, or would at a later time."""
         found: set[Key] = set()
+        now, limit_s = self.now if at is None else at, self.limit_s(lease.request)
         for booking in self.bookings.values():
             starts = booking.starts_at - self.wall
-            is_over = booking.ends_at is not None and booking.ends_at - self.wall <= self.now
-            makes_room = lease.request.preemptible and self.now < starts - self.settings.preempt_grace_s
+            is_over = booking.ends_at is not None and booking.ends_at - self.wall <= now
+            makes_room = lease.request.preemptible and now < starts - self.settings.preempt_grace_s
             is_own = booking.owner is not None and booking.owner == lease.owner
-            if not (is_own or is_over or makes_room or self.ends_by(lease, starts)):
+            if not (is_own or is_over or makes_room or (limit_s is not None and now + limit_s <= starts)):
                 found |= set(booking.gpus)
         return found
+
+    def kept_by(self, reservation: Any, owner: str | None) -> set[Key]:
+        """What a reservation keeps from an owner: not what that owner has booked for now."""
+        wall_now = self.now + self.wall
+        own = {
+            key
+            for booking in self.bookings.values()
+            if owner is not None and booking.owner == owner and booking.starts_at <= wall_now
+            if booking.ends_at is None or wall_now < booking.ends_at
+            for key in booking.gpus
+        }
+        return set(reservation.gpus) - own
+
+    def is_overstayed(self, key: Key, owner: str | None, at: float) -> bool:
+        """Whether a GPU is booked for another owner before this time, whose leases may last for longer."""
+        return any(
+            key in booking.gpus and booking.owner not in {None, owner} and booking.starts_at - self.wall < at
+            for booking in self.bookings.values()
+        )
 
     # When GPUs are free
 
     def end_of(self, lease: Lease) -> tuple[float, str]:
         if lease.state == "draining":
-            return lease.due, SURE
-        ends = [at for at in (lease.limit, lease.ending and lease.ending[1]) if at is not None]
-        if ends:
-            return max(min(ends), self.now), SURE
+            return self.now, SURE
+        if lease.ending is not None:
+            return max(lease.ending[1], self.now), SURE
+        if lease.limit is not None:
+            return max(lease.limit, self.now + warning_s(lease) / 6), SURE
         lasted = self.lasted.get(lease.owner) or self.all_lasted
         # A limit that came after the grant does not bind it, but tells something.
         lasts = self.limit_s(lease.request)
@@ -174,18 +227,23 @@ class Model(PlainGpus):
         return FOREVER, "unknown"
 
     def plan_on(self, node: str, lease: Lease) -> Reserved | None:
-        """The GPUs of a node that are free first."""
-        wishes, booked = lease.request.wishes, self.booked_from(lease)
+        """The GPUs of a node that are free first, at the first time at which enough are."""
+        wishes = lease.request.wishes
         found = []
         for key, reading in self.readings.items():
             at, basis = self.free_at(key, wishes)
-            if key.node == node and key not in booked and at < FOREVER:
+            if key.node == node and at < FOREVER:
                 found.append((at, reading.gpu.index, key, basis))
-        first = sorted(found)[: wishes.gpus]
-        if len(first) < wishes.gpus:
-            return None
-        keys = tuple(key for _, _, key, _ in sorted(first, key=lambda entry: entry[1]))
-        return Reserved(lease.id, keys, first[-1][0], max(basis for _, _, _, basis in first))
+        ends = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]
+        for start in sorted({*(entry[0] for entry in found), *(at for at in ends if at > self.now)}):
+            booked = self.booked_from(lease, start)
+            first = sorted(entry for entry in found if entry[0] <= start and entry[2] not in booked)[: wishes.gpus]
+            if len(first) == wishes.gpus:
+                keys = tuple(key for _, _, key, _ in sorted(first, key=lambda entry: entry[1]))
+                is_guessed = any(self.is_overstayed(key, lease.owner, start) for key in keys)
+                basis = max(GUESSED if is_guessed else SURE, *(basis for _, _, _, basis in first))
+                return Reserved(lease.id, keys, start, basis)
+        return None
 
     def plan_on_all(self, nodes: list[str], lease: Lease) -> Reserved | None:
         """The soonest plan on so many of these nodes; its date is that of the last of them."""
@@ -206,13 +264,30 @@ class Model(PlainGpus):
             plan = self.plan_on_all(sorted({key.node for key in current.gpus}), lease)
             if plan is not None:
                 return plan
-        if wishes in undated:
+            was_seen_lately = self.now < current.seen + self.settings.drain_limit_s
+            if was_seen_lately and all(self.may_come_free(key, lease) for key in current.gpus):
+                return Reserved(lease.id, current.gpus, current.date, str(current.basis))
+        if not self.has_looked:
             return None
         plan = self.plan_on_all([node for node in self.nodes() if self.has_enough(node, wishes)], lease)
         if plan is None or (plan.basis == GUESSED and plan.date > self.now + FAR_AHEAD_S):
             undated[wishes] = self.now + TRIED_AGAIN_AFTER_S
             return None
         return plan
+
+    def may_come_free(self, key: Key, lease: Lease) -> bool:
+        """Whether a GPU may be free once its leases end, whatever the readings say now."""
+        reading = self.readings.get(key)
+        if (
+            reading is None
+            or key in self.excluded
+            or reading.other_server
+            or not self.could_do(key, lease.request.wishes)
+        ):
+            return False
+        ends = max((self.end_of(other)[0] for other in self.on(key)), default=self.now)
+        times = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]
+        return ends < FOREVER and any(at >= ends and key not in self.booked_from(lease, at) for at in (ends, *times))
 
     # Who makes room
 
@@ -280,11 +355,11 @@ class Model(PlainGpus):
             if not self.may_have_more(lease):
                 continue
             wishes = lease.request.wishes
-            kept = gone | self.booked_from(lease)
+            kept = gone | self.booked_from(lease) | self.too_heavy(lease)
             if as_settled:
                 kept |= {key for key, claimer in self.claims.items() if claimer != lease.id}
             if binding is not None and self.is_behind(lease, binding) and not self.ends_by(lease, binding.date):
-                kept |= set(binding.gpus)
+                kept |= self.kept_by(binding, lease.owner)
             usable = [set(self.usable_on(node, wishes, kept)) for node in self.nodes()]
             options = [keys for keys in usable if len(keys) >= wishes.gpus]
             if len(options) >= wishes.nodes:
@@ -358,10 +433,10 @@ class Model(PlainGpus):
         return empty.is_usable(key, wishes)
 
     def is_kept_now(self, key: Key, waiter: Lease) -> bool:
-        if self.claims.get(key, waiter.id) != waiter.id or key in self.booked_from(waiter):
+        if self.claims.get(key, waiter.id) != waiter.id or key in self.booked_from(waiter) | self.too_heavy(waiter):
             return True
         first = self.reservation
-        if first is None or key not in first.gpus or self.ends_by(waiter, first.date):
+        if first is None or key not in self.kept_by(first, waiter.owner) or self.ends_by(waiter, first.date):
             return False
         return self.place(self.leases[first.lease_id]) < self.place(waiter)
 

@@ -252,8 +252,7 @@ class PoolMachine(RuleBasedStateMachine):
             return True
         if quota.max_priority is not None and asked.priority > quota.max_priority:
             return False
-        is_shared = asked.wishes.memory_mb is not None
-        return bool(quota.ceiling is None or is_shared or asked.wishes.gpus * asked.wishes.nodes <= quota.ceiling)
+        return bool(quota.ceiling is None or self.pool.model.least_weight(asked.wishes) <= quota.ceiling * 1000)
 
     @rule(
         target=leases,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.core.plain_gpus import Lease
-from tests.core.plain_model import WARNING_S, Model, Outcome, Reserved
+from tests.core.plain_gpus import FOREVER, Lease
+from tests.core.plain_model import Model, Outcome, Reserved, warning_s
 
 
 class QueueChecks:
@@ -137,7 +137,8 @@ class QueueChecks:
         """It is in the way of a booking, or of the first waiter that needs room: the youngest, and no more of them."""
         now, grace_s = self.model.now, self.settings.preempt_grace_s
         starts = [b.starts_at - self.model.wall for b in self.model.bookings.values() if self._is_in_the_way(lease, b)]
-        if any(event.ends == max(at, now + grace_s) for at in starts):
+        limit = FOREVER if lease.limit is None else lease.limit
+        if any(event.ends == min(max(at, now + grace_s), limit) for at in starts):
             return
         # Those of one look are warned one after the other.
         if self.outcomes and lease.id in self.outcomes[-1].victims:
@@ -211,8 +212,3 @@ class QueueChecks:
         if model.reservation is not None and model.reservation.lease_id == lease.id:
             model.reservation = None
         model.claims = {key: claimer for key, claimer in model.claims.items() if claimer != lease.id}
-
-
-def warning_s(lease: Lease) -> float:
-    declared_s = lease.request.time_limit_s
-    return WARNING_S if declared_s is None else min(WARNING_S, float(declared_s) / 2)

@@ -26,7 +26,7 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is reserved is kept from later waiters",
         "keeps",
-        "return booked.union(reservation.gpus)",
+        "return booked.union(key for key in reservation.gpus if not self._is_booked_by(line.owner, key))",
         "return booked",
     ),
     Mutant(
@@ -56,8 +56,51 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is granted in a look is not taken for free in it",
         "assignment",
-        "                    if found.grants and line.wishes not in reserving.undated:\n",
+        "                    if found.grants and reserving.will_look(line):\n",
         "                    if False:\n",
+    ),
+    Mutant(
+        "what drains admits no later waiter",
+        "forecast",
+        "            return FreeTime(self._now, Basis.DECLARED, lease_id)\n",
+        "            return FreeTime(state.deadlines.due_at(lease_id) or self._now, Basis.DECLARED, lease_id)\n",
+    ),
+    Mutant(
+        "a date is looked for again when something happens",
+        "reserving",
+        "if wishes not in self.undated or self._looked_again_at + number <= AT_ONCE_GPUS:",
+        "if wishes not in self.undated:",
+        also=("reserving", "PAUSE_S = 0.001", "PAUSE_S = 1e9"),
+    ),
+    Mutant(
+        "what is reserved stays so while readings do not tell",
+        "reserving",
+        "if self._now < given_up and all(",
+        "if False and all(",
+    ),
+    Mutant(
+        "a lease that is warned late ends late",
+        "lease",
+        "return None if self.limit is None else self.end_if_warned(now)",
+        "return self.limit",
+    ),
+    Mutant(
+        "a booking that ends is a date",
+        "keeps",
+        "            free = FreeTime(booking.ends_at - offset_s, free.basis)\n",
+        "            return NEVER\n",
+    ),
+    Mutant(
+        "a reservation keeps no booked GPU from the booking's owner",
+        "keeps",
+        "if not self._is_booked_by(line.owner, key))",
+        "if True)",
+    ),
+    Mutant(
+        "shares count for the ceiling",
+        "keeps",
+        "booked = self.booked_from(line) | too_heavy(self._state, line)",
+        "booked = self.booked_from(line)",
     ),
     Mutant(
         "a time limit is enforced",
@@ -102,8 +145,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "preemptible requests come last",
         "lease",
-        "return (self.request.preemptible, -self.request.priority",
-        "return (False, -self.request.priority",
+        "is_last = self.request.preemptible and self.request.parent is None",
+        "is_last = False",
     ),
     Mutant(
         "an owner borrows only with a time limit",

@@ -123,6 +123,55 @@ def be_granted_in_the_look_that_reserves(core: Core) -> None:
     scene.pool.do(core.commands.IncludeGpu(scene.keys[1]), 6.0)
 
 
+def drain_before_the_first_waiter(core: Core) -> None:
+    scene = wait_for_two(core, awaits_reading_after_release=True)
+    scene.tick(53.0)
+    scene.want(3, 100.0, time_limit_s=20.0)
+    scene.tick(103.0)
+    scene.see(104.0)
+
+
+def wait_without_a_date_until_a_lease_ends(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.want(1, 3.0)
+    scene.want(2, 3.0, time_limit_s=100.0)
+    scene.want(3, 4.0, gpus=2)
+    scene.want(4, 4.0)
+    scene.release(1, 5.0)
+
+
+def lose_sight_of_the_gpus(core: Core) -> None:
+    scene = wait_for_two(core, stale_after_s=15.0, drain_limit_s=60.0)
+    scene.want(3, 5.0)
+    scene.tick(17.0, 40.0)
+    scene.see(41.0)
+    scene.see(42.0, utilization=None)
+    scene.tick(60.0, 102.0, 103.0)
+
+
+def come_back_before_the_first_waiter(core: Core) -> None:
+    wait_for_two(core).tick(500.0)
+
+
+def wait_for_a_booked_gpu(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.book(50.0, 100.0, "ada")
+    scene.want(2, 60.0, gpus=2, owner="bob")
+    scene.want(3, 61.0, owner="ada")
+
+
+def share_beyond_the_ceiling(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.give("ada", ceiling=1)
+    gpu, request = core.gpu, core.request
+    sizes = zip(scene.keys, (80_000.0, 20_000.0), strict=True)
+    readings = [gpu.Reading(gpu.Gpu(k, i, "A100"), 2.0, mb, 0.0, 0.0, processes=()) for i, (k, mb) in enumerate(sizes)]
+    scene.pool.do(core.commands.Observe(tuple(readings)), 2.0)
+    for number, memory_mb in enumerate((50_000.0, 15_000.0)):
+        asked = request.Request(request.Wishes(memory_mb=memory_mb), request.Holder(owner="ada"), ttl_s=100_000.0)
+        scene.pool.do(core.commands.RequestLease(f"lease{number}", asked), 3.0)
+
+
 def reach_the_time_limit(core: Core) -> None:
     scene = QueueScene(core)
     scene.want(1, 3.0, time_limit_s=100.0)
@@ -274,6 +323,13 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a reservation keeps to its node": find_another_node_free_sooner,
     "a prediction far ahead reserves nothing": predict_far_ahead,
     "what is granted in a look is not taken for free in it": be_granted_in_the_look_that_reserves,
+    "what drains admits no later waiter": drain_before_the_first_waiter,
+    "a date is looked for again when something happens": wait_without_a_date_until_a_lease_ends,
+    "what is reserved stays so while readings do not tell": lose_sight_of_the_gpus,
+    "a lease that is warned late ends late": come_back_before_the_first_waiter,
+    "a booking that ends is a date": wait_for_a_booked_gpu,
+    "a reservation keeps no booked GPU from the booking's owner": wait_for_a_booked_gpu,
+    "shares count for the ceiling": share_beyond_the_ceiling,
     "a time limit is enforced": reach_the_time_limit,
     "a time limit is warned of first": reach_the_time_limit,
     "a warning is durable": reach_the_time_limit,

@@ -128,6 +128,10 @@ def _show(before: str, booking: BookingReport, now: float, *, json: bool) -> Non
         print_json("reserve", {**booking.as_json(), "is_cancelled": bool(before)})
     else:
         out().print(f"{before}{show_plan(booking, now)} ({booking.id})", markup=False)
+        if booking.view.late_holders and not before:
+            complain(
+                f"{', '.join(booking.view.late_holders)} may still hold one of these GPUs then: nothing ends that lease before"
+            )
 
 
 async def _book(servers: Servers, booking_id: str, form: dict[str, Any], gpus: list[str]) -> BookingReport:

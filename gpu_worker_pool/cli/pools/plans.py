@@ -59,6 +59,7 @@ class BookingReport:
             "owner": view.owner,
             "reason": view.reason,
             "booked_by": view.booked_by,
+            "late_holders": list(view.late_holders),
         }
 
 

@@ -27,7 +27,7 @@ from gpu_worker_pool.core.queue.assignment import serve_queue
 from gpu_worker_pool.core.queue.booking import book, due_bookings, is_repeated
 from gpu_worker_pool.core.queue.idleness import idle_warnings, withdrawn
 from gpu_worker_pool.core.queue.placement import Grant
-from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, why_beyond_limits
+from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, weight_of, why_beyond_limits
 from gpu_worker_pool.core.queue.refusal import why_unservable
 from gpu_worker_pool.core.queue.sub_leases import serve_inside, why_refused_inside
 
@@ -232,17 +232,11 @@ def _granted(state: PoolState, grant: Grant, fence: int, now: float) -> ev.Lease
     is_inside = request.parent is not None
     limit_s = request.time_limit_s if is_inside else time_limit_of(state, request.holder.owner, request.time_limit_s)
     limit = None if limit_s is None else now + limit_s
-    weight = sum(_weight(state.slots[key].reading, request.wishes.memory_mb) for key in grant.gpus)
+    readings = [state.slots[key].reading for key in grant.gpus]
+    weight = sum(weight_of(each.memory_total_mb if each else None, request.wishes) for each in readings)
     is_usual = weight == FULL_WEIGHT * len(grant.gpus)
     granted_at = now + state.wall_offset_s
     return ev.LeaseGranted(now, grant.lease_id, grant.gpus, fence, granted_at, limit, None if is_usual else weight)
-
-
-def _weight(reading: Reading | None, memory_mb: float | None) -> int:
-    """A share weighs its part of the GPU's memory."""
-    if memory_mb is None or reading is None or not reading.memory_total_mb:
-        return FULL_WEIGHT
-    return max(1, min(FULL_WEIGHT, round(FULL_WEIGHT * memory_mb / reading.memory_total_mb)))
 
 
 def _preempted(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned:
@@ -305,7 +299,7 @@ def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.E
     known = state.bookings.get(command.booking.id)
     if known is not None and is_repeated(state, known, command.booking, command.wishes):
         return []
-    booked = book(state, command.booking, command.wishes, now)
+    booked = book(state, command.booking, command.wishes, now, must_be_free=command.must_be_free)
     if isinstance(booked, str):
         return [ev.BookingRefused(now, command.booking.id, booked)]
     return [ev.GpusBooked(now, booked)]

@@ -136,10 +136,13 @@ class SetQuota:
 
 @dataclass(frozen=True, slots=True)
 class BookGpus:
-    """Keep GPUs for a span of time. A booking without GPUs gets as many as `wishes` asks for, chosen by the pool."""
+    """Keep GPUs for a span of time. A booking without GPUs gets as many as `wishes` asks for, chosen by the pool. With
+    `must_be_free` it is refused if a lease may still be there when it begins.
+    """
 
     booking: Booking
     wishes: Wishes
+    must_be_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,11 @@ class QueuedLease:
 
     @property
     def order(self) -> tuple[bool, int, int]:
-        """Sort key: preemptible requests last, higher priority first, then first come, first served."""
-        return (self.request.preemptible, -self.request.priority, self.seq)
+        """Sort key: preemptible requests last, higher priority first, then first come, first served. Inside another lease
+        none is preemptible: it ends with that.
+        """
+        is_last = self.request.preemptible and self.request.parent is None
+        return (is_last, -self.request.priority, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,12 @@ class ActiveLease:
     def end_if_warned(self, now: float) -> float:
         """When its time limit ends it, if its holder is warned now: even a late warning leaves some time."""
         return max(now if self.limit is None else self.limit, now + self.warning_s * LEAST_WARNING)
+
+    def ends(self, now: float) -> float | None:
+        """When the pool ends it, as far as is known now; None if it does not."""
+        if self.ending is not None:
+            return self.ending.at
+        return None if self.limit is None else self.end_if_warned(now)
 
     @property
     def ttl_s(self) -> float | None:

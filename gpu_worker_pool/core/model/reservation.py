@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .gpu import GpuKey
@@ -19,7 +19,7 @@ class Basis(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """The waiter can start at `date` on the pool's clock with these GPUs, by node and index, if the leases there end as
-    they declared, or as is predicted. `after` is the lease that ends last.
+    they declared, or as is predicted. `after` is the lease that ends last. `seen` is when readings last bore it out.
     """
 
     lease_id: str
@@ -27,6 +27,7 @@ class Reservation:
     date: float
     basis: Basis
     after: str | None = None
+    seen: float = field(default=0.0, compare=False)
 
     @property
     def nodes(self) -> set[str]:

@@ -102,7 +102,7 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                 continue  # later waiters of the line find even less
             else:
                 if reserving.is_due(state.queued(lease_id)):
-                    if found.grants and line.wishes not in reserving.undated:
+                    if found.grants and reserving.will_look(line):
                         return found  # what is free, and when, is told with these granted
                     keeps.reservation = reserving.reserve(state.queued(lease_id), line)
                 # Of the others in the line, only those of a lower priority can have waited for longer.

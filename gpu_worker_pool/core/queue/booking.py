@@ -8,23 +8,25 @@ from dataclasses import replace
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import is_suitable
-from .forecast import Forecast
-from .refusal import was_or_were
+from .refusal import was_or_were, why_unservable
 
 # A pass over the queue looks at all bookings.
 MOST_BOOKINGS = 256
 
 
-def book(state: PoolState, booking: Booking, wishes: Wishes, now: float) -> Booking | str:
+def book(
+    state: PoolState, booking: Booking, wishes: Wishes, now: float, *, must_be_free: bool = False
+) -> Booking | str:
     """The booking with its GPUs, or why it cannot be had."""
-    wall_now = now + state.wall_offset_s
-    if booking.ends_at is not None and booking.ends_at <= max(booking.starts_at, wall_now):
+    if booking.ends_at is not None and booking.ends_at <= booking.starts_at:
         return "it would be over before it begins; give an end that is later"
+    if booking.ends_at is not None and booking.ends_at <= now + state.wall_offset_s:
+        return "its end has passed already; give an end that is later than now"
     if len(state.bookings) >= MOST_BOOKINGS and booking.id not in state.bookings:
         return f"there are {MOST_BOOKINGS} bookings already, which is the limit; cancel one of them first"
     if wishes.nodes > 1 and not booking.gpus:
@@ -32,13 +34,40 @@ def book(state: PoolState, booking: Booking, wishes: Wishes, now: float) -> Book
     unknown = [key for key in booking.gpus if key not in state.slots]
     if unknown:
         return f"no GPU {unknown[0].uuid} is known on node {unknown[0].node}"
+    if not booking.gpus and (why := why_unservable(state, wishes)) is not None:
+        return why
     chosen = booking.gpus or _choose(state, booking, wishes, now)
     if not chosen:
         return f"no node has {wishes} that are not booked at that time"
     for other in state.bookings.values():
         if other.id != booking.id and _overlap(booking, other) and set(chosen) & set(other.gpus):
             return f"booking {other.id} ({other.reason}) has one of these GPUs at that time"
-    return replace(booking, gpus=chosen)
+    booked = replace(booking, gpus=chosen)
+    if must_be_free and (late := late_leases(state, booked, now)):
+        return (
+            f"{', '.join(late)} may still hold one of these GPUs then: nothing ends that lease before. Give a later start "
+            "or other GPUs; an administrator may book all the same"
+        )
+    return booked
+
+
+def late_leases(state: PoolState, booking: Booking, now: float) -> list[str]:
+    """The holders on booked GPUs, other than its owner, whose leases nothing ends before the booking begins."""
+    lease_ids = dict.fromkeys(
+        lease_id for key in booking.gpus if key in state.slots for lease_id in state.slots[key].occupants
+    )
+    late = (state.leases[lease_id] for lease_id in lease_ids if _is_late(state, lease_id, booking, now))
+    return list(dict.fromkeys(lease.request.who for lease in late))
+
+
+def _is_late(state: PoolState, lease_id: str, booking: Booking, now: float) -> bool:
+    lease = state.leases[lease_id]
+    if not isinstance(lease, ActiveLease) or lease.request.preemptible:
+        return False  # it makes room in time
+    if booking.owner is not None and lease.request.holder.owner == booking.owner:
+        return False
+    ends = lease.ends(now)
+    return ends is None or ends > booking.starts_at - state.wall_offset_s
 
 
 def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wishes) -> bool:
@@ -57,12 +86,10 @@ def _choose(state: PoolState, booking: Booking, wishes: Wishes, now: float) -> t
     """GPUs of one node that nothing keeps at that time: first those whose leases are sure to have ended by then."""
     others = (other for other in state.bookings.values() if other.id != booking.id and _overlap(booking, other))
     taken = {key for other in others for key in other.gpus}
-    starts = booking.starts_at - state.wall_offset_s
-    forecast = Forecast(state, now)
     by_node: dict[str, list[tuple[bool, float, GpuKey]]] = defaultdict(list)
     for slot in state.slots.values():
         if slot.key not in taken and slot.reading is not None and is_suitable(state, slot, wishes):
-            is_late = any(forecast.end_of(lease_id).at > starts for lease_id in slot.occupants)
+            is_late = any(_is_late(state, lease_id, booking, now) for lease_id in slot.occupants)
             by_node[slot.key.node].append((is_late, slot.reading.gpu.index, slot.key))
     chosen = [sorted(found)[: wishes.gpus] for _, found in sorted(by_node.items()) if len(found) >= wishes.gpus]
     if not chosen:
@@ -88,21 +115,21 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
             continue
         if booking.ends_at is not None and booking.ends_at - state.wall_offset_s <= now:
             events.append(ev.BookingEnded(now, booking.id))
-        elif booking.ends_at is None and booking.owner is None and starts <= now:
+            continue
+        in_the_way = {
+            lease_id
+            for key in booking.gpus
+            for lease_id in (state.slots[key].occupants if key in state.slots else ())
+            if lease_id in state.preemptible and not _is_ending(state, lease_id)
+            if is_in_the_way(state, lease_id, booking, now)
+        }
+        for lease_id in sorted(in_the_way):
+            limit, ends = getattr(state.leases[lease_id], "limit", None), max(starts, now + grace_s)
+            ends = ends if limit is None else min(ends, limit)
+            events.append(ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, ends))
+        if booking.ends_at is None and booking.owner is None and starts <= now:
             events += [ev.GpuExcluded(now, key, booking.reason) for key in booking.gpus]
             events.append(ev.BookingEnded(now, booking.id))
-        else:
-            in_the_way = {
-                lease_id
-                for key in booking.gpus
-                for lease_id in (state.slots[key].occupants if key in state.slots else ())
-                if lease_id in state.preemptible and not _is_ending(state, lease_id)
-                if is_in_the_way(state, lease_id, booking, now)
-            }
-            events += [
-                ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, max(starts, now + grace_s))
-                for lease_id in sorted(in_the_way)
-            ]
     return events
 
 

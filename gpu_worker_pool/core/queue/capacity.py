@@ -140,6 +140,16 @@ class Capacity:
         for _, node in _merged([islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]):
             yield node
 
+    def largest_mb(self, model: str | None) -> float | None:
+        """The memory of the GPUs of a model that have most; None if that is unknown."""
+        sizes = [
+            gpu_class.total_mb
+            for makeup in self._makeups
+            for gpu_class, _ in makeup
+            if matches_model(model, gpu_class.name)
+        ]
+        return max((size for size in sizes if size is not None), default=None)
+
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether enough nodes have enough suitable GPUs, if all of them were free."""
         if wishes.among is None:

@@ -59,16 +59,16 @@ class _Expectation:
         line = self._state.queue.line_of(lease)
         if obstacle(self._state, line) is not None:
             return None
-        free, booked = self._free_for(lease.request.wishes), self._keeps.booked_from(line)
+        free, unbooked = self._free_for(lease.request.wishes), self._keeps.unbooked(line)
         by_node: dict[str, list[tuple[FreeTime, int, GpuKey]]] = {}
         for key, at in free.items():
             reading = self._state.slots[key].reading
-            if key not in booked and reading is not None:
+            if reading is not None:
                 later = max(at, self._taken_until.get(key, at), key=lambda time: time.at)
                 later = later._replace(basis=max(at.basis, later.basis))
                 by_node.setdefault(key.node, []).append((later, reading.gpu.index, key))
         wishes = lease.request.wishes
-        plans = (soonest(gpus, wishes.gpus) for gpus in by_node.values())
+        plans = (soonest(gpus, wishes.gpus, unbooked) for gpus in by_node.values())
         return together(filter(None, plans), wishes.nodes)
 
     def _free_for(self, wishes: Wishes) -> dict[GpuKey, FreeTime]:

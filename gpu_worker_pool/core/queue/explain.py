@@ -96,7 +96,7 @@ class Explainer:
         self._verdicts: dict[Wishes, tuple[GpuVerdict, ...]] = {}
         self._texts: dict[Wishes, str] = {}
         self._order = Order(state, self._now)
-        self._is_anything_kept = bool(state.reservation or state.claims or state.bookings)
+        self._is_anything_kept = bool(state.reservation or state.claims or state.bookings or state.quotas)
 
     def can_afford(self, lease: QueuedLease) -> bool:
         """Whether to explain this request too. With many GPUs, a verdict on each for every waiter takes seconds."""

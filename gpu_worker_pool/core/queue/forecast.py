@@ -1,15 +1,15 @@
 """When GPUs become free, as far as that is known.
 
-A lease ends at its declared time limit. A lease without one is predicted to last as long as its owner's last two leases
+A lease ends at its declared time limit, and its GPUs are free then: what its processes hold on to is not foreseen, so
+that no request is admitted meanwhile to GPUs that wait for them. A lease without a limit is predicted to last as long as its owner's last two leases
 did in the mean, twice as long once it has lasted longer, and so on. A prediction never admits a request: nothing ends a
-lease that overstays it.
+lease that overstays it. A booked GPU is free when the booking ends.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable
 from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
@@ -23,7 +23,6 @@ from gpu_worker_pool.core.model.slot import GpuSlot, Occupants, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import Eligible, has_opening, is_suitable, judge, stale_at
-from .placement import NOTHING
 from .quotas import time_limit_of
 
 
@@ -38,6 +37,8 @@ class FreeTime(NamedTuple):
 
 
 NEVER = FreeTime(inf, Basis.UNKNOWN)
+# When a GPU that is free at a time is free of bookings as well; None if there are no bookings.
+Unbooked = Callable[[GpuKey, FreeTime], FreeTime] | None
 
 
 class Plan(NamedTuple):
@@ -73,11 +74,10 @@ class Forecast:
     def _end_of(self, lease_id: str) -> FreeTime:
         state, lease = self._state, self._state.leases[lease_id]
         if isinstance(lease, DrainingLease):
-            return FreeTime(state.deadlines.due_at(lease_id) or self._now, Basis.DECLARED, lease_id)
+            return FreeTime(self._now, Basis.DECLARED, lease_id)
         assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
-        if lease.ending is not None or lease.limit is not None:
-            ends = [lease.limit if lease.limit is not None else inf, lease.ending.at if lease.ending else inf]
-            return FreeTime(max(min(ends), self._now), Basis.DECLARED, lease_id)
+        if (ends := lease.ends(self._now)) is not None:
+            return FreeTime(max(ends, self._now), Basis.DECLARED, lease_id)
         # Its owner may have a limit since the grant, which does not bind it.
         lasts_s, basis, _ = self._predicted(lease.request.holder.owner)
         if basis is Basis.UNKNOWN:
@@ -105,13 +105,21 @@ class Forecast:
                 return FreeTime(end.at, basis, lease_id)
         return NEVER
 
-    def plan_on(
-        self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING, until: float = inf
-    ) -> Plan | None:
+    def may_be_free(self, key: GpuKey, wishes: Wishes, unbooked: Unbooked) -> bool:
+        """Whether a GPU may be free for these wishes once its leases end, though its readings do not say so now."""
+        slot = self._state.slots.get(key)
+        if slot is None or not is_suitable(self._state, slot, wishes):
+            return False
+        ends = FreeTime(
+            max((self.end_of(lease_id).at for lease_id in slot.occupants), default=self._now), Basis.DECLARED
+        )
+        return (unbooked(key, ends) if unbooked else ends).at < inf
+
+    def plan_on(self, node: str, wishes: Wishes, unbooked: Unbooked = None, until: float = inf) -> Plan | None:
         """The GPUs of a node that can serve its part of these wishes soonest; None if nothing tells when, or later than
         `until`.
         """
-        slots = [self._state.slots[key] for key in self._state.capacity.gpus_of(node) if key not in avoiding]
+        slots = [self._state.slots[key] for key in self._state.capacity.gpus_of(node)]
         to_spare = len(slots) - wishes.gpus
         found = []
         for slot in slots:
@@ -122,9 +130,9 @@ class Forecast:
                 return None  # the others are not enough
             else:
                 to_spare -= 1
-        return soonest(found, wishes.gpus)
+        return soonest(found, wishes.gpus, unbooked)
 
-    def plan(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> Plan | None:
+    def plan(self, wishes: Wishes, unbooked: Unbooked = None) -> Plan | None:
         """The soonest plan on any nodes; None if there is none."""
         thresholds = self._state.settings.thresholds_for(wishes)
         capacity = self._state.capacity
@@ -132,27 +140,54 @@ class Forecast:
         for node in capacity.nodes:
             if capacity.could_serve_on(node, wishes, thresholds):
                 is_full = len(best) == wishes.nodes
-                plan = self.plan_on(node, wishes, avoiding, best[-1].start.at if is_full else inf)
+                plan = self.plan_on(node, wishes, unbooked, best[-1].start.at if is_full else inf)
                 if plan is not None:
                     insort(best, plan, key=_sooner)
                     del best[wishes.nodes :]
         return together(best, wishes.nodes)
 
-    def plan_on_all(self, nodes: Iterable[str], wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Plan | None:
+    def plan_on_all(self, nodes: Iterable[str], wishes: Wishes, unbooked: Unbooked) -> Plan | None:
         """The soonest plan on these nodes; None if there is none on one of them."""
-        plans = [self.plan_on(node, wishes, avoiding) for node in sorted(nodes)]
+        plans = [self.plan_on(node, wishes, unbooked) for node in sorted(nodes)]
         return together(filter(None, plans), wishes.nodes)
 
 
-def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int) -> Plan | None:
+def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int, unbooked: Unbooked = None) -> Plan | None:
     """The first so many of these GPUs, by when each is free; None if there are not so many."""
-    known = sorted((entry for entry in gpus if entry[0].at < inf), key=lambda entry: (entry[0].at, entry[1:]))
-    chosen = known[:number]
+    known = sorted((entry for entry in gpus if entry[0].at < inf), key=_first_free)
+    chosen = known[:number] if unbooked is None else _unbooked_together(known, number, unbooked)
     if len(chosen) < number:
         return None
     basis = max(free.basis for free, _, _ in chosen)
     last = chosen[-1][0]
     return Plan(FreeTime(last.at, basis, last.after), tuple(key for _, _, key in sorted(chosen, key=lambda it: it[1])))
+
+
+def _unbooked_together(
+    known: list[tuple[FreeTime, int, GpuKey]], number: int, unbooked: Callable[[GpuKey, FreeTime], FreeTime]
+) -> list[tuple[FreeTime, int, GpuKey]]:
+    """The first so many that are free of bookings at the same time, in the order in which they are free."""
+    start, times = -inf, [free for free, _, _ in known]
+    while True:
+        times = [
+            unbooked(key, time if time.at >= start else time._replace(at=start))
+            for time, (_, _, key) in zip(times, known, strict=True)
+        ]
+        soonest_times = sorted(time.at for time in times)[:number]
+        if len(soonest_times) < number or soonest_times[-1] == inf:
+            return []
+        if soonest_times[-1] <= start:
+            together_free = [pair for pair in zip(times, known, strict=True) if pair[0].at <= start][:number]
+            found = [
+                (time._replace(after=free.after if free.at == start else None), index, key)
+                for time, (free, index, key) in together_free
+            ]
+            return sorted(found, key=lambda entry: entry[0].after is not None)
+        start = soonest_times[-1]
+
+
+def _first_free(entry: tuple[FreeTime, int, GpuKey]) -> tuple[float, int, GpuKey]:
+    return (entry[0].at, *entry[1:])
 
 
 def _sooner(plan: Plan) -> tuple[float, tuple[GpuKey, ...]]:

@@ -6,19 +6,21 @@ also be used by preemptible leases, which are ended in time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from math import inf, nextafter
 
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.reservation import Reservation
+from gpu_worker_pool.core.model.reservation import Basis, Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Booked, HeldForAnother
+from .eligibility import Booked, HeldForAnother, OverCeiling, OverQuota
+from .forecast import NEVER, FreeTime, Unbooked
 from .order import Order
-from .quotas import time_limit_of
+from .quotas import time_limit_of, too_heavy, why_too_heavy
 from .waiting import Line
 
 ORDINARY = Line(Wishes(), None, preemptible=False, owner=None)
@@ -38,10 +40,10 @@ class Keeps:
 
     def kept_from(self, line: Line) -> frozenset[GpuKey]:
         reservation = self.reservation
-        booked = self.booked_from(line)
+        booked = self.booked_from(line) | too_heavy(self._state, line)
         if reservation is None or ends_by(self._state, line, self._now, reservation.date):
             return booked
-        return booked.union(reservation.gpus)
+        return booked.union(key for key in reservation.gpus if not self._is_booked_by(line.owner, key))
 
     def booked_from(self, line: Line) -> frozenset[GpuKey]:
         if not self._booked:
@@ -54,12 +56,32 @@ class Keeps:
             )
         return self._from[line]
 
+    def unbooked(self, line: Line) -> Unbooked:
+        """When GPUs are free of the bookings that keep them from a waiter."""
+        return partial(self._unbooked, line) if self._booked else None
+
+    def _unbooked(self, line: Line, key: GpuKey, free: FreeTime) -> FreeTime:
+        bookings, offset_s = self._booked.get(key, ()), self._state.wall_offset_s
+        while booking := next((each for each in bookings if keeps_from(self._state, each, line, free.at)), None):
+            if booking.ends_at is None:
+                return NEVER
+            free = FreeTime(booking.ends_at - offset_s, free.basis)
+        if any(each.owner not in {None, line.owner} and each.starts_at - offset_s < free.at for each in bookings):
+            return free._replace(basis=max(free.basis, Basis.PREDICTED))  # leases of its owner may last for longer
+        return free
+
+    def _is_booked_by(self, owner: str | None, key: GpuKey) -> bool:
+        return is_booked_by(self._state, owner, self._booked.get(key, ()), self._now)
+
     def change_at(self) -> float:
         """Until when no booking begins or ends."""
         return just_before(min((at for at in booking_times(self._state) if at > self._now), default=inf))
 
 
-def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> HeldForAnother | Booked | None:
+WhyKept = HeldForAnother | Booked | OverQuota | OverCeiling
+
+
+def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> WhyKept | None:
     """For what a GPU is kept from a waiter; None if it is not."""
     reservation, line = state.reservation, state.queue.line_of(lease)
     if reservation is not None:
@@ -69,24 +91,30 @@ def why_kept(state: PoolState, key: GpuKey, lease: QueuedLease, now: float) -> H
     return _why_kept(state, key, line, reservation, lease.id, now)
 
 
-def why_kept_from_newcomer(state: PoolState, key: GpuKey, now: float) -> HeldForAnother | Booked | None:
+def why_kept_from_newcomer(state: PoolState, key: GpuKey, now: float) -> WhyKept | None:
     """For what a GPU is kept from an ordinary request, which would be the last in the queue."""
     return _why_kept(state, key, ORDINARY, state.reservation, None, now)
 
 
 def _why_kept(  # noqa: PLR0917 - two questions, one answer
     state: PoolState, key: GpuKey, line: Line, reservation: Reservation | None, lease_id: str | None, now: float
-) -> HeldForAnother | Booked | None:
+) -> WhyKept | None:
     claimer = state.claims.get(key, lease_id)
     if claimer is not None and claimer != lease_id:
         return HeldForAnother(claimer, state.queued(claimer).request.who)
-    if reservation is not None and key in reservation.gpus and not ends_by(state, line, now, reservation.date):
+    bookings = booked_gpus(state).get(key, ())
+    if (
+        reservation is not None
+        and key in reservation.gpus
+        and not ends_by(state, line, now, reservation.date)
+        and not is_booked_by(state, line.owner, bookings, now)
+    ):
         first = state.queued(reservation.lease_id)
         return HeldForAnother(first.id, first.request.who, reservation.date + state.wall_offset_s)
-    for booking in booked_gpus(state).get(key, ()):
+    for booking in bookings:
         if keeps_from(state, booking, line, now):
             return Booked(booking.id, booking.owner, booking.starts_at, booking.ends_at, booking.reason)
-    return None
+    return why_too_heavy(state, key, line)
 
 
 def just_before(at: float) -> float:
@@ -123,6 +151,17 @@ def keeps_from(state: PoolState, booking: Booking, line: Line, now: float) -> bo
     if line.preemptible and now < starts - state.settings.preempt_grace_s:
         return False
     return not ends_by(state, line, now, starts)
+
+
+def is_booked_by(state: PoolState, owner: str | None, bookings: Iterable[Booking], now: float) -> bool:
+    """Whether a GPU is an owner's now, by one of these bookings: no reservation keeps it from that owner."""
+    wall_now = now + state.wall_offset_s
+    return owner is not None and any(
+        booking.owner == owner
+        and booking.starts_at <= wall_now
+        and (booking.ends_at is None or wall_now < booking.ends_at)
+        for booking in bookings
+    )
 
 
 def ends_by(state: PoolState, line: Line, now: float, date: float) -> bool:

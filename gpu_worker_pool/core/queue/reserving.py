@@ -3,6 +3,8 @@
 The first waiter in line that cannot be served and has waited for `reserve_after_s` gets GPUs of the node where it can
 start soonest, or of the so many nodes of a gang. It keeps to these nodes: chosen again in every pass, the date would slip
 for ever. On each node, the GPUs that are free first are reserved, so a lease that ends early brings the date forward.
+While readings do not tell (one is late, or shows the load of a process that has gone), the GPUs stay reserved for as long
+as a GPU may drain.
 
 A date that rests on a prediction and is more than an hour away reserves nothing.
 """
@@ -21,8 +23,12 @@ from .keeps import Keeps, just_before
 from .waiting import Line
 
 PREDICTED_AHEAD_S = 3600.0
-# The time between two attempts to find a date for the same wishes: each takes all GPUs into account.
+# The time between two attempts to find a date for the same wishes while nothing happens.
 TRY_AGAIN_S = 60.0
+# An attempt takes all GPUs into account. So many GPUs a pass are looked at again whenever something happened. In a larger
+# pool only the first waiter is tried again then, and not within so long for each GPU.
+AT_ONCE_GPUS = 500
+PAUSE_S = 0.001
 # The GPUs that one pass takes into account for it, at most; the first attempt is always made. No caller is answered
 # meanwhile, so the waiters behind are tried in later passes.
 MOST_GPUS = 4_000
@@ -38,6 +44,8 @@ class Reserving:
         self._keeps = keeps
         self._forecast = Forecast(state, now)
         self._looked_at = 0
+        self._looked_again_at = 0
+        self._tried: set[Wishes | Line] = set()
         self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
         self.changes_at = just_before(min(self.undated.values(), default=inf))
 
@@ -50,20 +58,27 @@ class Reserving:
 
     def reserve(self, lease: QueuedLease, line: Line) -> Reservation | None:
         """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
-        state, wishes = self._state, lease.request.wishes
-        avoiding = self._keeps.booked_from(line)
+        state, wishes, unbooked = self._state, lease.request.wishes, self._keeps.unbooked(line)
         current = state.reservation
         if current is not None and current.lease_id == lease.id and current.nodes <= state.capacity.nodes:
-            plan = self._forecast.plan_on_all(current.nodes, wishes, avoiding)
+            plan = self._forecast.plan_on_all(current.nodes, wishes, unbooked)
             if plan is not None:
                 return self._reservation(lease, plan)
-        if wishes in self.undated:
+            given_up = current.seen + state.settings.drain_limit_s
+            if self._now < given_up and all(self._forecast.may_be_free(key, wishes, unbooked) for key in current.gpus):
+                self._look_again(given_up)
+                return current
+        if not self.will_look(line):
             return None
-        if self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
+        self._tried.add(line if unbooked else wishes)
+        if wishes in self.undated:
+            self._looked_again_at += len(state.slots)
+        elif self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
             self._try_later(wishes, TRY_NEXT_S)
             return None
-        self._looked_at += len(state.slots)
-        plan = self._forecast.plan(wishes, avoiding)
+        else:
+            self._looked_at += len(state.slots)
+        plan = self._forecast.plan(wishes, unbooked)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
             self._try_later(wishes, TRY_AGAIN_S)
             return None
@@ -72,7 +87,21 @@ class Reserving:
     def _reservation(self, lease: QueuedLease, plan: Plan) -> Reservation:
         if plan.start.at > self._now:
             self._look_again(plan.start.at)  # a prediction is then overrun
-        return Reservation(lease.id, plan.gpus, plan.start.at, plan.start.basis, plan.start.after)
+        return Reservation(lease.id, plan.gpus, plan.start.at, plan.start.basis, plan.start.after, self._now)
+
+    def will_look(self, line: Line) -> bool:
+        """Whether a date is looked for in this pass, for a waiter of this line without a reservation."""
+        number, wishes = len(self._state.slots), line.wishes
+        if line in self._tried or wishes in self._tried or not self._is_any_read:
+            return False
+        if wishes not in self.undated or self._looked_again_at + number <= AT_ONCE_GPUS:
+            return True
+        return not self._looked_again_at and self._now >= self.undated[wishes] - TRY_AGAIN_S + PAUSE_S * number
+
+    @property
+    def _is_any_read(self) -> bool:
+        """Whether a GPU was read since the take-over; before that, no date can be told."""
+        return any(slot.reading is not None for slot in self._state.slots.values())
 
     def _try_later(self, wishes: Wishes, after_s: float) -> None:
         self.undated[wishes] = self._now + after_s

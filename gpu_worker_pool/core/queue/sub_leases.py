@@ -67,7 +67,7 @@ def why_refused_inside(state: PoolState, request: Request) -> str | None:
         return f"the parent, lease {parent_id}, {fate}. If GPU_POOL_LEASE_ID is left over, unset it; {ADVICE}"
     if parent.request.holder.owner != request.holder.owner:
         return f"the parent, lease {parent_id}, belongs to another owner; {ADVICE}"
-    if len(list(_ancestors(state, parent))) >= MAX_DEPTH:
+    if len(list(ancestors(state, parent))) >= MAX_DEPTH:
         return f"{MAX_DEPTH} leases are inside each other already, which is the limit; {ADVICE}"
     unfit = (NotAmong, WrongModel, TooSmall)
     wishes = request.wishes
@@ -145,14 +145,14 @@ def _users(state: PoolState, parent: ActiveLease, key: GpuKey) -> list[ActiveLea
 
 def _limit_mb(state: PoolState, lease: ActiveLease, key: GpuKey) -> float | None:
     """The memory that a lease may use on a GPU: its share, or that of the lease it is in, or all of it."""
-    for outer in _ancestors(state, lease):
+    for outer in ancestors(state, lease):
         if outer.request.wishes.memory_mb is not None:
             return outer.request.wishes.memory_mb
     reading = state.slots[key].reading
     return reading.memory_total_mb if reading else None
 
 
-def _ancestors(state: PoolState, lease: ActiveLease) -> Iterator[ActiveLease]:
+def ancestors(state: PoolState, lease: ActiveLease) -> Iterator[ActiveLease]:
     """The lease itself and the leases it is in, outwards."""
     yield lease
     while lease.request.parent is not None:

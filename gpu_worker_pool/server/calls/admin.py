@@ -25,6 +25,8 @@ from .times import read_time
 
 # A date that is no more than this in the past is now: the caller's clock may be behind.
 CLOCKS_DIFFER_S = 60.0
+# How the id of a planned drain begins.
+DRAIN_PREFIX = "drain-"
 
 
 class AdminCalls:
@@ -102,7 +104,7 @@ class AdminCalls:
 
 def _drain_id(key: GpuKey) -> str:
     """The id of the booking that takes a GPU out of service later. There is one for a GPU."""
-    return f"drain-{key.uuid}"
+    return f"{DRAIN_PREFIX}{key.uuid}"
 
 
 async def check_admin(call: Call, *known: Parameter) -> bytes:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.core.queue.quotas import quota_of
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
@@ -16,14 +20,20 @@ from gpu_worker_pool.wire.forms import BookingForm
 from gpu_worker_pool.wire.plans import BookingList
 from gpu_worker_pool.wire.strict import check_lease_id
 
+from .admin import DRAIN_PREFIX
 from .plan_view import booking_view, booking_views
 from .times import read_time
 
 
 class BookingCalls:
-    def __init__(self, pool: Pool, tokens: Tokens) -> None:
+    """`ahead_s`: a caller that is not an administrator may book so far ahead. Until then others use the GPUs only with a
+    time limit.
+    """
+
+    def __init__(self, pool: Pool, tokens: Tokens, ahead_s: float) -> None:
         self._pool = pool
         self._tokens = tokens
+        self._ahead_s = ahead_s
 
     def handlers(self) -> Handlers:
         return {"bookings": self.show, "book_gpus": self.book, "cancel_booking": self.cancel}
@@ -35,20 +45,23 @@ class BookingCalls:
 
     async def book(self, call: Call) -> Response:
         booking_id = check_lease_id(call.parameters["booking_id"])
+        if booking_id.startswith(DRAIN_PREFIX):
+            raise Refused(422, f"Ids that begin with {DRAIN_PREFIX} are those of planned drains; use another id.")
         caller = call.caller()
         call.query()
         form = await call.form(BookingForm)
         owner = self._owner(caller, form.owner)
         starts_at, ends_at = read_time("starts_at", form.starts_at), read_time("ends_at", form.ends_at)
         if not caller.is_admin:
-            self._check_quota(booking_id, owner, form.gpus)
+            self._check_ahead(ends_at or 0.0)
+            self._check_quota(booking_id, owner, form.gpus, (starts_at or 0.0, ends_at or 0.0))
         known = self._pool.state.bookings.get(booking_id)
         if known is not None and not may_manage(caller, known.owner, self._tokens):
             raise Denied(403, f"The booking {booking_id} is not yours; use another id.")
         reason = form.reason.strip() or f"booked by {name_of(caller)}"
         booking = Booking(booking_id, (), starts_at or 0.0, ends_at, owner, reason, name_of(caller))
         wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among)
-        events = await self._pool.command(cmd.BookGpus(booking, wishes))
+        events = await self._pool.command(cmd.BookGpus(booking, wishes, must_be_free=not caller.is_admin))
         for event in events:
             if isinstance(event, ev.BookingRefused):
                 raise Refused(409 if known is not None else 422, f"This cannot be booked: {event.why}.")
@@ -80,14 +93,29 @@ class BookingCalls:
             raise Denied(403, f"You are {owner}; only an administrator may book for {named}. Leave owner out.")
         return owner
 
-    def _check_quota(self, booking_id: str, owner: str, gpus: int) -> None:
-        """A caller that is not an administrator may book as many GPUs as the quota of the owner has."""
-        state = self._pool.state
+    def _check_ahead(self, ends_at: float) -> None:
+        if ends_at > self._pool.wall_now() + self._ahead_s:
+            raise Denied(
+                403,
+                f"The booking would last until {iso_time(ends_at)}; only an administrator may book more than "
+                f"{show_span(self._ahead_s)} ahead (GPU_POOL_BOOK_AHEAD).",
+            )
+
+    def _check_quota(self, booking_id: str, owner: str, gpus: int, span: tuple[float, float]) -> None:
+        """A caller that is not an administrator may book as many GPUs at a time as the quota of the owner has."""
+        state, (starts_at, ends_at) = self._pool.state, span
         allowed = quota_of(state, owner).gpus
-        others = (booking for booking in state.bookings.values() if booking.id != booking_id)
-        booked = sum(len(booking.gpus) for booking in others if booking.owner == owner)
+        others = [
+            (booking.starts_at, inf if booking.ends_at is None else booking.ends_at, len(booking.gpus))
+            for booking in state.bookings.values()
+            if booking.id != booking_id and booking.owner == owner
+        ]
+        times = [starts_at, *(begins for begins, _, _ in others if starts_at < begins < ends_at)]
+        booked = max(sum(number for begins, ends, number in others if begins <= at < ends) for at in times)
         if allowed is None or booked + gpus > allowed:
-            has = "has no quota" if allowed is None else f"has a quota of {allowed} GPUs, of which {booked} are booked"
+            has = "has no quota"
+            if allowed is not None:
+                has = f"has a quota of {allowed} GPUs, of which {booked} are booked at that time"
             raise Denied(
                 403,
                 f"{owner} {has}; only an administrator may book more. PUT /quotas/{owner} sets a quota.",

@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
 from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.core.queue.idleness import idle_s
+from gpu_worker_pool.core.queue.sub_leases import ancestors
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire import leases as wire
@@ -85,7 +86,7 @@ def lease_view(
                 granted_at=iso_time(lease.granted_at),
                 expires_in_s=left_s(state, lease.id, now),
                 env=_env(gpus, by_uuid=by_uuid),
-                ends_at=None if lease.limit is None else iso_time(lease.limit + state.wall_offset_s),
+                ends_at=_ends_at(state, lease),
                 warning=warning_view(state, lease, now),
                 idle_s=None if (idle := idle_s(state, lease, now)) is None else round(idle, 1),
             )
@@ -179,11 +180,23 @@ def _env(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
 
 
 def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning | None:
-    ending = lease.ending if isinstance(lease, ActiveLease) else None
+    """The warning of a lease, or of a lease it is in, whichever ends first: it ends with that."""
+    outer = ancestors(state, lease) if isinstance(lease, ActiveLease) else ()
+    ending = min((each.ending for each in outer if each.ending is not None), key=lambda each: each.at, default=None)
     if ending is None:
         return None
     ends_at = iso_time(ending.at + state.wall_offset_s) or ""
     return wire.EndWarning(reason=ending.reason, ends_at=ends_at, ends_in_s=round(max(ending.at - now, 0.0), 3))
+
+
+def _ends_at(state: PoolState, lease: ActiveLease) -> str | None:
+    """When a time limit ends it: its own, or that of a lease it is in. A late warning leaves its holder some more time."""
+    limits = [
+        each.ending.at if each.ending is not None and each.ending.reason is EndReason.TIME_LIMIT else each.limit
+        for each in ancestors(state, lease)
+    ]
+    first = min((limit for limit in limits if limit is not None), default=None)
+    return None if first is None else iso_time(first + state.wall_offset_s)
 
 
 def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:

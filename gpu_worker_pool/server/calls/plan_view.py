@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.booking import late_leases
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.plans import BookingView, ReservationView
 
@@ -25,6 +26,7 @@ def booking_view(state: PoolState, booking: Booking) -> BookingView:
         owner=booking.owner,
         reason=booking.reason,
         booked_by=booking.by,
+        late_holders=tuple(late_leases(state, booking, state.clock)),
     )
 
 

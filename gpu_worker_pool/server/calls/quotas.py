@@ -41,6 +41,12 @@ class QuotaCalls:
     async def set(self, call: Call) -> Response:
         form = parse_form(QuotaForm, await check_admin(call))
         owner = _owner(call)
+        if form.max_queued == 0:
+            raise Refused(
+                422,
+                "max_queued is 0, but every request waits for a moment at least; give 1 or more. To keep an owner out, set "
+                "ceiling to 0.",
+            )
         try:
             quota = Quota(**asdict(form))
         except ValueError as error:

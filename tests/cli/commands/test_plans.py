@@ -188,7 +188,7 @@ def test_a_second_server_books_what_the_first_one_cannot(server: ServerProcess) 
         (("--at", "tomorrow", "--for", "1h"), 2, "'tomorrow' is not a time"),
         (("--at", "2020-01-01", "--for", "1h"), 2, "over before it begins"),
         (("--at", "2099-01-02", "--until", "2099-01-01"), 2, "over before it begins"),
-        (("--for", "1h", "--gpus", "3"), 1, "no node has 3 GPUs"),
+        (("--for", "1h", "--gpus", "3"), 1, "this box has 2 GPUs"),
         (("--for", "1h", "--gpu", "7"), 1, "nothing was booked"),
         (("--for", "1h", "--cancel", "x"), 2, "--cancel"),
         (("--cancel", "nothing"), 1, "no booking nothing"),

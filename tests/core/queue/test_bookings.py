@@ -130,7 +130,56 @@ def test_a_booking_in_the_past_is_refused() -> None:
 
     (refused,) = of_kind(box.do(cmd.BookGpus(past, Wishes())), ev.BookingRefused)
 
-    assert "over before it begins" in str(refused)
+    assert "its end has passed" in str(refused)
+
+
+def test_a_gpu_that_there_is_not_cannot_be_booked() -> None:
+    box = box_of(1)
+    unknown = Booking("course", (), NOON + WALL_OFFSET_S, NOON + WALL_OFFSET_S + HOUR_S, "ada", "a course")
+
+    (refused,) = of_kind(box.do(cmd.BookGpus(unknown, Wishes(among=("9",)))), ev.BookingRefused)
+
+    assert "this box has the GPUs 0" in str(refused)
+
+
+def test_a_booking_that_must_be_free_is_refused_where_a_lease_may_last_for_longer() -> None:
+    box = box_of(2, preempt_grace_s=60.0)
+    box.ask("in time", owner="bob", time_limit_s=4 * HOUR_S)
+    box.ask("makes room", owner="bob", preemptible=True)
+    course = Booking("course", (), NOON + WALL_OFFSET_S, NOON + WALL_OFFSET_S + HOUR_S, "ada", "a course")
+
+    assert of_kind(box.do(cmd.BookGpus(course, Wishes(gpus=2), must_be_free=True)), ev.GpusBooked)
+    for lasts_s in (None, 4 * HOUR_S + 1):
+        late = box_of(1)
+        late.ask("late", owner="bob", time_limit_s=lasts_s)
+        (refused,) = of_kind(late.do(cmd.BookGpus(course, Wishes(), must_be_free=True)), ev.BookingRefused)
+        assert "bob may still hold" in str(refused)
+        assert of_kind(late.do(cmd.BookGpus(course, Wishes())), ev.GpusBooked), "an administrator may"
+
+
+def test_a_planned_drain_that_began_while_the_server_was_away_ends_preemptible_leases() -> None:
+    box = box_of(1, preempt_grace_s=60.0)
+    box.ask("guest", preemptible=True)
+    book(box, key(0), owner=None, hours=None)
+    box.now = NOON + 10.0
+
+    box.restart()
+    box.pass_time(0.0)
+    box.observe_now(reading(0))
+
+    assert box.state.excluded == {key(0): "a course"}
+    box.run_to(NOON + 70.0)
+    assert box.stage("guest") == "preempted"
+
+
+def test_a_booking_does_not_make_a_preemptible_lease_last_beyond_its_limit() -> None:
+    box = box_of(1, preempt_grace_s=600.0)
+    box.ask("guest", preemptible=True, time_limit_s=4 * HOUR_S - 300.0)
+    book(box, key(0))
+
+    box.run_to(NOON - 300.0)
+
+    assert box.stage("guest") in {"preempted", "time_limit"}
 
 
 def test_a_restart_and_a_reboot_leave_bookings_as_they_were() -> None:

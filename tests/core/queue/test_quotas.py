@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.queue.order import Order
-from tests.core.build import Box, of_kind, reading
+from tests.core.build import Box, key, of_kind, reading
 from tests.core.queue.boxes import free_at_once
 
 HOUR_S = 3600.0
@@ -214,3 +214,46 @@ def test_owners_with_weights_1_1_2_get_a_quarter_a_quarter_and_a_half() -> None:
     assert {owner: 100 * part / total for owner, part in used.items()} == pytest.approx(
         {"ada": 25.0, "bob": 25.0, "carol": 50.0}, abs=5.0
     )
+
+
+# --- shares --------------------------------------------------------------------------------------------------------
+
+
+def test_shares_count_their_part_of_a_gpu_for_the_ceiling() -> None:
+    box = free_at_once(*(reading(index) for index in range(4)), stale_after_s=1e9)
+    box.do(cmd.SetQuota("ada", Quota(gpus=1, ceiling=1)))
+
+    refused = box.ask("wide", owner="ada", gpus=4, memory_mb=60_000)
+    for number in range(3):
+        box.ask(f"share{number}", owner="ada", memory_mb=30_000)
+
+    assert isinstance(refused[-1], ev.LeaseRefused)
+    assert "count as 3 GPUs" in refused[-1].why
+    assert [box.stage(f"share{number}") for number in range(3)] == ["active", "active", "queued"]
+    box.release("share0")
+    assert box.stage("share2") == "active"
+
+
+def test_a_share_that_is_too_much_of_a_small_gpu_waits_for_a_large_one() -> None:
+    box = free_at_once(reading(0, total_mb=80_000), reading(1, total_mb=20_000), stale_after_s=1e9)
+    box.do(cmd.SetQuota("ada", Quota(ceiling=1)))
+    box.ask("half", owner="ada", memory_mb=40_000)
+    box.ask("all", owner="bob", memory_mb=20_000, among=("0",))
+
+    box.ask("more", owner="ada", memory_mb=15_000)
+
+    assert (box.stage("half"), box.stage("more")) == ("active", "queued")
+    assert "of at most 1" in str(box.explain("more"))
+    box.release("all")
+    assert box.gpus_of("more") == (key(0),)
+
+
+def test_shares_without_a_time_limit_stay_within_the_quota() -> None:
+    box = free_at_once(reading(0), reading(1), stale_after_s=1e9)
+    box.do(cmd.SetQuota("ada", Quota(gpus=1)))
+    box.ask("first", owner="ada", memory_mb=50_000)
+
+    box.ask("open", owner="ada", memory_mb=50_000)
+    box.ask("limited", owner="ada", memory_mb=50_000, time_limit_s=60.0)
+
+    assert (box.stage("open"), box.stage("limited")) == ("queued", "active")

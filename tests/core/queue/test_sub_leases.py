@@ -236,3 +236,15 @@ def test_a_sub_lease_leaves_the_pool_settled() -> None:
     box.release("inner")
     assert box.stage("stranger") == "queued"
     assert box.state.settled_until == before
+
+
+def test_a_preemptible_request_inside_a_lease_keeps_its_place() -> None:
+    box = Box(reading(0))
+    box.do(cmd.RequestLease("outer", request(owner="ada")))
+    for number, preemptible in enumerate((False, True, False)):
+        inner = replace(request(owner="ada", preemptible=preemptible), parent="outer")
+        box.do(cmd.RequestLease(f"inner{number}", inner))
+
+    box.release("inner0")
+
+    assert [box.stage(f"inner{number}") for number in (1, 2)] == ["active", "queued"]

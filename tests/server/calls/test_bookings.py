@@ -86,11 +86,11 @@ def test_the_owner_has_the_booked_gpus_while_the_booking_lasts(server: ServerPro
     ("changed", "status", "word"),
     [
         ({"ends_at": at(23)}, 422, "over before it begins"),
-        ({"starts_at": at(-3), "ends_at": at(-2)}, 422, "over before it begins"),
+        ({"starts_at": at(-3), "ends_at": at(-2)}, 422, "its end has passed"),
         ({"starts_at": "soon"}, 422, "starts_at"),
         ({"ends_at": None}, 422, "ends_at"),
-        ({"gpus": 4}, 422, "no node has 4 GPUs"),
-        ({"gpus": 2, "model": "T4"}, 422, "no node has"),
+        ({"gpus": 4}, 422, "this box has 3 GPUs"),
+        ({"gpus": 2, "model": "T4"}, 422, "this box has 1 such GPU"),
         ({"gpus": 0}, 422, "gpus"),
         ({"among": ["7"]}, 422, "7"),
         ({"owner": "a\nb"}, 422, "owner"),
@@ -104,6 +104,7 @@ def test_a_bad_booking_changes_nothing_and_is_told_what_is_wrong(
     body = {**form(), **changed}
     assert_problem(server.ask("/bookings/bad", "PUT", AS_ADMIN, body), status, word)
     assert_problem(server.ask("/bookings/a%20b", "PUT", AS_ADMIN, form()), 422)
+    assert_problem(server.ask("/bookings/drain-GPU-1", "PUT", AS_ADMIN, form()), 422, "planned drains")
     assert bookings(server) == []
 
 
@@ -125,7 +126,10 @@ def test_a_caller_books_for_itself_within_its_quota(server: ServerProcess) -> No
 
     assert ask("mine", ALICE, gpus=2).json["owner"] == "alice"
     assert ask("mine", ALICE, gpus=2).status == 200, "it does not count against itself"
-    assert_problem(ask("more", ALICE), 403, "of which 2 are booked")
+    assert_problem(ask("more", ALICE), 403, "of which 2 are booked at that time")
+    assert ask("later", ALICE, gpus=2, **form(30, 31)).status == 200, "that is another time"
+    server.ask("/bookings/later", "DELETE", bearer(ALICE))
+    assert_problem(ask("far", ALICE, **form(24 * 6.9, 24 * 7.1)), 403, "7d ahead")
     assert_problem(ask("mine", ALICE, owner="bob"), 403, "only an administrator")
     assert_problem(ask("mine", BOB), 403)
     server.ask("/quotas/bob", "PUT", AS_ADMIN, {"gpus": 2})
@@ -135,6 +139,17 @@ def test_a_caller_books_for_itself_within_its_quota(server: ServerProcess) -> No
     assert [booking["id"] for booking in bookings(server)] == ["mine"]
 
     assert server.ask("/bookings/mine", "DELETE", bearer(ALICE)).json["bookings"] == []
+
+
+def test_a_caller_books_only_what_is_sure_to_be_free(server: ServerProcess) -> None:
+    server.ask("/quotas/alice", "PUT", AS_ADMIN, {"gpus": 3})
+    take(server, owner="bob", gpus=3)
+
+    refused = server.ask("/bookings/mine", "PUT", bearer(ALICE), form(gpus=3))
+    assert_problem(refused, 422, "bob", "may still hold", "administrator")
+
+    booked = book(server, "course", form(gpus=3, owner="alice"))
+    assert booked["late_holders"] == ["bob"]
 
 
 # --- planned drains --------------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def test_a_request_beyond_its_quota_is_refused_or_waits(server: ServerProcess) -
         ("ada", {"max_time_limit_s": 0.5}, "max_time_limit_s"),
         ("ada", {"max_priority": 10**9}, "max_priority"),
         ("ada", {"gpu": 1}, "gpu"),
+        ("ada", {"max_queued": 0}, "ceiling to 0"),
         ("a%20da", {"gpus": 1}, "without blanks"),
         ("a%0Ada", {"gpus": 1}, "printable"),
         ("a" * 300, {"gpus": 1}, "at most"),

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.server.leasing import OFTEN, assert_problem, get, new_id, put, queue, release, take, wait_until_free
+from tests.server.leasing import (
+    OFTEN,
+    assert_problem,
+    eventually,
+    get,
+    new_id,
+    put,
+    queue,
+    release,
+    take,
+    wait_until_free,
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,4 +72,21 @@ def test_a_parent_that_cannot_be_one_is_refused_and_nothing_is_taken(server: Ser
         assert_problem(put(server, new_id(), owner="ada", **form), 422, *words)
     release(server, outer["id"])
     assert_problem(put(server, new_id(), owner="ada", parent=outer["id"]), 422, "has ended (released)")
+    wait_until_free(server)
+
+
+def test_a_lease_inside_a_lease_ends_with_it_and_says_so(server: ServerProcess) -> None:
+    outer = take(server, owner="ada", time_limit_s=30)
+    inner = take(server, owner="ada", parent=outer["id"], time_limit_s=3000)
+
+    assert inner["ends_at"] == outer["ends_at"]
+    release(server, inner["id"])
+    own = take(server, owner="ada", parent=outer["id"], time_limit_s=2)
+    assert own["ends_at"] < outer["ends_at"]
+    release(server, outer["id"])
+    warned = take(server, owner="ada", time_limit_s=2)
+    inside = take(server, owner="ada", parent=warned["id"])
+    eventually(lambda: get(server, inside["id"])["warning"] is not None, "the lease inside is warned")
+    assert get(server, inside["id"])["warning"]["reason"] == "time_limit"
+    release(server, warned["id"])
     wait_until_free(server)
