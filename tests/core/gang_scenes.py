@@ -292,7 +292,7 @@ GANG_MUTANTS = (
         restart_while_others_make_room,
         "after a restart no lease is spared before all GPUs are read",
         "preemption",
-        "if not unclaimed or any(slot.reading is None for slot in state.slots.values()):",
+        "if not unclaimed or any(slot.occupants and slot.reading is None for slot in state.slots.values()):",
         "if not unclaimed:",
     ),
     _mutant(

@@ -209,7 +209,7 @@ class CheckedPool(QueueChecks):
         model.announced.clear()
         model.readings.clear()
         model.busy.clear()
-        model.reservation, model.claims, model.undated, model.has_looked = None, {}, {}, False
+        model.reservation, model.claims, model.undated = None, {}, {}
         for lease in model.leases.values():
             is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
@@ -259,6 +259,9 @@ class CheckedPool(QueueChecks):
         assert fitting, "the wrong waiter is served"
         lease, options = max(fitting, key=lambda each: set(event.gpus) <= set().union(*each[1]))
         self._check_parts(event, lease.request.wishes)
+        # Inside a lease they are in the order of that lease; its GPUs may have got other indices since.
+        places = [(key.node, model.readings[key].gpu.index) for key in event.gpus]
+        assert places == sorted(places)
         assert set(event.gpus) <= set().union(*options), "GPUs that it may not take"
         if len(event.gpus) == 1 and not model.on(event.gpus[0]):
             cost = model.cost(event.gpus[0], lease.request.wishes)
@@ -268,12 +271,10 @@ class CheckedPool(QueueChecks):
         self.just_granted.add(lease.id)
 
     def _check_parts(self, event: Any, wishes: Any) -> None:
-        """So many GPUs on each of so many nodes, by node and index, and a fence that is new to each of these."""
+        """So many GPUs on each of so many nodes, and a fence that is new to each of these."""
         model, nodes = self.model, [key.node for key in event.gpus]
         assert len(set(event.gpus)) == len(event.gpus) == wishes.gpus * wishes.nodes
         assert [nodes.count(node) for node in dict.fromkeys(nodes)] == [wishes.gpus] * wishes.nodes
-        places = [(key.node, model.readings[key].gpu.index) for key in event.gpus]
-        assert places == sorted(places)
         for node in set(nodes):
             assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
             model.fences[node] = event.fence
@@ -388,7 +389,7 @@ class CheckedPool(QueueChecks):
         self.model.members[event.gpu, event.lease_id] = mine
 
     def _GpusObserved(self, event: Any, command: Any) -> None:  # noqa: N802
-        self.observed, self.model.has_looked = tuple(reading.gpu.key for reading in event.readings), True
+        self.observed = tuple(reading.gpu.key for reading in event.readings)
         for reading in event.readings:
             key = reading.gpu.key
             assert self.model.taken_over <= reading.at <= self.model.now, "a reading from before the take-over"

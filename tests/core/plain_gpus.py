@@ -283,7 +283,8 @@ class PlainGpus:
 
     def is_used_by(self, key: Key, process: Any) -> bool:
         """Whether a GPU is in use outside, and by nothing but this process and its children."""
-        if self.settings.outsiders == "thresholds" or not self.is_in_use_outside(key):
+        is_measured = self.readings[key].utilization_percent is not None
+        if self.settings.outsiders == "thresholds" or not is_measured or not self.is_in_use_outside(key):
             return False
         return all(process in (p.id, *p.ancestors) for p in self.outside_processes(key) or [])
 

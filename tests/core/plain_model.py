@@ -65,7 +65,6 @@ class Model(PlainGpus):
     claims: dict[Key, str] = field(default_factory=dict)
     undated: dict[Any, float] = field(default_factory=dict)
     # Whether a look at GPUs has come since the pool was opened.
-    has_looked: bool = False
 
     # Who is first
 
@@ -267,7 +266,7 @@ class Model(PlainGpus):
             was_seen_lately = self.now < current.seen + self.settings.drain_limit_s
             if was_seen_lately and all(self.may_come_free(key, lease) for key in current.gpus):
                 return Reserved(lease.id, current.gpus, current.date, str(current.basis))
-        if not self.has_looked:
+        if not self.readings:
             return None
         plan = self.plan_on_all([node for node in self.nodes() if self.has_enough(node, wishes)], lease)
         if plan is None or (plan.basis == GUESSED and plan.date > self.now + FAR_AHEAD_S):
@@ -278,12 +277,8 @@ class Model(PlainGpus):
     def may_come_free(self, key: Key, lease: Lease) -> bool:
         """Whether a GPU may be free once its leases end, whatever the readings say now."""
         reading = self.readings.get(key)
-        if (
-            reading is None
-            or key in self.excluded
-            or reading.other_server
-            or not self.could_do(key, lease.request.wishes)
-        ):
+        is_other = reading is not None and (reading.other_server or not self.could_do(key, lease.request.wishes))
+        if is_other or key in self.excluded or key not in self.inventory:
             return False
         ends = max((self.end_of(other)[0] for other in self.on(key)), default=self.now)
         times = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]

@@ -205,7 +205,7 @@ def spared(state: PoolState, awaited: AbstractSet[GpuKey], now: float) -> list[s
         and state.excluded.keys().isdisjoint(_active(state, lease_id).gpus)
         and not any(is_in_the_way(state, lease_id, booking, now) for booking in state.bookings.values())
     )
-    if not unclaimed or any(slot.reading is None for slot in state.slots.values()):
+    if not unclaimed or any(slot.occupants and slot.reading is None for slot in state.slots.values()):
         return []
     return [lease_id for lease_id in unclaimed if _is_read(state, lease_id, now)]
 

@@ -176,7 +176,7 @@ def test_before_the_first_look_it_says_that_no_gpu_has_been_seen() -> None:
     assert str(box.explain("a")) == ("Position 1 of 1, waiting for 1 GPU of model A100: no GPU has been seen yet")
 
 
-def test_a_gpu_that_was_not_looked_at_since_a_restart_has_a_verdict_but_no_name() -> None:
+def test_a_gpu_that_was_not_looked_at_since_a_restart_has_a_verdict_and_its_name() -> None:
     box = Box(reading(0), reading(1))
     box.ask("a")
     box.ask("b", gpus=2)
@@ -185,7 +185,7 @@ def test_a_gpu_that_was_not_looked_at_since_a_restart_has_a_verdict_but_no_name(
 
     verdicts = box.explain("b").verdicts
 
-    assert [(item.key, item.gpu is None) for item in verdicts] == [(key(1), False), (key(0), True)]
+    assert [(item.key, item.gpu and item.gpu.index) for item in verdicts] == [(key(0), 0), (key(1), 1)]
 
 
 def test_the_data_is_there_beside_the_words() -> None:
