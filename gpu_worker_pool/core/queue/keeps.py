@@ -34,6 +34,7 @@ class Keeps:
         self._now = now
         self._booked = booked_gpus(state)
         self._from: dict[Line, frozenset[GpuKey]] = {}
+        self._with_reserved: dict[frozenset[GpuKey], frozenset[GpuKey]] = {}
         self.reservation: Reservation | None = None
 
     def kept_from(self, line: Line) -> frozenset[GpuKey]:
@@ -41,7 +42,9 @@ class Keeps:
         booked = self.booked_from(line)
         if reservation is None or ends_by(self._state, line, self._now, reservation.date):
             return booked
-        return booked.union(reservation.gpus)
+        if booked not in self._with_reserved:
+            self._with_reserved[booked] = booked.union(reservation.gpus)
+        return self._with_reserved[booked]
 
     def booked_from(self, line: Line) -> frozenset[GpuKey]:
         if not self._booked:

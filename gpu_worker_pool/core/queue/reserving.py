@@ -16,6 +16,7 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
+from .attempts import Attempts
 from .forecast import Forecast, Plan
 from .keeps import Keeps, just_before
 from .waiting import Line
@@ -37,6 +38,7 @@ class Reserving:
         self._now = now
         self._keeps = keeps
         self._forecast = Forecast(state, now)
+        self._plans = Attempts(self._forecast.plan)
         self._looked_at = 0
         self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
         self.changes_at = just_before(min(self.undated.values(), default=inf))
@@ -59,11 +61,12 @@ class Reserving:
                 return self._reservation(lease, plan)
         if wishes in self.undated:
             return None
-        if self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
-            self._try_later(wishes, TRY_NEXT_S)
-            return None
-        self._looked_at += len(state.slots)
-        plan = self._forecast.plan(wishes, avoiding)
+        if not self._plans.must_fail(wishes, avoiding):
+            if self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
+                self._try_later(wishes, TRY_NEXT_S)
+                return None
+            self._looked_at += len(state.slots)
+        plan = self._plans.make(wishes, avoiding)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
             self._try_later(wishes, TRY_AGAIN_S)
             return None
