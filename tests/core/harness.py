@@ -180,6 +180,8 @@ class CheckedPool(QueueChecks):
         for pool in (condensed, restored):
             self.core.step.step(pool, reopen, self.state.clock + 1.0)
         assert condensed == restored
+        orders = [{key: list(slot.occupants) for key, slot in pool.slots.items()} for pool in (condensed, restored)]
+        assert orders[0] == orders[1], "leases came to a GPU in another order"
         processes = [[lease.request.holder.process for lease in pool.leases.values()] for pool in (condensed, restored)]
         assert sorted(map(str, processes[0])) == sorted(map(str, processes[1]))
 

@@ -44,7 +44,7 @@ QUEUE_MUTANTS = (
     Mutant(
         "a reservation keeps to its node",
         "reserving",
-        "if current is not None and current.lease_id == lease.id and current.node in state.capacity.nodes:",
+        "if current is not None and current.lease_id == lease.id and current.nodes <= state.capacity.nodes:",
         "if False:",
     ),
     Mutant(
@@ -87,26 +87,20 @@ QUEUE_MUTANTS = (
     Mutant(
         "the youngest lease makes room",
         "preemption",
-        "key=lambda offer: (len(offer[0]), -offer[1], offer[2])",
-        "key=lambda offer: (len(offer[0]), offer[1], offer[2])",
-    ),
-    Mutant(
-        "the youngest lease on a GPU makes room",
-        "preemption",
-        "key=lambda lease_id: -_active(state, lease_id).granted_at",
-        "key=lambda lease_id: _active(state, lease_id).granted_at",
+        "return (-_active(state, lease_id).granted_at, lease_id)",
+        "return (_active(state, lease_id).granted_at, lease_id)",
     ),
     Mutant(
         "no lease makes room while another is leaving",
         "preemption",
-        "    if len(left) < len(slot.occupants) and would_do(state, slot, wishes, left, survey.now):\n",
-        "    if False:\n",
+        "any(_is_leaving(state, lease_id) for lease_id in slot.occupants) and self._would_do(slot, ())",
+        "False",
     ),
     Mutant(
         "no preemptible request has another make room",
         "assignment",
-        "if state.preemptible and not line.preemptible else None",
-        "if state.preemptible else None",
+        "can_claim = state.preemptible and not line.preemptible",
+        "can_claim = state.preemptible",
         also=("assignment", "(state.preemptible and not newcomer.request.preemptible)", "state.preemptible"),
     ),
     Mutant(

@@ -21,7 +21,8 @@ class QueueScene(Scene):
     def want(self, number: int, now: float, *, owner: str | None = None, gpus: int = 1, **terms: Any) -> None:
         """A request of a remote holder, which outlives a reboot of the box."""
         request = self.core.request
-        wishes = request.Wishes(gpus=gpus, among=terms.pop("among", None))
+        wished = {name: terms.pop(name) for name in ("among", "memory_mb", "nodes") if name in terms}
+        wishes = request.Wishes(gpus=gpus, **wished)
         asked = request.Request(wishes, request.Holder(owner=owner), ttl_s=100_000.0, **terms)
         self.pool.do(self.core.commands.RequestLease(f"lease{number}", asked), now)
 
@@ -148,13 +149,6 @@ def need_one_of_three(core: Core) -> None:
     scene.want(3, 10.0)
     scene.want(4, 11.0)
     scene.tick(12.0, 70.0, 71.0)
-
-
-def need_a_gpu_of_two_workers(core: Core) -> None:
-    scene = QueueScene(core, workers_per_gpu=2)
-    scene.want(1, 3.0, preemptible=True)
-    scene.want(2, 4.0, preemptible=True)
-    scene.want(3, 10.0)
 
 
 def ask_for_what_another_preemptible_lease_has(core: Core) -> None:
@@ -291,7 +285,6 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a late warning leaves some time": come_back_after_the_time_limit,
     "time limits go by the wall clock over a reboot": reboot_with_a_time_limit,
     "the youngest lease makes room": need_one_of_three,
-    "the youngest lease on a GPU makes room": need_a_gpu_of_two_workers,
     "no lease makes room while another is leaving": need_one_of_three,
     "no preemptible request has another make room": ask_for_what_another_preemptible_lease_has,
     "preemptible requests come last": ask_preemptibly_before_another,

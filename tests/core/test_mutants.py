@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import gpu_worker_pool.core
+from tests.core.gang_scenes import GANG_MUTANTS, GANG_SCENES
 from tests.core.harness import REAL, Core
 from tests.core.mutant import Mutant
 from tests.core.pool_machine import PoolMachine
@@ -354,8 +355,8 @@ PLAIN_MUTANTS = (
     ),
 )
 
-MUTANTS = (*PLAIN_MUTANTS, *QUEUE_MUTANTS)
-ALL_SCENES = {**SCENES, **QUEUE_SCENES}
+MUTANTS = (*PLAIN_MUTANTS, *QUEUE_MUTANTS, *GANG_MUTANTS)
+ALL_SCENES = {**SCENES, **QUEUE_SCENES, **GANG_SCENES}
 
 
 @pytest.fixture

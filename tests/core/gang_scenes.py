@@ -1,0 +1,323 @@
+"""Mutants of the core without one of the rules for gangs, or for leases that make room, and the scenes that catch them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.core.harness import Core
+from tests.core.mutant import Mutant
+from tests.core.queue_scenes import QueueScene
+
+
+class GangScene(QueueScene):
+    """Nodes a, b, c ... with so many GPUs each; these are numbered through."""
+
+    def __init__(self, core: Core, *sizes: int, **settings: Any) -> None:
+        super().__init__(core, gpus=0, **settings)
+        nodes = [node for node, size in zip("abcdef", sizes, strict=False) for _ in range(size)]
+        self.keys = [core.gpu.GpuKey(node, f"GPU-{number}") for number, node in enumerate(nodes)]
+        self.see(1.0)
+
+    def see_some(self, at: float, *numbers: int) -> None:
+        """Read only these GPUs."""
+        all_keys = self.keys
+        gpu = self.core.gpu
+        readings = [
+            gpu.Reading(gpu.Gpu(all_keys[number], number, "NVIDIA A100"), at, 80_000.0, 0.0, 0.0, processes=())
+            for number in numbers
+        ]
+        self.pool.do(self.core.commands.Observe(tuple(readings)), at)
+
+    def restart(self, at: float) -> None:
+        self.pool.do(self.core.commands.Open("boot"), at)
+
+
+def ask_for_a_gang(core: Core) -> None:
+    scene = GangScene(core, 2, 1)
+    scene.want(1, 2.0, nodes=2)
+    scene.want(2, 3.0, nodes=2)
+    scene.release(1, 4.0)
+
+
+def ask_for_a_gang_on_one_node(core: Core) -> None:
+    scene = GangScene(core, 2)
+    scene.want(1, 2.0, nodes=2)
+    assert isinstance(scene.pool.log[-1], core.events.LeaseRefused)
+
+
+def take_turns_on_two_nodes(core: Core) -> None:
+    scene = GangScene(core, 1, 1)
+    for number in range(2):
+        scene.want(number, 2.0, among=("1",))
+        scene.release(number, 3.0)
+    for number in (2, 3):
+        scene.want(number, 4.0, nodes=2)
+        scene.release(number, 5.0)
+    scene.want(4, 6.0, among=("1",))
+    scene.end()
+
+
+def share_with_a_gang(core: Core) -> None:
+    scene = GangScene(core, 1, 1)
+    scene.want(1, 2.0, memory_mb=8_000.0, among=("1",))
+    scene.want(2, 3.0, memory_mb=8_000.0, nodes=2)
+    scene.want(3, 4.0, memory_mb=8_000.0, among=("1",))
+    scene.end()
+
+
+def wait_for_a_gang(core: Core) -> None:
+    scene = GangScene(core, 1, 1, 1)
+    for number, limit_s in enumerate((300.0, 100.0, 200.0)):
+        scene.want(number, 3.0, among=(str(number),), time_limit_s=limit_s)
+    scene.want(3, 4.0, nodes=2)
+    scene.release(0, 5.0)
+    scene.tick(6.0)
+
+
+def have_a_gang_within_the_quota(core: Core) -> None:
+    scene = GangScene(core, 1, 1)
+    scene.give("ada", gpus=1)
+    scene.want(1, 3.0, owner="ada", nodes=2)
+
+
+def wait_alone_behind_a_gang(core: Core) -> None:
+    scene = GangScene(core, 1, 1, reserve_after_s=600.0)
+    for number in (1, 2):
+        scene.want(number, 2.0)
+    scene.want(3, 3.0, nodes=2)
+    scene.want(4, 4.0)
+    scene.release(1, 5.0)
+
+
+def reclaim_for_a_gang(core: Core) -> None:
+    scene = GangScene(core, 1, 1, awaits_reading_after_release=True)
+    request, commands = core.request, core.commands
+    holder = request.Holder(process=core.gpu.ProcessId(1, 1.0))
+    scene.pool.do(commands.RequestLease("lease1", request.Request(request.Wishes(among=("0",)), holder)), 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.pool.do(commands.Release("lease1", is_holder=True), 4.0)
+    scene.pool.do(commands.RequestLease("lease2", request.Request(request.Wishes(nodes=2), holder)), 5.0)
+
+
+def make_room_on_two_nodes(core: Core) -> None:
+    scene = GangScene(core, 1, 1, 1, 1)
+    scene.want(1, 3.0, nodes=2, among=("0", "1"), preemptible=True)
+    for number in (2, 3):
+        scene.want(number, 2.0 + number, among=(str(number),), preemptible=True)
+    scene.want(4, 10.0, nodes=2)
+
+
+def make_room_with_few(core: Core) -> None:
+    scene = GangScene(core, 4)
+    scene.want(1, 3.0, gpus=2, preemptible=True)
+    for number in (2, 3):
+        scene.want(number, 2.0 + number, preemptible=True)
+    scene.want(4, 10.0, gpus=2)
+
+
+def leave_while_another_makes_room(core: Core) -> None:
+    scene = GangScene(core, 1)
+    scene.want(1, 3.0, preemptible=True)
+    scene.want(2, 4.0)
+    scene.release(2, 5.0)
+
+
+def restart_while_others_make_room(core: Core) -> None:
+    scene = GangScene(core, 1, 1)
+    for number in (0, 1):
+        scene.want(number, 3.0, among=(str(number),), preemptible=True)
+    scene.want(2, 4.0, nodes=2)
+    scene.restart(5.0)
+    scene.see_some(6.0, 0)
+    scene.see_some(7.0, 1)
+
+
+def make_room_unseen(core: Core) -> None:
+    scene = GangScene(core, 1, stale_after_s=15.0)
+    scene.want(1, 3.0, preemptible=True)
+    scene.want(2, 4.0)
+    scene.give("ada", gpus=1)
+    scene.pool.do(core.commands.SetQuota("ada", None), 30.0)
+
+
+def make_room_for_a_booking_and_a_waiter(core: Core) -> None:
+    scene = GangScene(core, 1)
+    scene.book(50.0, 200.0, "ada")
+    scene.want(1, 3.0, preemptible=True)
+    scene.want(2, 4.0, owner="ada")
+    scene.release(2, 5.0)
+
+
+def hold_where_one_node_is_silent(core: Core) -> None:
+    scene = GangScene(core, 1, 1, stale_after_s=5.0, idle_after_s=10.0, idle_reclaim=True)
+    scene.want(1, 2.0, nodes=2)
+    scene.see_some(13.0, 0)
+
+
+def work_inside_a_gang(core: Core) -> None:
+    scene = GangScene(core, 2, 2)
+    scene.want(1, 2.0, gpus=2, nodes=2)
+    scene.want(2, 3.0, parent="lease1")
+    scene.want(3, 4.0, parent="lease1", gpus=2)
+    scene.want(4, 5.0, parent="lease1", nodes=2)
+
+
+def need_what_a_stranger_leaves(core: Core) -> None:
+    scene = GangScene(core, 1)
+    scene.want(1, 2.0, preemptible=True)
+    scene.see(3.0, scene.process(9, memory_mb=70_000.0))
+    scene.want(2, 4.0)
+    scene.see(5.0)
+
+
+GANG_SCENES: dict[str, Callable[[Core], None]] = {}
+
+
+def _mutant(scene: Callable[[Core], None], rule: str, module: str, text: str, instead: str) -> Mutant:
+    GANG_SCENES[rule] = scene
+    return Mutant(rule, module, text, instead)
+
+
+GANG_MUTANTS = (
+    _mutant(
+        ask_for_a_gang,
+        "a gang has its GPUs on different nodes",
+        "placement",
+        "by_node.setdefault(gpus[0].node, gpus)",
+        "by_node.setdefault(str(gpus[0]), gpus)",
+    ),
+    _mutant(
+        ask_for_a_gang,
+        "a gang gets all or nothing",
+        "placement",
+        "if len(by_node) == wishes.nodes:",
+        "if by_node:",
+    ),
+    _mutant(
+        ask_for_a_gang_on_one_node,
+        "a gang that can never be served is refused",
+        "capacity",
+        "return any(number >= wishes.nodes for",
+        "return any(number >= 1 for",
+    ),
+    _mutant(
+        take_turns_on_two_nodes,
+        "the fence of a gang is above that of each of its nodes",
+        "decide",
+        "fence = 1 + max(",
+        "fence = 1 + min(",
+    ),
+    _mutant(
+        take_turns_on_two_nodes,
+        "the fence of a gang is noted for each of its nodes",
+        "evolve",
+        "for node in {key.node for key in event.gpus}:",
+        "for node in {event.gpus[0].node}:",
+    ),
+    _mutant(
+        share_with_a_gang,
+        "leases that share a GPU with a gang keep their order",
+        "condense",
+        "key=lambda lease: (_grant_of(lease).fence, lease.gpus[0].node)",
+        "key=lambda lease: (lease.gpus[0].node, _grant_of(lease).fence)",
+    ),
+    _mutant(
+        wait_for_a_gang,
+        "a gang reserves the nodes where it can run soonest",
+        "forecast",
+        "insort(best, plan, key=_sooner)",
+        "best.append(plan)",
+    ),
+    _mutant(
+        wait_for_a_gang,
+        "a gang starts with its last node",
+        "forecast",
+        "last = chosen[-1]\n",
+        "last = chosen[0]\n",
+    ),
+    _mutant(
+        have_a_gang_within_the_quota,
+        "all GPUs of a gang count",
+        "quotas",
+        "weight = line.wishes.total_gpus *",
+        "weight = line.wishes.gpus *",
+    ),
+    _mutant(
+        wait_alone_behind_a_gang,
+        "a gang that failed says nothing about a single GPU",
+        "assignment",
+        "if line.wishes.total_gpus == 1:",
+        "if line.wishes.gpus == 1:",
+    ),
+    _mutant(
+        reclaim_for_a_gang,
+        "only a request for one GPU takes back what its process left",
+        "reclaim",
+        "if wishes.total_gpus != 1 or",
+        "if wishes.gpus != 1 or",
+    ),
+    _mutant(
+        make_room_on_two_nodes,
+        "a lease that makes room on two nodes counts once",
+        "preemption",
+        "return found if better is None else better",
+        "return found",
+    ),
+    _mutant(
+        make_room_with_few,
+        "as few leases as possible make room",
+        "preemption",
+        "        if found is not None:\n            return found\n",
+        "",
+    ),
+    _mutant(
+        leave_while_another_makes_room,
+        "a lease that need not make room is spared",
+        "assignment",
+        "if state.making_room:",
+        "if False:",
+    ),
+    _mutant(
+        restart_while_others_make_room,
+        "after a restart no lease is spared before all GPUs are read",
+        "preemption",
+        "if not unclaimed or any(slot.reading is None for slot in state.slots.values()):",
+        "if not unclaimed:",
+    ),
+    _mutant(
+        make_room_unseen,
+        "no lease is spared because its GPU was not read lately",
+        "preemption",
+        "return all(reading is not None and now <= stale_at(state, reading) for reading in readings)",
+        "return True",
+    ),
+    _mutant(
+        make_room_for_a_booking_and_a_waiter,
+        "a lease that makes room for a booking is not spared",
+        "preemption",
+        "and not any(is_in_the_way(state, lease_id, booking, now) for booking in state.bookings.values())",
+        "",
+    ),
+    _mutant(
+        hold_where_one_node_is_silent,
+        "a gang is not idle where a node is silent",
+        "idleness",
+        "if not is_read or slot.busy is None:",
+        "if slot.busy is None:",
+    ),
+    _mutant(
+        work_inside_a_gang,
+        "a lease inside a gang has its GPUs on one node",
+        "sub_leases",
+        "usable.setdefault(key.node, [])",
+        'usable.setdefault("", [])',
+    ),
+    _mutant(
+        need_what_a_stranger_leaves,
+        "the queue is looked at again when a GPU of a preemptible lease is used otherwise",
+        "evolve",
+        "elif not state.preemptible.isdisjoint(slot.occupants) and",
+        "elif False and",
+    ),
+)
