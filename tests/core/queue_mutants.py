@@ -26,8 +26,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is reserved is kept from later waiters",
         "keeps",
-        "return booked.union(reservation.gpus)",
-        "return booked",
+        "self._with_reserved[booked] = booked.union(reservation.gpus)",
+        "self._with_reserved[booked] = booked",
     ),
     Mutant(
         "the first that cannot be served has the reservation",
@@ -101,7 +101,7 @@ QUEUE_MUTANTS = (
         "assignment",
         "can_claim = state.preemptible and not line.preemptible",
         "can_claim = state.preemptible",
-        also=("assignment", "(state.preemptible and not newcomer.request.preemptible)", "state.preemptible"),
+        also=("assignment", "if state.preemptible and not line.preemptible and", "if state.preemptible and"),
     ),
     Mutant(
         "preemptible requests come last",
