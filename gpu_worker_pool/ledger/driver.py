@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
+from .alarm import Alarm
+from .hearing import Hearing
 from .journal import History, JournalDamaged, JournalError, NotWritten
 from .standstill import StandstillWatch
 from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
@@ -33,10 +36,6 @@ from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
 
-# The longest timer: timers do not count the time while a machine sleeps.
-MAX_ALARM_S = 1.0
-# The shortest timer while leases are due that heartbeats which wait may save.
-MIN_ALARM_S = 0.02
 # The time between attempts to write a failed batch.
 RETRY_S = 0.5
 
@@ -61,6 +60,7 @@ class Driver:
         *,
         clock: Callable[[], float],
         is_alive: Callable[[ProcessId], bool] = lambda _: True,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.state = PoolState(settings=settings)
         self.listeners: list[EventListener] = []
@@ -75,12 +75,12 @@ class Driver:
         self._unwritten: dict[str, WriteBatch] = {}
         self._postponed: list[cmd.Command] = []
         self._waiters = Waiters()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = inf
         self._standstill = StandstillWatch()
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
-        self._turn = Turn()
+        self._hearing = Hearing(clock)
+        self._alarm = Alarm(self._ring, self._hearing)
+        self._turn = Turn(self._hearing, work_clock)
         self._readings: deque[tuple[Reading, ...]] = deque()
         self.is_closed = False
 
@@ -188,8 +188,9 @@ class Driver:
     def close(self) -> None:
         """Write what is left and stop. Leases stay as they are: the journal keeps them."""
         self.release_waiters()
-        for timer in filter(None, (self._alarm, self._late_flush)):
-            timer.cancel()
+        self._alarm.cancel()
+        if self._late_flush is not None:
+            self._late_flush.cancel()
         if self._writer is not None:
             batch, self._gathering = self._gathering, None
             if batch is not None and batch.events and self.trouble is None:
@@ -223,15 +224,18 @@ class Driver:
 
     def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
         """One step, with the passes over the queue that this turn has left."""
-        heard_until = self._turn.heard_until
+        heard_until = self._hearing.until
         if isinstance(command, cmd.Renew) and command.arrived_at is not None:
             heard_until = min(heard_until, command.arrived_at)
-        events = step(self.state, command, now, self._turn.passes_left, heard_until)
-        self._turn.spend_passes(sum(isinstance(event, ev.LeaseGranted) for event in events))
+        with self._turn.work():
+            events = step(self.state, command, now, self._turn.passes_left, heard_until, self._turn.has_time)
+        self._turn.passes_left -= sum(isinstance(event, ev.LeaseGranted) for event in events)
         return events
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self._clock()
+        self._turn.look()
+        self._alarm.look()
         events = self._wake_up(now)
         latest = self._step(command, now)
         events += latest
@@ -242,7 +246,8 @@ class Driver:
         batch = self._gather(events) if events else None
         for listener in self.early_listeners:
             listener(events)
-        self._set_alarm(now)
+        if not self.is_closed:
+            self._alarm.set(self.state.next_due_at(), now)
         return events, batch
 
     def _wake_up(self, now: float) -> list[ev.Event]:
@@ -305,22 +310,8 @@ class Driver:
             self._gathering.is_urgent = True
             self._flush()
 
-    def _set_alarm(self, now: float) -> None:
-        due_at = self.state.next_due_at()
-        if due_at == self._alarm_at and self._alarm is not None:
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        self._alarm_at = due_at
-        if due_at < inf and not self.is_closed:
-            shortest_s = MIN_ALARM_S if self._turn.heard_until < due_at else 0.0
-            nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
-            self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
-
     def _ring(self) -> None:
-        self._alarm = None
-        self.note(cmd.Tick(self._turn.heard_until))
+        self.note(cmd.Tick(self._hearing.until))
 
     def _flush(self) -> None:
         self._is_flush_due = False

@@ -26,7 +26,7 @@ from .keeps import Keeps, just_before
 from .order import Order
 from .placement import Grant, Survey
 from .preemption import Preemption, spared
-from .quotas import obstacle, time_limit_of
+from .quotas import obstacle
 from .reclaim import reclaim
 from .reserving import Reserving, reserves_at
 
