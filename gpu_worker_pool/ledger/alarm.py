@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from math import inf
 
@@ -20,15 +21,18 @@ class Alarm:
         self._hearing = hearing
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = inf
+        self._set_at = -inf
+        self._rings_at = inf
 
     def set(self, due_at: float, now: float) -> None:
         if due_at == self._due_at and self._timer is not None:
             return
         self.cancel()
-        self._due_at = due_at
+        self._due_at, self._set_at = due_at, now
         if due_at < inf:
             shortest_s = MIN_ALARM_S if self._hearing.until < due_at else 0.0
             nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
+            self._rings_at = time.monotonic() + nap_s
             self._timer = asyncio.get_running_loop().call_later(nap_s, self._wake)
 
     def cancel(self) -> None:
@@ -39,7 +43,8 @@ class Alarm:
     def look(self) -> None:
         """Note if it should have rung already: the event loop was away."""
         if self._timer is not None:
-            self._hearing.note_lateness(asyncio.get_running_loop().time() - self._timer.when())
+            # Not by the loop's own time, which stands still while it works.
+            self._hearing.note_lateness(time.monotonic() - self._rings_at, self._set_at)
 
     def _wake(self) -> None:
         self.look()

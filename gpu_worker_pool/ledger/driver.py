@@ -107,9 +107,9 @@ class Driver:
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
         """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
-        arrived: when this was called.
+        arrived: when this was called, or while the event loop was away before that.
         """
-        arrived_at = self._clock()
+        arrived_at = min(self._clock(), self._hearing.away_since)
         await self._turn.admit(1 + ids // IDS_PER_COMMAND, caller, arrived_at)
         return arrived_at
 

@@ -20,13 +20,14 @@ class Hearing:
         self._clock = clock
         # The heartbeats that wait for their turn, in the order in which they arrived.
         self._arrived_at: dict[Hashable, float] = {}
-        self._away_since = inf
+        # What is read now may have arrived since then.
+        self.away_since = inf
         self._rounds_left = 0
 
     @property
     def until(self) -> float:
         """All that arrived before this time are carried out; infinity if all are."""
-        return min(next(iter(self._arrived_at.values()), inf), self._away_since)
+        return min(next(iter(self._arrived_at.values()), inf), self.away_since)
 
     def add(self, call: Hashable, arrived_at: float | None) -> None:
         if arrived_at is not None:
@@ -35,11 +36,11 @@ class Hearing:
     def discard(self, call: Hashable) -> None:
         self._arrived_at.pop(call, None)
 
-    def note_lateness(self, late_s: float) -> None:
-        """Note how late the event loop is for what it had to do."""
+    def note_lateness(self, late_s: float, was_there_at: float = inf) -> None:
+        """Note how late the event loop is for what it had to do, and when it was last there; else when that was due."""
         if late_s < LATE_S:
             return
-        self._away_since = min(self._away_since, self._clock() - late_s)
+        self.away_since = min(self.away_since, was_there_at, self._clock() - late_s)
         is_under_way = self._rounds_left > 0
         self._rounds_left = ROUNDS
         if not is_under_way:
@@ -47,7 +48,9 @@ class Hearing:
 
     def _hear(self) -> None:
         self._rounds_left -= 1
+        if not self._rounds_left and self.away_since in self._arrived_at.values():
+            self._rounds_left = 1  # what was read has not had its turn yet
         if self._rounds_left:
             asyncio.get_running_loop().call_later(ROUND_S, self._hear)
         else:
-            self._away_since = inf
+            self.away_since = inf

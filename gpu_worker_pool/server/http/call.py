@@ -61,8 +61,8 @@ class Call:
 
     @property
     def reader_name(self) -> str:
-        """The same for a call that need not say whose it is."""
-        caller = self.caller_or_none()
+        """The same for a call that need not say whose it is: by its token, else by its Unix user, else by its address."""
+        caller = self.caller_or_none() if "authorization" in self.headers else None
         if caller is not None and caller.name is not None:
             return caller.name
         return (self._connection.host or "") if self.uid is None else f"uid {self.uid}"
