@@ -34,9 +34,9 @@ class GangScene(QueueScene):
 
 
 def ask_for_a_gang(core: Core) -> None:
-    scene = GangScene(core, 2, 1)
-    scene.want(1, 2.0, nodes=2)
-    scene.want(2, 3.0, nodes=2)
+    scene = GangScene(core, 2, 3)
+    for number in range(4):
+        scene.want(number, 2.0, nodes=2)
     scene.release(1, 4.0)
 
 
@@ -143,8 +143,9 @@ def make_room_unseen(core: Core) -> None:
 
 def make_room_for_a_booking_and_a_waiter(core: Core) -> None:
     scene = GangScene(core, 1)
+    scene.want(1, 2.0, preemptible=True)
     scene.book(50.0, 200.0, "ada")
-    scene.want(1, 3.0, preemptible=True)
+    scene.tick(3.0)
     scene.want(2, 4.0, owner="ada")
     scene.release(2, 5.0)
 
@@ -164,8 +165,10 @@ def work_inside_a_gang(core: Core) -> None:
 
 
 def need_what_a_stranger_leaves(core: Core) -> None:
-    scene = GangScene(core, 1)
-    scene.want(1, 2.0, preemptible=True)
+    scene, request = GangScene(core, 1), core.request
+    holder = request.Holder(process=core.gpu.ProcessId(1, 1.0))
+    asked = request.Request(request.Wishes(), holder, preemptible=True)
+    scene.pool.do(core.commands.RequestLease("lease1", asked), 2.0)
     scene.see(3.0, scene.process(9, memory_mb=70_000.0))
     scene.want(2, 4.0)
     scene.see(5.0)
@@ -275,8 +278,8 @@ GANG_MUTANTS = (
         leave_while_another_makes_room,
         "a lease that need not make room is spared",
         "assignment",
-        "if state.making_room:",
-        "if False:",
+        "if not state.making_room:",
+        "if True:",
     ),
     _mutant(
         restart_while_others_make_room,

@@ -233,7 +233,8 @@ class PoolMachine(RuleBasedStateMachine):
             and self.pool.model.is_among(self.key(number), wishes["among"])
             and (wishes["memory_mb"] or 0) <= percent * total / 100
         ]
-        return sum(fitting.count(node) >= wishes["gpus"] for node in set(fitting)) >= wishes.get("nodes", 1)
+        large = [node for node in set(fitting) if fitting.count(node) >= wishes["gpus"]]
+        return bool(len(large) >= wishes.get("nodes", 1))
 
     def _is_within_limits(self, asked: Any) -> bool:
         quota = self.pool.model.quota(asked.holder.owner)

@@ -95,6 +95,8 @@ QUEUE_MUTANTS = (
         "preemption",
         "any(_is_leaving(state, lease_id) for lease_id in slot.occupants) and self._would_do(slot, ())",
         "False",
+        # Otherwise it would be warned and spared for ever.
+        also=("assignment", "if not state.making_room:", "if True:"),
     ),
     Mutant(
         "no preemptible request has another make room",

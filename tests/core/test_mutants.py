@@ -187,8 +187,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "fences grow",
         "decide",
-        "fences[node] = fences.get(node, state.fences.get(node, 0)) + 1",
-        "fences[node] = 1",
+        "fence = 1 + max(fences.get(node, state.fences.get(node, 0)) for node in nodes)",
+        "fence = 1",
     ),
     Mutant(
         "a GPU is not free before its lease's processes are gone",
@@ -289,8 +289,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "what can never be among the GPUs asked for is refused",
         "capacity",
-        "_has_enough(self._named_on(node, wishes.among, in_service=False), wishes, thresholds)",
-        "True",
+        "return sum(_has_enough(makeup, wishes, thresholds) for makeup in named) >= wishes.nodes",
+        "return True",
     ),
     Mutant(
         "the queue is looked at again when GPUs have other indices",

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.core.accounting.fair_share import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import (
     FULL_WEIGHT,
     ActiveLease,
@@ -314,7 +314,7 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
             state.inside.unsettle()
         if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
             state.unsettle()
-        elif not state.preemptible.isdisjoint(slot.occupants) and _use(slot.reading) != _use(reading):
+        elif not state.preemptible.isdisjoint(slot.occupants) and slot.reading.use != reading.use:
             state.unsettle()  # a waiter may have it, or no longer, if the leases there end
         slot.reading = reading
         # Unknown is not idle. What it did before it was first read is unknown, too.
@@ -322,13 +322,6 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
         if slot.busy is None or load_percent is None or load_percent >= state.settings.computing_percent:
             slot.busy = event.at if slot.busy is None else max(reading.at, slot.busy)
     state.touch(reading.gpu.key for reading in event.readings)
-
-
-def _use(reading: Reading) -> tuple[object, ...]:
-    """What decides whether a GPU would do without its leases."""
-    memory = (reading.memory_total_mb, reading.memory_used_mb, reading.reported_memory_percent)
-    is_measured = reading.utilization_percent is not None
-    return (reading.gpu, memory, is_measured, reading.processes, reading.fault, reading.other_server)
 
 
 def _gpu_excluded(state: PoolState, event: ev.GpuExcluded) -> None:

@@ -86,6 +86,13 @@ class Reading:
                 object.__setattr__(self, name, None)
 
     @property
+    def use(self) -> tuple[object, ...]:
+        """What decides whether the GPU would do without its leases."""
+        memory = (self.memory_total_mb, self.memory_used_mb, self.reported_memory_percent)
+        is_measured = self.utilization_percent is not None
+        return (self.gpu, memory, is_measured, self.processes, self.fault, self.other_server)
+
+    @property
     def load_percent(self) -> float | None:
         """The value to compare with the utilization threshold; None if it is unknown."""
         return self.utilization_percent if self.has_utilization or self.utilization_percent is not None else 0.0

@@ -109,13 +109,17 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
         if index + 1 < len(lines[line]):
             heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
     found.reservation = keeps.reservation
-    if state.making_room:
-        reserved = found.reservation.gpus if found.reservation else ()
-        found.spared = spared(state, {*found.claims, *reserved}, now)
-        if found.spared:
-            return found  # what is free, and when, is told with these going on
-    found.settled_until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
+    found.spared = _spared(state, found, now)
+    until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
+    # What is free, and when, is told with those going on that are spared.
+    found.settled_until = None if found.spared else until
     return found
+
+
+def _spared(state: PoolState, found: QueuePass, now: float) -> list[str]:
+    if not state.making_room:
+        return []
+    return spared(state, {*found.claims, *(found.reservation.gpus if found.reservation else ())}, now)
 
 
 def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | None:

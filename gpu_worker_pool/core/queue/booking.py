@@ -96,9 +96,8 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
                 lease_id
                 for key in booking.gpus
                 for lease_id in (state.slots[key].occupants if key in state.slots else ())
-                if lease_id in state.preemptible and not (
-                    _is_ending(state, lease_id) or not is_in_the_way(state, lease_id, booking, now)
-                )
+                if lease_id in state.preemptible and not _is_ending(state, lease_id)
+                if is_in_the_way(state, lease_id, booking, now)
             }
             events += [
                 ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, max(starts, now + grace_s))

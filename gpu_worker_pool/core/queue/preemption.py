@@ -97,9 +97,7 @@ class Preemption:
         better = self._search(leases, _fewest_for(lacking, places), len(found), is_enough)
         return found if better is None else better
 
-    def _fewest(
-        self, leases: Sequence[str], least: int, is_enough: Callable[[Sequence[str]], bool]
-    ) -> tuple[str, ...]:
+    def _fewest(self, leases: Sequence[str], least: int, is_enough: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
         found = self._search(leases, least, len(leases), is_enough)
         if found is not None:
             return found
@@ -155,13 +153,14 @@ class _Room:
                 any(_is_leaving(state, lease_id) for lease_id in slot.occupants) and self._would_do(slot, ())
             ):
                 self._free.append(key)
-            elif held := tuple(
+                continue
+            held = tuple(
                 lease_id
                 for lease_id in slot.occupants
                 if lease_id in state.preemptible and not _is_leaving(state, lease_id)
-            ):
-                if self._would_do(slot, held):
-                    self._held[key] = held
+            )
+            if held and self._would_do(slot, held):
+                self._held[key] = held
         self.lacking = max(wishes.gpus - len(self._free), 0)
         self.places = Counter(lease_id for held in self._held.values() for lease_id in held)
         self.leases = sorted(self.places, key=lambda lease_id: _youth(state, lease_id))

@@ -71,7 +71,9 @@ def why_refused_inside(state: PoolState, request: Request) -> str | None:
         return f"{MAX_DEPTH} leases are inside each other already, which is the limit; {ADVICE}"
     unfit = (NotAmong, WrongModel, TooSmall)
     wishes = request.wishes
-    fitting = Counter(key.node for key in parent.gpus if not isinstance(judge_inside(state, parent, key, wishes), unfit))
+    fitting = Counter(
+        key.node for key in parent.gpus if not isinstance(judge_inside(state, parent, key, wishes), unfit)
+    )
     if sum(number >= wishes.gpus for number in fitting.values()) >= wishes.nodes:
         return None
     return f"lease {parent_id} has {_contents(state, parent)}, not {request.wishes}; {ADVICE}"

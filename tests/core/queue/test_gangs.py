@@ -37,7 +37,7 @@ def refusal(events: list[ev.Event]) -> str:
 
 @pytest.mark.parametrize("nodes", [0, 1025, 1.0, True, "2", None])
 def test_nodes_is_a_whole_number(nodes: object) -> None:
-    with pytest.raises(ValueError, match="nodes is .*; it must be a whole number from 1 to 1024"):
+    with pytest.raises(ValueError, match=r"nodes is .*; it must be a whole number from 1 to 1024"):
         Wishes(nodes=nodes)  # type: ignore[arg-type]
 
 
@@ -306,7 +306,11 @@ def test_a_gang_expires_as_a_whole() -> None:
 
     box.pass_time(60.0)
 
-    assert (box.stage("gang"), box.verdict(0, "a").code, box.verdict(0, "b").code) == ("expired", "eligible", "eligible")
+    assert (box.stage("gang"), box.verdict(0, "a").code, box.verdict(0, "b").code) == (
+        "expired",
+        "eligible",
+        "eligible",
+    )
 
 
 def test_a_gang_is_idle_only_if_it_is_known_to_be_idle_on_all_its_nodes() -> None:
@@ -317,6 +321,7 @@ def test_a_gang_is_idle_only_if_it_is_known_to_be_idle_on_all_its_nodes() -> Non
         assert not of_kind(box.observe_now(reading(0, node="a")), ev.LeaseWarned)  # b has not been read for long
     assert not of_kind(box.observe_now(reading(0, node="b", utilization=50.0)), ev.LeaseWarned)
 
+    events: list[ev.Event] = []
     for _ in range(6):
         box.pass_time(10.0)
         events = box.observe_now(reading(0, node="a")) + box.observe_now(reading(0, node="b"))
@@ -387,7 +392,9 @@ def test_a_booking_is_of_one_node() -> None:
     (event,) = of_kind(box.do(cmd.BookGpus(booking, Wishes(nodes=2))), ev.BookingRefused)
 
     assert isinstance(event, ev.BookingRefused)
-    assert event.why == "1 GPU on each of 2 nodes was asked for; a booking has GPUs of one node. Book each node by itself"
+    assert (
+        event.why == "1 GPU on each of 2 nodes was asked for; a booking has GPUs of one node. Book each node by itself"
+    )
 
 
 def ask_inside(box: Box, lease_id: str, parent: str, **wants: object) -> list[ev.Event]:
