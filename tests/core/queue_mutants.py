@@ -38,8 +38,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a waiter of a lower priority may have waited for longer",
         "assignment",
-        'index = bisect_left(lines[line], (place[0], place[2] + 1, 0, "")) - 1',
-        "index = len(lines[line])",
+        'index = bisect_left(keys, (place[0], place[2] + 1, 0, "")) - 1',
+        "index = len(keys)",
     ),
     Mutant(
         "a reservation keeps to its node",

@@ -71,12 +71,11 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     found = QueuePass(undated=reserving.undated)
     # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
     gone: set[GpuKey] = set()
-    lines = state.queue.lines
-    heads = [(order.place(line, keys[0]), 0, line) for line, keys in lines.items()]
+    heads = [(order.place(line, keys[0]), 0, line, keys) for line, keys in state.queue.lines.items()]
     heapify(heads)
     places, room = Attempts(survey.place), Attempts(preemption.claim)
     while heads:
-        place, index, line = heappop(heads)
+        place, index, line, keys = heappop(heads)
         lease_id = place[-1]
         if obstacle(state, line) is not None:
             continue
@@ -105,9 +104,9 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                         return found  # what is free, and when, is told with these granted
                     keeps.reservation = reserving.reserve(state.queued(lease_id), line)
                 # Of the others in the line, only those of a lower priority can have waited for longer.
-                index = bisect_left(lines[line], (place[0], place[2] + 1, 0, "")) - 1
-        if index + 1 < len(lines[line]):
-            heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
+                index = bisect_left(keys, (place[0], place[2] + 1, 0, "")) - 1
+        if index + 1 < len(keys):
+            heappush(heads, (order.place(line, keys[index + 1]), index + 1, line, keys))
     found.reservation = keeps.reservation
     found.spared = _spared(state, found, now)
     until = min(survey.holds_until, reserving.changes_at, keeps.change_at())

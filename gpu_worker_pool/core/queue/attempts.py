@@ -12,6 +12,7 @@ from gpu_worker_pool.core.model.request import Wishes
 from .placement import NOTHING
 
 T = TypeVar("T")
+ANY = (None, None)
 
 
 class Attempts(Generic[T]):
@@ -36,9 +37,9 @@ class Attempts(Generic[T]):
 
     def must_fail(self, wishes: Wishes, kept: AbstractSet[GpuKey]) -> bool:
         """Whether a wish for as much or less has failed, of which no other GPUs were kept: for the same GPUs or for any."""
-        terms, memory_mb = _terms(wishes), wishes.memory_mb or 0.0
-        for kept_then in {kept, NOTHING}:
-            for among in {(wishes.model, wishes.among), (None, None)}:
+        terms, own, memory_mb = _terms(wishes), (wishes.model, wishes.among), wishes.memory_mb or 0.0
+        for kept_then in (kept, NOTHING) if kept else (NOTHING,):
+            for among in (ANY,) if own == ANY else (own, ANY):
                 for gpus, nodes, least_mb in self._failed.get((kept_then, *terms, *among), ()):
                     if wishes.gpus >= gpus and wishes.nodes >= nodes and memory_mb >= least_mb:
                         return True
