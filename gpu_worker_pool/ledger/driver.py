@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
+from .alarm import Alarm
+from .hearing import Hearing
 from .journal import History, LedElsewhere, NotWritten
 from .outbox import Outbox
 from .standstill import StandstillWatch
@@ -36,10 +39,6 @@ from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
 
-# The longest timer: timers do not count the time while a machine sleeps.
-MAX_ALARM_S = 1.0
-# The shortest timer while leases are due that heartbeats which wait may save.
-MIN_ALARM_S = 0.02
 LEADERSHIP_UNSURE = "it is not sure that this server still leads the fleet; it is found out within a few seconds"
 
 EventListener = Callable[[Sequence[ev.Event]], None]
@@ -63,6 +62,7 @@ class Driver:
         *,
         clock: Callable[[], float],
         is_alive: Callable[[ProcessId], bool] = lambda _: True,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.state = PoolState(settings=settings)
         self.listeners: list[EventListener] = []
@@ -78,10 +78,10 @@ class Driver:
         self._leader_url: str | None = None
         self._postponed: list[cmd.Command] = []
         self._waiters = Waiters()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = inf
         self._standstill = StandstillWatch()
-        self._turn = Turn()
+        self._hearing = Hearing(self.now)
+        self._alarm = Alarm(self._ring, self._hearing)
+        self._turn = Turn(self._hearing, work_clock)
         self._readings: deque[tuple[Reading, ...]] = deque()
         self.is_closed = False
 
@@ -159,7 +159,7 @@ class Driver:
 
     def step_down(self, trouble: str) -> None:
         """Stop leading. What is not known to be written may be written or not: the journal tells its next leader."""
-        self._cancel_alarm()
+        self._alarm.cancel()
         self._may_act, self._is_history_known, self._leader_url = _always, False, None
         self._postponed.clear()
         self._readings.clear()
@@ -168,9 +168,9 @@ class Driver:
 
     async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
         """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
-        arrived: when this was called.
+        arrived: when this was called, or while the event loop was away before that.
         """
-        arrived_at = self.now()
+        arrived_at = min(self.now(), self._hearing.away_since)
         await self._turn.admit(1 + ids // IDS_PER_COMMAND, caller, arrived_at)
         return arrived_at
 
@@ -270,7 +270,7 @@ class Driver:
     def close(self) -> None:
         """Write what is left and stop. Leases stay as they are: the journal keeps them."""
         self.release_waiters()
-        self._cancel_alarm()
+        self._alarm.cancel()
         self._outbox.close()
         self._outbox.trouble = "the server is stopping"
 
@@ -294,15 +294,18 @@ class Driver:
 
     def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
         """One step, with the passes over the queue that this turn has left."""
-        heard_until = self._turn.heard_until
+        heard_until = self._hearing.until
         if isinstance(command, cmd.Renew) and command.arrived_at is not None:
             heard_until = min(heard_until, command.arrived_at)
-        events = step(self.state, command, now, self._turn.passes_left, heard_until)
-        self._turn.spend_passes(sum(isinstance(event, ev.LeaseGranted) for event in events))
+        with self._turn.work():
+            events = step(self.state, command, now, self._turn.passes_left, heard_until, self._turn.has_time)
+        self._turn.passes_left -= sum(isinstance(event, ev.LeaseGranted) for event in events)
         return events
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self.now()
+        self._turn.look()
+        self._alarm.look()
         events = self._wake_up(now)
         latest = self._step(command, now)
         events += latest
@@ -318,7 +321,8 @@ class Driver:
         batch = self._outbox.add(events, ended, len(self.state.leases)) if events else None
         for listener in self.early_listeners:
             listener(events)
-        self._set_alarm(now)
+        if not self.is_closed:
+            self._alarm.set(self.state.next_due_at(), now)
         return events, batch
 
     def _wake_up(self, now: float) -> list[ev.Event]:
@@ -338,26 +342,8 @@ class Driver:
         process = holder.process if holder.node in (None, self._node) else None
         return process is not None and not self._is_alive(process)
 
-    def _set_alarm(self, now: float) -> None:
-        due_at = self.state.next_due_at()
-        if due_at == self._alarm_at and self._alarm is not None:
-            return
-        self._cancel_alarm()
-        self._alarm_at = due_at
-        if due_at < inf and not self.is_closed:
-            shortest_s = MIN_ALARM_S if self._turn.heard_until < due_at else 0.0
-            nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
-            self._alarm = asyncio.get_running_loop().call_later(nap_s, self._ring)
-
-    def _cancel_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        self._alarm_at = inf
-
     def _ring(self) -> None:
-        self._alarm = None
-        self.note(cmd.Tick(self._turn.heard_until))
+        self.note(cmd.Tick(self._hearing.until))
 
     def _tell(self, batch: WriteBatch) -> None:
         """Answer the callers of a batch that is written, and tell what happened."""

@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from math import inf
 
 # So many calls of one caller may wait for a turn, and so many of its light heartbeats beside them. No honest caller has
 # as many; more would cost memory, and only wait for each other.
@@ -71,22 +70,3 @@ class FairQueue:
         if not line.heartbeats and not line.others:
             del self._lines[caller]
         return call
-
-
-class UnheardHeartbeats:
-    """The heartbeats that arrived and are not carried out yet, in the order in which they arrived."""
-
-    def __init__(self) -> None:
-        self._arrived_at: dict[WaitingCall, float] = {}
-
-    def add(self, call: WaitingCall) -> None:
-        if call.arrived_at is not None:
-            self._arrived_at[call] = call.arrived_at
-
-    def discard(self, call: WaitingCall) -> None:
-        self._arrived_at.pop(call, None)
-
-    @property
-    def since(self) -> float:
-        """When the first of them arrived; infinity if there is none."""
-        return next(iter(self._arrived_at.values()), inf)

@@ -6,19 +6,24 @@ What is left is done in the next turns, in the same order.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.state import PoolState
 
-from .fair_queue import FairQueue, UnheardHeartbeats, WaitingCall
+from .fair_queue import FairQueue, WaitingCall
+from .hearing import Hearing
 
 # Commands of callers, passes over the queue (one grant each, if GPUs are shared) and callers that are answered.
 MOST_COMMANDS = 12
 IDS_PER_COMMAND = 100  # so many ids in a heartbeat count as a command
 MOST_PASSES = 24
 MOST_ANSWERED = 64
+# Processor time for commands and passes. The last of them may take longer.
+TURN_S = 0.02
 # Processes and leases on the GPUs whose readings are taken in.
 MOST_ON_GPUS = 100
 
@@ -26,20 +31,23 @@ Caller = asyncio.Future[None]
 
 
 class Turn:
-    """What is left of the present turn, and the callers that wait for a later one."""
+    """What is left of the present turn, and the callers that wait for a later one. `work_clock` is the processor time of
+    the thread that does the work.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, hearing: Hearing, work_clock: Callable[[], float] = time.thread_time) -> None:
         self.passes_left = MOST_PASSES
         self._commands_left = MOST_COMMANDS
+        self._work_clock = work_clock
+        self._left_s = TURN_S
+        self._until = 0.0
         self._is_counted = False
+        self._began = 0.0
         self._held_back = FairQueue()
-        self._unheard = UnheardHeartbeats()
+        # Calls that had their turn, but no time was left in it.
+        self._again: deque[asyncio.Future[None]] = deque()
+        self._hearing = hearing
         self._to_answer: deque[Caller] = deque()
-
-    @property
-    def heard_until(self) -> float:
-        """All heartbeats that arrived before this time are carried out."""
-        return self._unheard.since
 
     async def admit(self, weight: int, caller: Hashable = None, arrived_at: float | None = None) -> None:
         """Wait for a turn that has time for a command of this weight. Callers take turns; the commands of one are carried
@@ -48,20 +56,41 @@ class Turn:
         `arrived_at` is the time at which a heartbeat arrived. It must be carried out at once after this returns.
         """
         self._count()
-        if not self._held_back and self._commands_left > 0:
+        if not self._held_back and not self._again and self._commands_left > 0 and self._left_s > 0:
             self._commands_left -= weight
             return
         call = WaitingCall(weight, arrived_at, asyncio.get_running_loop().create_future())
         self._held_back.join(caller, call)
-        self._unheard.add(call)
+        self._hearing.add(call, arrived_at)
         try:
             await call.turn
         finally:
-            self._unheard.discard(call)
+            self._hearing.discard(call)
+        # What was before it in this turn took long. A heartbeat takes little.
+        while self._left_s <= 0 and arrived_at is None:
+            self._again.append(asyncio.get_running_loop().create_future())
+            self._count()
+            await self._again[-1]
 
-    def spend_passes(self, passes: int) -> None:
-        self.passes_left -= passes
-        self._count()
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Count what is done here as work of this turn."""
+        began = self._work_clock()
+        self._until = began + self._left_s
+        try:
+            yield
+        finally:
+            self._left_s -= self._work_clock() - began
+            self._count()
+
+    def has_time(self) -> bool:
+        """Whether the present work may go on in this turn."""
+        return self._work_clock() < self._until
+
+    def look(self) -> None:
+        """Note how long this turn has kept the event loop from its sockets."""
+        if self._is_counted:
+            self._hearing.note_lateness(time.monotonic() - self._began)
 
     def answer(self, callers: Iterable[Caller]) -> None:
         """Wake some of the callers, and the others in the next turns."""
@@ -81,18 +110,25 @@ class Turn:
     def _count(self) -> None:
         if not self._is_counted:
             self._is_counted = True
+            self._began = time.monotonic()
             asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
+        self.look()
         self._is_counted = False
-        self._commands_left, self.passes_left = MOST_COMMANDS, MOST_PASSES
+        self._commands_left, self.passes_left, self._left_s = MOST_COMMANDS, MOST_PASSES, TURN_S
+        while self._again and self._commands_left > 0:
+            self._wake(self._again.popleft(), 1)
         while self._held_back and self._commands_left > 0:
             call = self._held_back.pop()
-            if not call.turn.done():  # else the caller has left
-                call.turn.set_result(None)
-                self._commands_left -= call.weight
-        if self._held_back:
+            self._wake(call.turn, call.weight)
+        if self._held_back or self._again:
             self._count()
+
+    def _wake(self, turn: asyncio.Future[None], weight: int) -> None:
+        if not turn.done():  # else the caller has left
+            turn.set_result(None)
+            self._commands_left -= weight
 
 
 class Waiters:

@@ -256,9 +256,9 @@ GANG_MUTANTS = (
     _mutant(
         wait_alone_behind_a_gang,
         "a gang that failed says nothing about a single GPU",
-        "assignment",
-        "if line.wishes.total_gpus == 1:",
-        "if line.wishes.gpus == 1:",
+        "attempts",
+        "and wishes.nodes >= nodes and memory_mb",
+        "and memory_mb",
     ),
     _mutant(
         reclaim_for_a_gang,

@@ -26,8 +26,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is reserved is kept from later waiters",
         "keeps",
-        "return booked.union(key for key in reservation.gpus if not self._is_booked_by(line.owner, key))",
-        "return booked",
+        "self._with_reserved[case] = booked.union(reserved)",
+        "self._with_reserved[case] = booked",
     ),
     Mutant(
         "the first that cannot be served has the reservation",
@@ -38,8 +38,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a waiter of a lower priority may have waited for longer",
         "assignment",
-        'index = bisect_left(lines[line], (place[0], place[2] + 1, 0, "")) - 1',
-        "index = len(lines[line])",
+        'index = bisect_left(keys, (place[0], place[2] + 1, 0, "")) - 1',
+        "index = len(keys)",
     ),
     Mutant(
         "a reservation keeps to its node",
@@ -140,7 +140,7 @@ QUEUE_MUTANTS = (
         "assignment",
         "can_claim = state.preemptible and not line.preemptible",
         "can_claim = state.preemptible",
-        also=("assignment", "(state.preemptible and not newcomer.request.preemptible)", "state.preemptible"),
+        also=("assignment", "if state.preemptible and not line.preemptible and", "if state.preemptible and"),
     ),
     Mutant(
         "preemptible requests come last",

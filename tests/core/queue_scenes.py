@@ -82,6 +82,8 @@ def wait_for_two_behind_one_that_waits_for_two(core: Core) -> None:
     scene = wait_for_two(core)
     scene.want(3, 5.0, gpus=2, time_limit_s=10.0)
     scene.tick(6.0)
+    scene.want(4, 7.0, time_limit_s=20.0)
+    scene.release(4, 8.0)  # so the whole queue is looked at
 
 
 def wait_behind_one_of_a_higher_priority(core: Core) -> None:

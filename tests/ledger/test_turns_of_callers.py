@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 
@@ -12,8 +13,9 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.fair_queue import MOST_OF_ONE_CALLER, FairQueue, TooManyCalls, WaitingCall
+from gpu_worker_pool.ledger.hearing import LATE_S, ROUND_S, Hearing
 from gpu_worker_pool.ledger.standstill import StandstillWatch
-from gpu_worker_pool.ledger.turn import IDS_PER_COMMAND, MOST_COMMANDS
+from gpu_worker_pool.ledger.turn import IDS_PER_COMMAND, MOST_COMMANDS, TURN_S
 
 from .test_driver import Clock, ask, opened, turns
 
@@ -138,3 +140,54 @@ def test_a_process_that_was_busy_is_not_said_to_have_stood_still() -> None:
     worked.now += 4.0
     assert watch.note_step(8.0) == "was busy for 5.0 s"
     assert watch.note_step(13.0) == "stood still for 5.0 s (it was stopped, or its machine slept or was busy otherwise)"
+
+
+class Work:
+    """The processor time of a thread that works hard: whenever it is asked for, more has gone by."""
+
+    def __init__(self, each_s: float) -> None:
+        self.each_s, self.worked_s = each_s, 0.0
+
+    def __call__(self) -> float:
+        self.worked_s += self.each_s
+        return self.worked_s
+
+
+async def test_a_turn_ends_when_its_processor_time_is_over() -> None:
+    driver = await opened(work_clock=Work(TURN_S / 5))
+    held, began, turns_of = "held", list[str](), list[int]()
+    await driver.do(ask(held))
+    driver.early_listeners.append(
+        lambda events: began.extend(event.lease_id for event in events if isinstance(event, ev.LeaseQueued))
+    )
+    ids = [f"ada{number}" for number in range(3 * MOST_COMMANDS)]
+    asked = send(driver, [ask(lease_id) for lease_id in ids], "ada")
+    await asyncio.sleep(0)
+    (heartbeat,) = send(driver, [cmd.Renew((held,))], "bob")
+    while len(began) < len(ids):
+        before = len(began)
+        await asyncio.sleep(0)
+        turns_of.append(len(began) - before)
+    assert max(turns_of) <= 5
+    assert began == ids, "in order"
+    assert isinstance((await heartbeat)[0], ev.LeasesRenewed)
+    await asyncio.gather(*asked)
+    driver.close()
+
+
+async def test_a_loop_that_was_away_hears_what_arrived_before_a_lease_expires() -> None:
+    clock = Clock()
+    hearing = Hearing(clock)
+    hearing.note_lateness(LATE_S / 2)
+    assert hearing.until == inf
+    hearing.note_lateness(3.0)
+    clock.now += 1.0
+    hearing.note_lateness(LATE_S)
+    assert hearing.until == clock.now - 4.0
+    hearing.note_lateness(LATE_S, was_there_at=90.0)
+    assert hearing.until == 90.0
+    rounds = 0
+    while hearing.until < inf:
+        rounds += 1
+        await asyncio.sleep(ROUND_S)
+    assert rounds > 1

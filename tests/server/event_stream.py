@@ -26,9 +26,17 @@ class Event:
 class Stream:
     """Follows what happens. Once it is made, nothing that happens is missed."""
 
-    def __init__(self, server: ServerProcess, last_event_id: str | None = None, path: str = "/events") -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        last_event_id: str | None = None,
+        path: str = "/events",
+        token: str | None = None,
+    ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
         self._connection.request("GET", path, headers=headers)
         self.response = self._connection.getresponse()
         if self.response.status == 200:

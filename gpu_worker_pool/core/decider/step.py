@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -12,8 +13,13 @@ from .decide import decide
 from .evolve import replay
 
 
-def step(
-    state: PoolState, command: cmd.Command, now: float, most_passes: float = inf, heard_until: float = inf
+def step(  # noqa: PLR0917 - one step, and what bounds it
+    state: PoolState,
+    command: cmd.Command,
+    now: float,
+    most_passes: float = inf,
+    heard_until: float = inf,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> list[ev.Event]:
     """Decide and evolve until nothing more follows; return all events in order.
 
@@ -21,7 +27,7 @@ def step(
     journal. A client must not be told before the durable events are written. If they cannot be written, the state must
     be discarded and replayed from the journal.
 
-    After `most_passes` over the queue it stops, with the queue as it is then. The next step, at any time, goes on: every
+    After `most_passes` over the queue, or once it has no time left, it stops, with the queue as it is then. The next step, at any time, goes on: every
     pass begins with the first waiter. The pool is settled (`settled_until`) only when all is done.
 
     `heard_until` is that of the `Tick` which comes before every other command.
@@ -37,6 +43,6 @@ def step(
     if not isinstance(command, cmd.TakeOver | cmd.Tick):
         carry_out(cmd.Tick(heard_until))
     carry_out(command)
-    while most_passes > 0 and carry_out(cmd.ServeQueue()):
+    while most_passes > 0 and has_time() and carry_out(cmd.ServeQueue()):
         most_passes -= 1
     return happened

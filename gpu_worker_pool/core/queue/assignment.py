@@ -21,14 +21,14 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
+from .attempts import Attempts
 from .keeps import Keeps, just_before
 from .order import Order
 from .placement import Grant, Survey
 from .preemption import Preemption, spared
-from .quotas import obstacle, time_limit_of
+from .quotas import obstacle
 from .reclaim import reclaim
 from .reserving import Reserving, reserves_at
-from .waiting import Line
 
 
 @dataclass(slots=True)
@@ -71,27 +71,25 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     found = QueuePass(undated=reserving.undated)
     # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
     gone: set[GpuKey] = set()
-    lines = state.queue.lines
-    heads = [(order.place(line, keys[0]), 0, line) for line, keys in lines.items()]
+    heads = [(order.place(line, keys[0]), 0, line, keys) for line, keys in state.queue.lines.items()]
     heapify(heads)
-    failed = _FailedLines(state)
+    places, room = Attempts(survey.place), Attempts(preemption.claim)
     while heads:
-        place, index, line = heappop(heads)
+        place, index, line, keys = heappop(heads)
         lease_id = place[-1]
         if obstacle(state, line) is not None:
             continue
-        avoiding = gone | keeps.kept_from(line)
-        gpus = None if failed.covers(line) else survey.place(line.wishes, avoiding)
+        wishes, kept = line.wishes, keeps.kept_from(line)
+        gpus = places.make(wishes, kept, gone)
         if gpus is not None:
             found.grants.append(Grant(lease_id, gpus))
             gone.update(gpus)
-            if line.wishes.is_shared or state.settings.workers_per_gpu > 1 or state.queue.splits_owners:
+            if wishes.is_shared or state.settings.workers_per_gpu > 1 or state.queue.splits_owners:
                 # Another waiter may still share this GPU, or another owner be first. That can be told only afterwards.
                 return found
         else:
-            failed.add(line)
             can_claim = state.preemptible and not line.preemptible
-            claimed = preemption.claim(line.wishes, avoiding) if can_claim else None
+            claimed = room.make(wishes, kept, gone) if can_claim else None
             if claimed is not None:
                 found.victims += claimed.victims
                 if claimed.victims:
@@ -106,9 +104,9 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                         return found  # what is free, and when, is told with these granted
                     keeps.reservation = reserving.reserve(state.queued(lease_id), line)
                 # Of the others in the line, only those of a lower priority can have waited for longer.
-                index = bisect_left(lines[line], (place[0], place[2] + 1, 0, "")) - 1
-        if index + 1 < len(lines[line]):
-            heappush(heads, (order.place(line, lines[line][index + 1]), index + 1, line))
+                index = bisect_left(keys, (place[0], place[2] + 1, 0, "")) - 1
+        if index + 1 < len(keys):
+            heappush(heads, (order.place(line, keys[index + 1]), index + 1, line, keys))
     found.reservation = keeps.reservation
     found.spared = _spared(state, found, now)
     until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
@@ -123,67 +121,36 @@ def _spared(state: PoolState, found: QueuePass, now: float) -> list[str]:
     return spared(state, {*found.claims, *(found.reservation.gpus if found.reservation else ())}, now)
 
 
-class _FailedLines:
-    """Lines that failed in one pass. GPUs taken in a pass stay taken until its end. So a waiter that wants as much or
-    more of the same GPUs, or of some of them, for as long or longer, need not try, and a queue of many different wishes
-    costs little more than one of few.
-    """
-
-    def __init__(self, state: PoolState) -> None:
-        self._state = state
-        self._least: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-
-    def add(self, line: Line) -> None:
-        """Record a failure. One for several GPUs says nothing about a single GPU, so it is not recorded."""
-        if line.wishes.total_gpus == 1:
-            kind = (*_terms(line), line.wishes.model, line.wishes.among)
-            failed = self._least.setdefault(kind, [])
-            if not self._is_more(line, failed):
-                failed.append(self._measure(line))
-
-    def covers(self, line: Line) -> bool:
-        """Whether a wish for less has failed."""
-        wishes, terms = line.wishes, _terms(line)
-        return any(
-            self._is_more(line, self._least.get(kind, ()))
-            for kind in ((*terms, wishes.model, wishes.among), (*terms, None, None))
-        )
-
-    def _is_more(self, line: Line, failed: list[tuple[float, float]] | tuple[()]) -> bool:
-        memory_mb, limit_s = self._measure(line)
-        return any(memory_mb >= least_mb and limit_s >= least_s for least_mb, least_s in failed)
-
-    def _measure(self, line: Line) -> tuple[float, float]:
-        limit_s = time_limit_of(self._state, line.owner, line.time_limit_s)
-        return (line.wishes.memory_mb or 0.0, inf if limit_s is None else limit_s)
-
-
-def _terms(line: Line) -> tuple[object, ...]:
-    wishes = line.wishes
-    thresholds = (wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
-    return (wishes.is_shared, *thresholds, line.preemptible, line.owner)
-
-
 def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | None:
     """Serve one new waiter in a queue in which no other could be served; None if it takes a whole pass to tell.
 
-    What it takes matters to no other waiter: none could have it, or the reservation admits it.
+    What it takes matters to no other waiter: none could have it, or the reservation admits it. If it gets nothing, the
+    others are where they were.
     """
-    if state.claims or (state.preemptible and not newcomer.request.preemptible):
-        return None
+    settled = QueuePass(
+        claims=state.claims, reservation=state.reservation, undated=state.undated, settled_until=state.settled_until
+    )
     line = state.queue.line_of(newcomer)
     if obstacle(state, line) is not None:
-        return QueuePass(reservation=state.reservation, undated=state.undated, settled_until=state.settled_until)
-    survey, keeps = Survey(state, now), Keeps(state, now)
-    reservation = state.reservation
-    if reservation is not None:
-        order = Order(state, now)
-        if order.place_of(newcomer) < order.place_of(state.queued(reservation.lease_id)):
-            return None
-        keeps.reservation = reservation
-    gpus = survey.place(line.wishes, keeps.kept_from(line))
+        return settled
+    survey, keeps, order = Survey(state, now), Keeps(state, now), Order(state, now)
+    own = order.place_of(newcomer)
+    ahead = {
+        lease_id
+        for lease_id in {*state.claims.values(), *([state.reservation.lease_id] if state.reservation else [])}
+        if order.place_of(state.queued(lease_id)) < own
+    }
+    if state.reservation is not None and state.reservation.lease_id in ahead:
+        keeps.reservation = state.reservation
+    kept = keeps.kept_from(line).union(key for key, claimer in state.claims.items() if claimer in ahead)
+    gpus = survey.place(line.wishes, kept)
     if gpus is not None:
-        grants = [Grant(newcomer.id, gpus)]
-        return QueuePass(grants, reservation=reservation, undated=state.undated, settled_until=state.settled_until)
-    until = min(state.settled_until, survey.holds_until, just_before(reserves_at(state, newcomer)))
-    return QueuePass(reservation=reservation, undated=state.undated, settled_until=until) if until >= now else None
+        is_last = keeps.reservation is state.reservation and ahead.issuperset(state.claims.values())
+        settled.grants.append(Grant(newcomer.id, gpus))
+        return settled if is_last else None
+    if state.preemptible and not line.preemptible and Preemption(survey).claim(line.wishes, kept) is not None:
+        return None
+    # Behind the reservation, no waiter has another.
+    due_at = inf if keeps.reservation is not None else just_before(reserves_at(state, newcomer))
+    settled.settled_until = min(state.settled_until, survey.holds_until, due_at)
+    return settled if settled.settled_until >= now else None

@@ -36,6 +36,7 @@ class Keeps:
         self._now = now
         self._booked = booked_gpus(state)
         self._from: dict[Line, frozenset[GpuKey]] = {}
+        self._with_reserved: dict[tuple[frozenset[GpuKey], str | None], frozenset[GpuKey]] = {}
         self.reservation: Reservation | None = None
 
     def kept_from(self, line: Line) -> frozenset[GpuKey]:
@@ -43,7 +44,12 @@ class Keeps:
         booked = self.booked_from(line) | too_heavy(self._state, line)
         if reservation is None or ends_by(self._state, line, self._now, reservation.date):
             return booked
-        return booked.union(key for key in reservation.gpus if not self._is_booked_by(line.owner, key))
+        # Only an owner of bookings is treated differently from others.
+        case = (booked, line.owner if self._booked else None)
+        if case not in self._with_reserved:
+            reserved = [key for key in reservation.gpus if not self._is_booked_by(line.owner, key)]
+            self._with_reserved[case] = booked.union(reserved)
+        return self._with_reserved[case]
 
     def booked_from(self, line: Line) -> frozenset[GpuKey]:
         if not self._booked:

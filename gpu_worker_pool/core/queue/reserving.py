@@ -18,8 +18,10 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
+from .attempts import Attempts
 from .forecast import Forecast, Plan
 from .keeps import Keeps, just_before
+from .placement import NOTHING
 from .waiting import Line
 
 PREDICTED_AHEAD_S = 3600.0
@@ -43,6 +45,7 @@ class Reserving:
         self._now = now
         self._keeps = keeps
         self._forecast = Forecast(state, now)
+        self._plans = Attempts(lambda wishes, _: self._forecast.plan(wishes))
         self._looked_at = 0
         self._looked_again_at = 0
         self._tried: set[Wishes | Line] = set()
@@ -71,14 +74,15 @@ class Reserving:
         if not self.will_look(line):
             return None
         self._tried.add(line if unbooked else wishes)
-        if wishes in self.undated:
+        must_fail = unbooked is None and self._plans.must_fail(wishes, NOTHING)
+        if wishes in self.undated and not must_fail:
             self._looked_again_at += len(state.slots)
-        elif self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
-            self._try_later(wishes, TRY_NEXT_S)
-            return None
-        else:
+        elif not must_fail:
+            if self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
+                self._try_later(wishes, TRY_NEXT_S)
+                return None
             self._looked_at += len(state.slots)
-        plan = self._forecast.plan(wishes, unbooked)
+        plan = self._forecast.plan(wishes, unbooked) if unbooked else self._plans.make(wishes, NOTHING)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
             self._try_later(wishes, TRY_AGAIN_S)
             return None

@@ -60,6 +60,14 @@ class Call:
         return caller.name or self._connection.host or ""
 
     @property
+    def reader_name(self) -> str:
+        """The same for a call that need not say whose it is: by its token, else by its Unix user, else by its address."""
+        caller = self.caller_or_none() if "authorization" in self.headers else None
+        if caller is not None and caller.name is not None:
+            return caller.name
+        return (self._connection.host or "") if self.uid is None else f"uid {self.uid}"
+
+    @property
     def is_loopback(self) -> bool:
         """Whether the call came directly from this machine, without a proxy."""
         is_here = self._connection.is_unix or is_loopback(self._connection.host)

@@ -20,6 +20,7 @@ from .events import EventStream
 from .listener import Listener
 
 MAX_STREAMS = 256
+MAX_STREAMS_OF_ONE_CALLER = 64
 HEADERS: Headers = (
     (b"content-type", EVENTS.encode()),
     (b"cache-control", b"no-store"),
@@ -31,7 +32,7 @@ class Streams:
     def __init__(self, pool: Pool) -> None:
         self._events = EventStream(pool)
         self._changes = ChangeStream(pool)
-        self._open: set[Listener] = set()
+        self._open: dict[Listener, str] = {}
         self._is_closed = False
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
@@ -49,23 +50,30 @@ class Streams:
     async def open(self, call: Call) -> Response:
         pace_s = call.lenient_query(PACE_S)
         last_event_id = call.headers.get("last-event-id")
-        if len(self._open) >= MAX_STREAMS and call.scope["method"] != "HEAD":
-            detail = f"{MAX_STREAMS} streams are open already, which is the limit; poll /pool instead."
-            raise Refused(503, detail, {"Retry-After": "5"})
+        reader = call.reader_name
+        if call.scope["method"] != "HEAD":
+            own = sum(name == reader for name in self._open.values())
+            for number, most, whose in (
+                (own, MAX_STREAMS_OF_ONE_CALLER, " of this caller"),
+                (len(self._open), MAX_STREAMS, ""),
+            ):
+                if number >= most:
+                    detail = f"{most} streams{whose} are open already, which is the limit; poll /pool instead."
+                    raise Refused(503, detail, {"Retry-After": "5"})
         listener = Listener()
         messages = (
             self._events.messages(listener, last_event_id)
             if pace_s is None
             else self._changes.messages(listener, last_event_id, pace_s)
         )
-        return Response(200, self._stream(listener, messages, call.receive), HEADERS)
+        return Response(200, self._stream(listener, reader, messages, call.receive), HEADERS)
 
     async def _stream(
-        self, listener: Listener, messages: AsyncGenerator[bytes, None], receive: Receive
+        self, listener: Listener, reader: str, messages: AsyncGenerator[bytes, None], receive: Receive
     ) -> AsyncGenerator[bytes, None]:
         if self._is_closed:
             listener.end()
-        self._open.add(listener)
+        self._open[listener] = reader
         gone = asyncio.ensure_future(until_gone(receive))
         gone.add_done_callback(lambda _: listener.end())
         try:
@@ -74,4 +82,4 @@ class Streams:
                     yield body
         finally:
             gone.cancel()
-            self._open.discard(listener)
+            self._open.pop(listener, None)

@@ -86,13 +86,16 @@ def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
     box.ask("for ever too", gpus=MOST_GPUS // 2 + 1 - MAX_GPUS)
     box.ask("one")
     box.ask("two", gpus=2)
+    box.ask("share", memory_mb=1.0)
 
     box.pass_time(600.0)
 
-    now = START + 600.0
-    assert box.state.undated == {Wishes(): now + TRY_AGAIN_S, Wishes(2): now + TRY_NEXT_S}
+    now, share = START + 600.0, Wishes(memory_mb=1.0)
+    # Where there is no date for one, there is none for two.
+    again = now + TRY_AGAIN_S
+    assert box.state.undated == {Wishes(): again, Wishes(2): again, share: now + TRY_NEXT_S}
     box.run_to(now + TRY_NEXT_S)
-    assert box.state.undated[Wishes(2)] == now + TRY_NEXT_S + TRY_AGAIN_S
+    assert box.state.undated[share] == now + TRY_NEXT_S + TRY_AGAIN_S
 
 
 def test_a_higher_priority_takes_the_reservation_over() -> None:

@@ -300,7 +300,7 @@ def test_limits() -> None:
         scene.ask("GET /leases/n1?wait_s=10")
         scene.ask("PUT /leases/n1", '{"wait_s":10}')
         streams = book.scene("streams", server)
-        for _ in range(256):
+        for _ in range(64):
             stack.enter_context(Stream(server, "/events?pace_s=60")).until(b"connected")
         streams.ask("GET /events", b"", ELSEWHERE)
 

@@ -27,6 +27,7 @@ from tests.server.leasing import (
 from tests.server.running import ask_over
 
 STREAMS = 256
+STREAMS_OF_ONE = 64
 
 
 @pytest.fixture(scope="module")
@@ -207,23 +208,35 @@ def test_after_a_restart_everybody_starts_over() -> None:
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_streams_of_both_kinds_are_bounded_together(server: ServerProcess) -> None:
-    kinds = ("/events", "/events?pace_s=60")
-    with ExitStack() as stack:
-        streams = [stack.enter_context(Stream(server, path=kinds[number % 2])) for number in range(300)]
-        full = [stream for stream in streams if stream.response.status != 200]
-        assert len(full) == 300 - STREAMS
-        assert {stream.response.status for stream in full} == {503}
-        problem = json.loads(full[0].response.read())
-        assert str(STREAMS) in problem["detail"]
-        assert "/pool" in problem["detail"]
-        assert full[0].response.getheader("content-type") == "application/problem+json"
-        assert full[0].response.getheader("retry-after")
+def refused(streams: list[Stream]) -> list[str]:
+    """What those were told that got no stream."""
+    full = [stream.response for stream in streams if stream.response.status != 200]
+    assert {response.status for response in full} <= {503}
+    assert all(response.getheader("retry-after") for response in full)
+    assert {response.getheader("content-type") for response in full} <= {"application/problem+json"}
+    return [json.loads(response.read())["detail"] for response in full]
+
+
+def test_streams_of_both_kinds_are_bounded_together_for_each_caller_and_for_all() -> None:
+    kinds, names = ("/events", "/events?pace_s=60"), ("ada", "bob", "carol", "dave", "eve")
+    settings = {"GPU_POOL_TOKENS": ",".join(f"{name}:token-of-{name}" for name in names), "LOG_LEVEL": "error"}
+    with ServerProcess({"SIMULATED_GPUS": "1", **settings, **OFTEN}) as server, ExitStack() as stack:
+
+        def follow(name: str, number: int) -> list[Stream]:
+            paths = [kinds[each % 2] for each in range(number)]
+            return [stack.enter_context(Stream(server, path=path, token=f"token-of-{name}")) for path in paths]
+
+        adas = follow("ada", STREAMS_OF_ONE + 2)
+        told = f"{STREAMS_OF_ONE} streams of this caller are open already, which is the limit; poll /pool instead."
+        assert refused(adas) == [told, told]
+        assert refused([stream for name in names[1:4] for stream in follow(name, STREAMS_OF_ONE)]) == []
+        told = f"{STREAMS} streams are open already, which is the limit; poll /pool instead."
+        assert refused(follow("eve", 1)) == [told]
 
         lease = take(server)["id"]
-        for stream in streams[:STREAMS:32]:
+        for stream in adas[:STREAMS_OF_ONE:16]:
             assert stream.until("lease_granted", lease)
-        streams[0].close()
+        adas[0].close()
         eventually(lambda: can_follow(server), "one place is free")
 
 
