@@ -335,7 +335,7 @@ class CheckedPool(QueueChecks):
             for key in (lease.gpus if lease.request.parent is None else ())
             if self.settings.awaits_reading_after_release or self.model.members.get((key, lease.id))
         }
-        if isinstance(command, self.core.commands.AnnounceNode):
+        if isinstance(command, self.core.commands.AnnounceNode) and event.reason == "holder_died":
             must_drain = {key for key in must_drain if key.node != command.node}
         assert set(event.draining) == must_drain
         self._count_use(lease, event)

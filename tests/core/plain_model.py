@@ -277,8 +277,8 @@ class Model(PlainGpus):
     def may_come_free(self, key: Key, lease: Lease) -> bool:
         """Whether a GPU may be free once its leases end, whatever the readings say now."""
         reading = self.readings.get(key)
-        is_other = reading is not None and (reading.other_server or not self.could_do(key, lease.request.wishes))
-        if is_other or key in self.excluded or key not in self.inventory:
+        is_known = reading is not None and not reading.other_server and key not in self.excluded
+        if not is_known or not self.could_do(key, lease.request.wishes):
             return False
         ends = max((self.end_of(other)[0] for other in self.on(key)), default=self.now)
         times = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]

@@ -108,7 +108,7 @@ class Forecast:
     def may_be_free(self, key: GpuKey, wishes: Wishes, unbooked: Unbooked) -> bool:
         """Whether a GPU may be free for these wishes once its leases end, though its readings do not say so now."""
         slot = self._state.slots.get(key)
-        if slot is None or not is_suitable(self._state, slot, wishes):
+        if slot is None or slot.reading is None or not is_suitable(self._state, slot, wishes):
             return False
         ends = FreeTime(
             max((self.end_of(lease_id).at for lease_id in slot.occupants), default=self._now), Basis.DECLARED
