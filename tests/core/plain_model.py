@@ -202,12 +202,10 @@ class Model(PlainGpus):
         if lease.limit is not None:
             return max(lease.limit, self.now + warning_s(lease) / 6), SURE
         lasted = self.lasted.get(lease.owner) or self.all_lasted
-        # A limit that came after the grant does not bind it, but tells something.
-        lasts = self.limit_s(lease.request)
-        if lasts is None and not lasted:
+        # A limit that came after the grant does not bind it.
+        if not lasted:
             return FOREVER, "unknown"
-        if lasts is None:
-            lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
+        lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
         so_far = max(self.now + self.wall - lease.granted_at, 0.0)
         while lasts <= so_far:
             lasts *= 2

@@ -11,6 +11,7 @@ reclaim.py), unless a waiter ahead needs such a GPU.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -29,6 +30,7 @@ from .preemption import Preemption, spared
 from .quotas import obstacle
 from .reclaim import reclaim
 from .reserving import Reserving, reserves_at
+from .waiting import QueueKey
 
 
 @dataclass(slots=True)
@@ -103,8 +105,10 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
                     if found.grants and reserving.will_look(line):
                         return found  # what is free, and when, is told with these granted
                     keeps.reservation = reserving.reserve(state.queued(lease_id), line)
-                # Of the others in the line, only those of a lower priority can have waited for longer.
-                index = bisect_left(keys, (place[0], place[2] + 1, 0, "")) - 1
+                # Of the others in the line, only those of a lower priority can have waited for longer; and one of them may
+                # have the reservation, which it keeps for a while, though no date can be told.
+                lower = bisect_left(keys, (place[0], place[2] + 1, 0, ""))
+                index = min(lower, _index_of_reserved(state, keys, index + 1)) - 1
         if index + 1 < len(keys):
             heappush(heads, (order.place(line, keys[index + 1]), index + 1, line, keys))
     found.reservation = keeps.reservation
@@ -113,6 +117,15 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     # What is free, and when, is told with those going on that are spared.
     found.settled_until = None if found.spared else until
     return found
+
+
+def _index_of_reserved(state: PoolState, keys: Sequence[QueueKey], first: int) -> int:
+    """Where in the rest of a line the waiter with the reservation is; after the last, if it is not there."""
+    if state.reservation is None:
+        return len(keys)
+    lease = state.queued(state.reservation.lease_id)
+    index = bisect_left(keys, (*lease.order, lease.id), first)
+    return index if index < len(keys) and keys[index][-1] == lease.id else len(keys)
 
 
 def _spared(state: PoolState, found: QueuePass, now: float) -> list[str]:
