@@ -115,7 +115,7 @@ class Model(PlainGpus):
         return self.held(lease.owner, firm=firm) + self.least_weight(lease.request.wishes)
 
     def least_weight(self, wishes: Any) -> int:
-        sizes = [x.memory_total_mb for x in self.readings.values() if (wishes.model or "") in x.gpu.name]
+        sizes = [total_mb for _, name, total_mb in self.inventory.values() if (wishes.model or "") in name]
         known = [mb for mb in sizes if mb]
         is_unknown = wishes.memory_mb is not None and not known
         return int(wishes.gpus * wishes.nodes * (1 if is_unknown else self.weight(max(known, default=0.0), wishes)))
