@@ -328,7 +328,8 @@ class Model(PlainGpus):
         for booking in self.bookings.values():
             is_due = booking.starts_at - self.wall - self.settings.preempt_grace_s <= now
             is_own = booking.owner is not None and booking.owner == lease.owner
-            if is_due and not is_own and set(lease.gpus) & set(booking.gpus):
+            is_over = lease.limit is not None and lease.limit <= booking.starts_at - self.wall
+            if is_due and not is_own and not is_over and set(lease.gpus) & set(booking.gpus):
                 return False
         return True
 
@@ -419,7 +420,8 @@ class Model(PlainGpus):
         gone_mb = sum(p.memory_mb for p in reading.processes if tuple(p.id) in own)
         utilization = 0.0 if own and not left else reading.utilization_percent
         used = None if reading.memory_used_mb is None else max(reading.memory_used_mb - gone_mb, 0.0)
-        empty = PlainGpus(self.settings, self.now, excluded=self.excluded, ignored=self.ignored)
+        known = {"excluded": self.excluded, "ignored": self.ignored, "inventory": self.inventory}
+        empty = PlainGpus(self.settings, self.now, **known)
         empty.readings[key] = replace(
             reading, processes=tuple(left), memory_used_mb=used, utilization_percent=utilization
         )

@@ -87,7 +87,8 @@ class QueueChecks:
         model = self.model
         is_due = booking.starts_at - model.wall - self.settings.preempt_grace_s <= model.now
         is_own = booking.owner is not None and booking.owner == lease.owner
-        return is_due and not is_own and bool(set(lease.gpus) & set(booking.gpus))
+        is_over = lease.limit is not None and lease.limit <= booking.starts_at - model.wall
+        return is_due and not is_own and not is_over and bool(set(lease.gpus) & set(booking.gpus))
 
     # Events
 
@@ -182,7 +183,8 @@ class QueueChecks:
         for other in self.model.bookings.values():
             is_later = other.ends_at is not None and other.ends_at <= booking.starts_at
             is_earlier = booking.ends_at is not None and booking.ends_at <= other.starts_at
-            assert other.id == booking.id or is_later or is_earlier or not set(other.gpus) & set(booking.gpus)
+            is_apart = is_later or is_earlier or not set(other.gpus) & set(booking.gpus)
+            assert other.id == booking.id or is_apart or (booking.is_drain and not other.is_drain)
         self.model.bookings[booking.id] = self.new_booking = booking
 
     def _BookingEnded(self, event: Any, command: Any) -> None:  # noqa: N802

@@ -38,8 +38,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a waiter of a lower priority may have waited for longer",
         "assignment",
-        'index = bisect_left(keys, (place[0], place[2] + 1, 0, "")) - 1',
-        "index = len(keys)",
+        "index = min(lower, _index_of_reserved(state, keys, index + 1)) - 1",
+        "index = _index_of_reserved(state, keys, index + 1) - 1",
     ),
     Mutant(
         "a reservation keeps to its node",
@@ -79,12 +79,6 @@ QUEUE_MUTANTS = (
         "if False and all(",
     ),
     Mutant(
-        "a lease that is warned late ends late",
-        "lease",
-        "return None if self.limit is None else self.end_if_warned(now)",
-        "return self.limit",
-    ),
-    Mutant(
         "a booking that ends is a date",
         "keeps",
         "            free = FreeTime(booking.ends_at - offset_s, free.basis)\n",
@@ -93,8 +87,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a reservation keeps no booked GPU from the booking's owner",
         "keeps",
-        "if not self._is_booked_by(line.owner, key))",
-        "if True)",
+        "if not self._is_booked_by(line.owner, key)]",
+        "if True]",
     ),
     Mutant(
         "shares count for the ceiling",

@@ -151,10 +151,6 @@ def lose_sight_of_the_gpus(core: Core) -> None:
     scene.tick(60.0, 102.0, 103.0)
 
 
-def come_back_before_the_first_waiter(core: Core) -> None:
-    wait_for_two(core).tick(500.0)
-
-
 def wait_for_a_booked_gpu(core: Core) -> None:
     scene = QueueScene(core, gpus=2)
     scene.book(50.0, 100.0, "ada")
@@ -328,7 +324,6 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "what drains admits no later waiter": drain_before_the_first_waiter,
     "a date is looked for again when something happens": wait_without_a_date_until_a_lease_ends,
     "what is reserved stays so while readings do not tell": lose_sight_of_the_gpus,
-    "a lease that is warned late ends late": come_back_before_the_first_waiter,
     "a booking that ends is a date": wait_for_a_booked_gpu,
     "a reservation keeps no booked GPU from the booking's owner": wait_for_a_booked_gpu,
     "shares count for the ceiling": share_beyond_the_ceiling,

@@ -47,6 +47,7 @@ def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
 def _node_rebooted(state: PoolState, event: ev.NodeRebooted) -> None:
     state.nodes[event.node] = replace(state.nodes[event.node], boot_id=event.boot_id)
     _void_readings(state, [slot for slot in state.slots.values() if slot.key.node == event.node])
+    state.unsettle()  # nothing is reserved on GPUs that have not been read
     for lease in state.leases.values():
         if isinstance(lease, ActiveLease) and any(key.node == event.node for key in lease.gpus):
             state.restart_deadline(lease, event.at)

@@ -20,3 +20,8 @@ class Booking:
     owner: str | None
     reason: str
     by: str | None = None
+
+    @property
+    def is_drain(self) -> bool:
+        """Whether it takes its GPUs out of service."""
+        return self.owner is None and self.ends_at is None

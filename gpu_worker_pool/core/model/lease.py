@@ -89,11 +89,10 @@ class ActiveLease:
         """When its time limit ends it, if its holder is warned now: even a late warning leaves some time."""
         return max(now if self.limit is None else self.limit, now + self.warning_s * LEAST_WARNING)
 
-    def ends(self, now: float) -> float | None:
+    @property
+    def ends(self) -> float | None:
         """When the pool ends it, as far as is known now; None if it does not."""
-        if self.ending is not None:
-            return self.ending.at
-        return None if self.limit is None else self.end_if_warned(now)
+        return self.limit if self.ending is None else self.ending.at
 
     @property
     def ttl_s(self) -> float | None:

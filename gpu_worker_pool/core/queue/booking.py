@@ -36,14 +36,20 @@ def book(
         return f"no GPU {unknown[0].uuid} is known on node {unknown[0].node}"
     if not booking.gpus and (why := why_unservable(state, wishes)) is not None:
         return why
-    chosen = booking.gpus or _choose(state, booking, wishes, now)
+    chosen = booking.gpus or _choose(state, booking, wishes)
     if not chosen:
         return f"no node has {wishes} that are not booked at that time"
     for other in state.bookings.values():
+        # What an owner has booked does not stop maintenance.
+        if booking.is_drain and not other.is_drain:
+            continue
         if other.id != booking.id and _overlap(booking, other) and set(chosen) & set(other.gpus):
-            return f"booking {other.id} ({other.reason}) has one of these GPUs at that time"
+            return (
+                f"booking {other.id} has one of these GPUs at that time, for {other.owner or 'maintenance'}; choose another "
+                "time or other GPUs, or cancel that one"
+            )
     booked = replace(booking, gpus=chosen)
-    if must_be_free and (late := late_leases(state, booked, now)):
+    if must_be_free and (late := late_leases(state, booked)):
         return (
             f"{', '.join(late)} may still hold one of these GPUs then: nothing ends that lease before. Give a later start "
             "or other GPUs; an administrator may book all the same"
@@ -51,22 +57,22 @@ def book(
     return booked
 
 
-def late_leases(state: PoolState, booking: Booking, now: float) -> list[str]:
+def late_leases(state: PoolState, booking: Booking) -> list[str]:
     """The holders on booked GPUs, other than its owner, whose leases nothing ends before the booking begins."""
     lease_ids = dict.fromkeys(
         lease_id for key in booking.gpus if key in state.slots for lease_id in state.slots[key].occupants
     )
-    late = (state.leases[lease_id] for lease_id in lease_ids if _is_late(state, lease_id, booking, now))
+    late = (state.leases[lease_id] for lease_id in lease_ids if _is_late(state, lease_id, booking))
     return list(dict.fromkeys(lease.request.who for lease in late))
 
 
-def _is_late(state: PoolState, lease_id: str, booking: Booking, now: float) -> bool:
+def _is_late(state: PoolState, lease_id: str, booking: Booking) -> bool:
     lease = state.leases[lease_id]
     if not isinstance(lease, ActiveLease) or lease.request.preemptible:
         return False  # it makes room in time
     if booking.owner is not None and lease.request.holder.owner == booking.owner:
         return False
-    ends = lease.ends(now)
+    ends = lease.ends
     return ends is None or ends > booking.starts_at - state.wall_offset_s
 
 
@@ -82,14 +88,14 @@ def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wish
     return all(matches_model(wishes.model, reading.gpu.name) for reading in read if reading is not None)
 
 
-def _choose(state: PoolState, booking: Booking, wishes: Wishes, now: float) -> tuple[GpuKey, ...]:
+def _choose(state: PoolState, booking: Booking, wishes: Wishes) -> tuple[GpuKey, ...]:
     """GPUs of one node that nothing keeps at that time: first those whose leases are sure to have ended by then."""
     others = (other for other in state.bookings.values() if other.id != booking.id and _overlap(booking, other))
     taken = {key for other in others for key in other.gpus}
     by_node: dict[str, list[tuple[bool, float, GpuKey]]] = defaultdict(list)
     for slot in state.slots.values():
         if slot.key not in taken and slot.reading is not None and is_suitable(state, slot, wishes):
-            is_late = any(_is_late(state, lease_id, booking, now) for lease_id in slot.occupants)
+            is_late = any(_is_late(state, lease_id, booking) for lease_id in slot.occupants)
             by_node[slot.key.node].append((is_late, slot.reading.gpu.index, slot.key))
     chosen = [sorted(found)[: wishes.gpus] for _, found in sorted(by_node.items()) if len(found) >= wishes.gpus]
     if not chosen:
@@ -127,7 +133,7 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
             limit, ends = getattr(state.leases[lease_id], "limit", None), max(starts, now + grace_s)
             ends = ends if limit is None else min(ends, limit)
             events.append(ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, ends))
-        if booking.ends_at is None and booking.owner is None and starts <= now:
+        if booking.is_drain and starts <= now:
             events += [ev.GpuExcluded(now, key, booking.reason) for key in booking.gpus]
             events.append(ev.BookingEnded(now, booking.id))
     return events
@@ -141,6 +147,9 @@ def is_in_the_way(state: PoolState, lease_id: str, booking: Booking, now: float)
     ends_at, starts = booking.ends_at, booking.starts_at - state.wall_offset_s
     if now < starts - state.settings.preempt_grace_s or (ends_at is not None and ends_at - state.wall_offset_s <= now):
         return False
+    limit = getattr(lease, "limit", None)
+    if limit is not None and limit <= starts:
+        return False  # it ends in time by itself
     return not set(booking.gpus).isdisjoint(getattr(lease, "gpus", ()))
 
 

@@ -76,7 +76,7 @@ class Forecast:
         if isinstance(lease, DrainingLease):
             return FreeTime(self._now, Basis.DECLARED, lease_id)
         assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
-        if (ends := lease.ends(self._now)) is not None:
+        if (ends := lease.ends) is not None:
             return FreeTime(max(ends, self._now), Basis.DECLARED, lease_id)
         # Its owner may have a limit since the grant, which does not bind it.
         lasts_s, basis, _ = self._predicted(lease.request.holder.owner)

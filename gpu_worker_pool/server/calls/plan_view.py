@@ -26,7 +26,7 @@ def booking_view(state: PoolState, booking: Booking) -> BookingView:
         owner=booking.owner,
         reason=booking.reason,
         booked_by=booking.by,
-        late_holders=tuple(late_leases(state, booking, state.clock)),
+        late_holders=tuple(late_leases(state, booking)),
     )
 
 

@@ -97,7 +97,7 @@ def test_two_bookings_do_not_get_the_same_gpu() -> None:
     (taken,) = of_kind(book(box, key(0), id_="fourth", owner="carol"), ev.BookingRefused)
 
     assert "no node has 1 GPU that are not booked" in str(refused)
-    assert "booking course (a course) has one of these GPUs" in str(taken)
+    assert "booking course has one of these GPUs at that time, for ada" in str(taken)
 
 
 def test_asking_twice_books_once_and_cancelling_frees() -> None:
@@ -225,3 +225,22 @@ def test_the_warning_for_a_booking_stays_until_the_booking_is_cancelled() -> Non
     (event,) = of_kind(box.do(cmd.CancelBooking("b1")), ev.LeaseWarned)
 
     assert event == ev.LeaseWarned(box.now, "idle", None, box.now)
+
+
+def test_what_an_owner_has_booked_does_not_stop_maintenance() -> None:
+    box = box_of(1)
+    book(box)
+    assert of_kind(book(box, key(0), owner=None, hours=None, id_="fans"), ev.GpusBooked)
+    box.run_to(NOON)
+    box.ask("late", owner="ada")
+    assert (box.stage("late"), list(box.state.excluded)) == ("queued", [key(0)])
+
+
+def test_a_preemptible_lease_that_ends_in_time_by_its_limit_is_left_alone() -> None:
+    box = box_of(1, preempt_grace_s=2 * HOUR_S)
+    book(box)
+    box.run_to(NOON - HOUR_S)
+    box.ask("short", preemptible=True, time_limit_s=HOUR_S / 2)
+    (warned,) = of_kind(box.run_to(NOON), ev.LeaseWarned)
+    assert isinstance(warned, ev.LeaseWarned)
+    assert warned.reason == "time_limit"
