@@ -420,8 +420,8 @@ class Model(PlainGpus):
         gone_mb = sum(p.memory_mb for p in reading.processes if tuple(p.id) in own)
         utilization = 0.0 if own and not left else reading.utilization_percent
         used = None if reading.memory_used_mb is None else max(reading.memory_used_mb - gone_mb, 0.0)
-        known = {"excluded": self.excluded, "ignored": self.ignored, "inventory": self.inventory}
-        empty = PlainGpus(self.settings, self.now, **known)
+        empty = PlainGpus(self.settings, self.now, inventory=self.inventory)
+        empty.excluded, empty.ignored = self.excluded, self.ignored
         empty.readings[key] = replace(
             reading, processes=tuple(left), memory_used_mb=used, utilization_percent=utilization
         )
