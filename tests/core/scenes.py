@@ -42,9 +42,11 @@ class Scene:
         links = tuple(gpu.ProcessId(ancestor, 1.0) for ancestor in ancestors)
         return gpu.GpuProcess(gpu.ProcessId(pid, 1.0), memory_mb, "train", links)
 
-    def ask(self, pid: int, now: float, *, again: int = 0, parent: str | None = None, **wishes: Any) -> None:
+    def ask(
+        self, pid: int, now: float, *, again: int = 0, parent: str | None = None, node: str | None = None, **wishes: Any
+    ) -> None:
         request = self.core.request
-        holder = request.Holder(process=self.core.gpu.ProcessId(pid, 1.0))
+        holder = request.Holder(process=self.core.gpu.ProcessId(pid, 1.0), node=node)
         asked = request.Request(request.Wishes(**wishes), holder, parent=parent)
         self.pool.do(self.core.commands.RequestLease(f"lease{pid}{'again' * again}", asked), now)
 
@@ -113,6 +115,21 @@ def another_asks_for_what_a_process_has_left(core: Core) -> None:
     scene.see(5.0, scene.process(1))
     scene.ask(2, 6.0)
     scene.ask(1, 7.0, again=True)
+
+
+def a_process_of_another_node_asks_for_what_one_has_left(core: Core) -> None:
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1))
+    scene.ask(1, 6.0, again=1, node="another")
+
+
+def ask_where_the_load_is_unknown(core: Core) -> None:
+    scene = Scene(core)
+    scene.see(2.0, utilization=None)
+    scene.ask(1, 3.0)
 
 
 def the_same_asks_for_what_he_has_left(core: Core) -> None:
@@ -295,6 +312,8 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a lease of a process that is watched does not run out": hold_for_longer_than_the_ttl,
     "more than a context is something left": release_while_the_process_stays,
     "what a process has left keeps nobody of that process out": the_same_asks_for_what_he_has_left,
+    "what a process has left is for no process of another node": a_process_of_another_node_asks_for_what_one_has_left,
+    "unknown is not zero": ask_where_the_load_is_unknown,
     "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_taken_away,
     "only what the own process has left does not count": two_leave_something_and_one_asks_again,
     "what a process has left is no way past somebody ahead": another_asks_for_what_a_process_has_left,
