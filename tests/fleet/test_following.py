@@ -37,7 +37,7 @@ def test_a_candidate_begins_with_the_snapshot_and_what_comes_after_it() -> None:
 
     assert [each.position for each in fresh] == [7, 8, 9]
     assert following.question(9) is None
-    assert following.lag(11) == 2
+    assert following.position == 9
 
 
 def test_a_candidate_knows_the_event_of_its_snapshot_even_if_nothing_came_after_it() -> None:

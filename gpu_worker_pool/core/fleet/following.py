@@ -95,10 +95,6 @@ class Following:
     # The last position at which the journal was seen to have what this candidate has.
     matched: int = 0
 
-    def lag(self, head: int) -> int:
-        """How many events this candidate is behind."""
-        return max(head - self.position, 0)
-
     def reload(self, reason: str) -> None:
         """Note that the pool in memory is not the journal's. What is remembered of the journal stays."""
         self.reload_because = reason
