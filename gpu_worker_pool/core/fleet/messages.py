@@ -1,0 +1,148 @@
+"""What an agent and the leader tell each other.
+
+The leader decides; the box that has the GPU keeps the lease (custody.py). Pool times are the leader's. A time that an agent
+tells is the last one that it heard from the leader before it looked, so that no two clocks are ever compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLease:
+    """A lease as a box keeps it. `gpus` are the UUIDs of its GPUs on this node. The box that `is_custodian` decides when
+    its TTL has run out; `ttl_s` is None if the lease lasts as long as its holder's process. The request and the times are
+    there so that a database that lost the grant can have it back.
+    """
+
+    id: str
+    fence: int
+    request: Request
+    gpus: tuple[str, ...]
+    ttl_s: float | None
+    is_custodian: bool
+    requested_at: float
+    granted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOver:
+    """The box ended a lease: its TTL ran out, or its holder died. It is told until the leader says that it has ended."""
+
+    lease_id: str
+    fence: int | None
+    reason: EndReason
+
+
+# --- from the agent to the leader ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """The first message. `url` is where other boxes reach this one. `machine_id` tells two boxes of one name apart."""
+
+    node: str
+    machine_id: str
+    boot_id: str
+    url: str
+    version: str
+    epoch_seen: int
+    fence_seen: int
+    gpus: tuple[InventoryGpu, ...] | None
+    leases: tuple[KeptLease, ...]
+    over: tuple[LeaseOver, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Readings of the GPUs that changed, or that the leader waits for. All others were read too and are the same. The
+    look began after the agent had heard the pool time `heard`.
+    """
+
+    heard: float
+    changed: tuple[Reading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GrantKept:
+    """The grant is on the disk of this box, and the holder was alive."""
+
+    lease_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class HolderIsDead:
+    """A process of this node that waits in the queue, or was to get a lease, does not exist any more."""
+
+    lease_id: str
+
+
+AgentMessage = Announce | Report | GrantKept | LeaseOver | HolderIsDead
+
+
+# --- from the leader to an agent -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A process of this node waits in the queue; its death is to be told."""
+
+    lease_id: str
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class EndWarning:
+    """The leader ends a lease in so many seconds; None: it does not, after all."""
+
+    lease_id: str
+    reason: EndReason | None
+    in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to Announce: everything that this node has by the journal. The agent forgets what is not in it. `key` is
+    what the agent shows with the calls that it passes on. `boxes` are the URLs of all nodes.
+    """
+
+    epoch: int
+    time: float
+    key: str
+    pool_id: str
+    leases: tuple[KeptLease, ...]
+    watches: tuple[Watch, ...]
+    boxes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What has happened to leases of this node. Without any it is a sign of life, which carries the time. `look`: the
+    leader waits for a reading.
+    """
+
+    epoch: int
+    time: float
+    grants: tuple[KeptLease, ...] = ()
+    ended: tuple[str, ...] = ()
+    watches: tuple[Watch, ...] = ()
+    unwatched: tuple[str, ...] = ()
+    warnings: tuple[EndWarning, ...] = ()
+    boxes: tuple[tuple[str, str], ...] | None = None
+    look: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The leader does not take this agent, in a sentence for its log: another box has its name, for example."""
+
+    why: str
+
+
+LeaderMessage = Welcome | Orders | Rejected
