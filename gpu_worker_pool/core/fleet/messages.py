@@ -44,13 +44,16 @@ class LeaseOver:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The first message. `url` is where other boxes reach this one. `machine_id` tells two boxes of one name apart."""
+    """The first message. `url` is where other boxes reach this one. `machine_id` tells two boxes of one name apart. A
+    candidate can lead.
+    """
 
     node: str
     machine_id: str
     boot_id: str
     url: str
     version: str
+    is_candidate: bool
     epoch_seen: int
     fence_seen: int
     gpus: tuple[InventoryGpu, ...] | None
