@@ -262,4 +262,5 @@ def _leader(row: Any) -> LeaderRow:
         batch=row["batch"],
         expires_in_s=row["expires_in_s"],
         wall_now=row["wall_now"],
+        has_moved=row["has_moved"],
     )

@@ -273,6 +273,13 @@ class Candidate:
                     following.reload(str(error))
                     continue
                 fresh = [each.event for each in following.take(question, stored, row.head)]
+                if following.gone:
+                    logger.error(
+                        "the database of the fleet lost %d events that this server knew, and another leader went on "
+                        "without them: leases that were granted then are gone",
+                        following.gone,
+                    )
+                    following.gone = 0
                 restore(self._state, fresh)
                 self.election.see_epoch(following.epoch)
                 self._show(row, fresh)

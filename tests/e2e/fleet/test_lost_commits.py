@@ -49,6 +49,19 @@ def test_a_leader_that_lives_writes_what_is_missing(fleet: Fleet, standby: Postg
     assert see(fleet.leader(), "a", "b", "c") == told
 
 
+def test_a_leader_that_lives_does_so_after_a_failover_that_took_long(fleet: Fleet, standby: PostgresServer) -> None:
+    """Nobody leads by then, and the follower may ask first. It knows less, so it waits for the last leader."""
+    leader = fleet.leader()
+    fall_behind(fleet, standby)
+    told = ask(leader, "a", "b")
+    fleet.database.kill()
+    until(lambda: not leader.health()["can_grant"], "the leader no longer trusts itself")
+
+    standby.promote()
+
+    assert see(fleet.leader(), "a", "b") == told
+
+
 def test_a_follower_that_knows_more_repairs_it_when_the_leader_is_dead(fleet: Fleet, standby: PostgresServer) -> None:
     leader = fleet.leader()
     (follower,) = fleet.others(leader)
