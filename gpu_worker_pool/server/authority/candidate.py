@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -96,6 +97,7 @@ class Candidate:
         now, row = self._clock(), self.election.row
         leads = self.election.may_act(now)
         is_led = row is not None and now < self.election.heard_at + row.expires_in_s
+        is_led = is_led and (leads or self._is_another(row))
         lag_s = 0.0 if leads else None if self._caught_up_at is None else round(now - self._caught_up_at, 3)
         return FleetView(
             id=self._database.pool_id or None,
@@ -312,7 +314,12 @@ class Candidate:
         )
 
     def _show(self, row: LeaderRow, events: Sequence[Event]) -> None:
+        if not self._is_another(row):
+            row = replace(row, expires_in_s=0.0)  # what is left of this server's own leadership
         self._led.follow(self._state, row, events, pool_id=self._database.pool_id)
+
+    def _is_another(self, row: LeaderRow | None) -> bool:
+        return row is not None and row.url != self._url
 
     def _note(self, events: Sequence[Event]) -> None:
         """Once the TakenOver of this leader is written, it answers callers."""
@@ -335,6 +342,7 @@ class Candidate:
             self._writer = None
         if self._catching_up is not None:
             self._catching_up.cancel()
+        self._caught_up_at = self._clock()
         # What is not written may be in this state.
         self.following.reload("this server led before")
         why = f"{reason}: {trouble}" if trouble else reason

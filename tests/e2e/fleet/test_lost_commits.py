@@ -87,7 +87,7 @@ def test_a_candidate_on_a_standby_says_so_and_leads_once_it_is_promoted(fleet: F
     alone = fleet.candidates[0]
     alone.env = {**alone.env, "GPU_POOL_FLEET": standby.url(fleet.name)}
     alone.start()
-    assert "this server is a read-only standby: name the primary in the URL" in alone.health()["reason"]
+    assert "if it is a standby, name the primary in the URL" in alone.health()["reason"]
 
     standby.promote()
 
