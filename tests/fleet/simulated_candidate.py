@@ -51,7 +51,7 @@ SETTINGS = PoolSettings()
 LOOK_EVERY_S = 1.2
 SNAPSHOT_EVERY = 8
 # Shorter than in the product, so that a history is over sooner.
-HEAD_START_S = 2.0
+HEAD_START_S = 4.0
 
 
 class SimulatedCandidate(SimulatedProcess):
@@ -137,6 +137,7 @@ class SimulatedCandidate(SimulatedProcess):
                 assert_never(action)
 
         def then(row: LeaderRow | None) -> None:
+            self.election.known_head = self.following.known_head
             self.carry_out(self.election.answered(action, row, self.boot_now()))
             if row is not None:
                 self.hear(row, position)

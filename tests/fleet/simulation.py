@@ -18,7 +18,7 @@ from tests.fleet.simulated_world import DATABASE, World
 # The last disturbance begins before this time.
 TROUBLE_S = 4.0
 AT_LEAST_S = 5.0
-AT_MOST_S = 14.0
+AT_MOST_S = 16.0
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Trouble:
 
         down_s = self.rng.uniform(2.5, 4.5)
         self.then(down_s, "the standby, which is behind, is promoted", up)
-        world.at(down_s + 3.0, check)
+        world.at(down_s + HEAD_START_S + 1.0, check)
 
     def set_clock(self) -> None:
         database, world = self.world.database, self.world

@@ -328,6 +328,17 @@ def test_after_a_failover_a_candidate_that_did_not_lead_last_waits() -> None:
     assert now == pytest.approx(100.0 + ElectionPace().head_start_s)
 
 
+@pytest.mark.parametrize(("known_head", "share"), [(5, 1.0), (6, 0.5)])
+def test_of_the_others_one_that_knows_more_than_the_standby_goes_first(known_head: int, share: float) -> None:
+    election = candidate(spread_s=0.0)
+    (read,) = election.wake(100.0)
+    assert isinstance(read, ReadLeader)
+    election.known_head = known_head
+    election.answered(read, replace(row(-1.0, head=5), has_moved=True), 100.0)
+
+    assert election._free_at(replace(row(-1.0, head=5), has_moved=True), 100.0) == 100.0 + 6.0 * share
+
+
 def test_after_a_failover_the_last_leader_claims_at_once() -> None:
     election = leader(won_at=100.0)
     (renew,) = election.wake(101.1)

@@ -21,7 +21,8 @@ class ElectionPace:
     one can begin, also if their clocks run at slightly different rates.
 
     `head_start_s` is for the last leader, after the database has failed over: a standby may have been behind, and of all
-    candidates only the last leader surely knows what clients were told. It is longer than it takes to connect again.
+    candidates only the last leader surely knows what clients were told. It is longer than it takes to connect again. A
+    candidate that knows more than the standby waits for half of it.
     """
 
     spread_s: float = 0.0
@@ -112,6 +113,8 @@ class Election:
     seen_epoch: int = 0
     # The last epoch in which this candidate answered callers.
     led_epoch: int = 0
+    # The last event of the journal that this candidate knows; the driver sets it before it tells an answer.
+    known_head: int = 0
     leadership: Leadership | None = None
     is_retiring: bool = False
     is_stopped: bool = False
@@ -255,7 +258,8 @@ class Election:
         lasts_s = 0.0 if self._is_left_behind(now) else max(row.expires_in_s, 0.0)
         free_at = self.heard_at + lasts_s + self.pace.spread_s
         if row.has_moved and self.led_epoch < self.seen_epoch:
-            free_at = max(free_at, self._moved_at + self.pace.head_start_s)
+            wait_s = self.pace.head_start_s / (2 if self.known_head > row.head else 1)
+            free_at = max(free_at, self._moved_at + wait_s)
         return free_at
 
     def _is_left_behind(self, now: float) -> bool:

@@ -98,6 +98,11 @@ class Following:
     # How many events that this candidate had seen in the journal are gone for good: another leader went on without them.
     gone: int = 0
 
+    @property
+    def known_head(self) -> int:
+        """The last event that was seen in the journal, whatever the pool in memory has."""
+        return max(self.position, self.recent.last or 0)
+
     def reload(self, reason: str) -> None:
         """Note that the pool in memory is not the journal's. What is remembered of the journal stays."""
         self.reload_because = reason

@@ -194,6 +194,7 @@ class Candidate:
             self._wake.set()
             return
         self._trouble = None
+        self.election.known_head = self.following.known_head
         self._carry_out(self.election.answered(question, row, self._clock()))
         mine = self.election.leadership
         if row is None:
