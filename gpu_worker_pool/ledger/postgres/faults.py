@@ -26,7 +26,8 @@ _ADVICE = {
     "server's pg_hba.conf",
     "3D000": "there is no such database: create it (createdb), or correct its name in the URL",
     "42501": "the role may not do this: for the first start, GRANT CREATE ON DATABASE to it, or let an administrator create "
-    "the schema (CREATE SCHEMA gpu_pool AUTHORIZATION the_role)",
+    "the schema (CREATE SCHEMA gpu_pool AUTHORIZATION the_role); if the tables are there, from a backup for example, make it "
+    "their owner (ALTER SCHEMA and ALTER TABLE ... OWNER TO)",
     "53100": "the disk of the database is full: free space there",
     "53200": "the database server has too little memory",
     "53300": "the database has too many connections: raise its max_connections, or end other programs' connections; each "
