@@ -74,8 +74,9 @@ def own_address(settings: ServerSettings, port: int) -> str:
     if given := settings.gpu_pool_fleet_address:
         parts = urlsplit(given)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+            shown = "not a URL without a user and parameters" if "@" in given or "?" in given else repr(given)
             raise FleetUnusable(
-                f"GPU_POOL_FLEET_ADDRESS is {given!r}; it must be the URL at which the other boxes reach this server, "
+                f"GPU_POOL_FLEET_ADDRESS is {shown}; it must be the URL at which the other boxes reach this server, "
                 "such as http://gpu-01:8000"
             )
         return given.rstrip("/")

@@ -362,3 +362,17 @@ def test_a_leader_of_an_earlier_epoch_was_not_the_last() -> None:
     election.answered(read, replace(row(-1.0, epoch=4, term="t1"), has_moved=True), 101.0)
 
     assert isinstance(election.wake(election.wake_at)[0], ReadLeader)
+
+
+def test_a_candidate_that_cannot_read_the_journal_lets_the_others_go_first() -> None:
+    election = leader(won_at=100.0)
+
+    assert election.fail_to_lead(4, "t1", "damaged", 101.0) == [
+        LeadershipLost(4, "damaged"),
+        HandOverLeadership(4, "t1"),
+    ]
+    (read,) = election.wake(101.0)
+    assert isinstance(read, ReadLeader)
+    election.answered(read, row(-1.0, epoch=4, term="t1"), 101.0)
+
+    assert election._free_at(row(-1.0), 101.0) == 107.0

@@ -124,6 +124,7 @@ class Election:
     _row_since: float = -inf
     # Since when the database is known to have moved.
     _moved_at: float = inf
+    _claim_after: float = -inf
     _asked: _Asked | None = None
     _ask_at: float = -inf
     _numbers: int = 0
@@ -211,6 +212,13 @@ class Election:
         """Give up a leadership that an append was refused for, or that cannot go on."""
         return self._lose(reason, now) if self._is_mine(epoch, term) else []
 
+    def fail_to_lead(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
+        """Give up a leadership that could not begin, because the journal cannot be read. The others go first from now on."""
+        if not self._is_mine(epoch, term):
+            return []
+        self._claim_after = now + self.pace.head_start_s
+        return [*self._lose(reason, now), HandOverLeadership(epoch, term)]
+
     def retire(self) -> None:
         """Begin a clean stop: claim nothing more. A leader keeps what it has until all is written; then call `stop`."""
         self.is_retiring = True
@@ -260,7 +268,7 @@ class Election:
         if row.has_moved and self.led_epoch < self.seen_epoch:
             wait_s = self.pace.head_start_s / (2 if self.known_head > row.head else 1)
             free_at = max(free_at, self._moved_at + wait_s)
-        return free_at
+        return max(free_at, self._claim_after)
 
     def _is_left_behind(self, now: float) -> bool:
         """Whether the database's clock went back, and the leader is gone: its leadership would last for too long."""

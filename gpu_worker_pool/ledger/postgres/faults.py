@@ -30,7 +30,7 @@ _ADVICE = {
     "their owner (ALTER SCHEMA and ALTER TABLE ... OWNER TO)",
     "53100": "the disk of the database is full: free space there",
     "53200": "the database server has too little memory",
-    "53300": "the database has too many connections: raise its max_connections, or end other programs' connections; each "
+    "53300": "the database has too many connections: raise its max_connections, or the role's CONNECTION LIMIT, or end other programs' connections; each "
     "candidate needs two, and one for each report",
     "53": "the database server is short of resources",
     "25006": "it can only be read: if it is a standby, name the primary in the URL, or name all servers (host1,host2) so "

@@ -73,6 +73,8 @@ class Candidate:
         self._running: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._trouble: str | None = None
+        # Why the journal could not be read, the last time that was tried.
+        self._why_unread: str | None = None
         self._is_settled = asyncio.Event()
         # When the journal was last read to the end that it then had.
         self._caught_up_at: float | None = None
@@ -106,6 +108,7 @@ class Candidate:
             leader=row.holder if row is not None and is_led else None,
             leader_url=row.url if row is not None and is_led else None,
             lag_s=lag_s,
+            trouble=self._why_unread or self._trouble,
         )
 
     async def stop(self) -> None:
@@ -221,6 +224,12 @@ class Candidate:
             self._led.say_trouble(f"nobody is known to lead the fleet: {why}")
             self._is_settled.set()
 
+    def _say_unread(self, why: str) -> None:
+        if why != self._why_unread:
+            logger.error("the journal of the fleet cannot be read: %s", why)
+        self._why_unread = self._trouble = why
+        self._say_trouble(why)
+
     def _begin_to_catch_up(self, row: LeaderRow, won: LeadershipWon | None) -> None:
         """Read what the journal has. A follower that does so already is not disturbed; a new leader is."""
         if self._catching_up is not None and not self._catching_up.done():
@@ -234,10 +243,10 @@ class Candidate:
         began = self._clock()
         try:
             await self._catch_up(row, must_match=False)
-            self._caught_up_at = began
+            self._caught_up_at, self._why_unread = began, None
             await self._write_snapshot_if_due(row.head, is_leader=False)
         except JournalError as error:
-            self._say_trouble(str(error))
+            self._say_unread(str(error))
             return
         if self.election.leadership is None:
             self._show(row, ())
@@ -251,8 +260,8 @@ class Candidate:
             await self._catch_up(won.row, must_match=True)
             await self._lead(won)
         except JournalError as error:
-            self._say_trouble(str(error))
-            self._carry_out(self.election.step_down(won.epoch, won.term, str(error), self._clock()))
+            self._say_unread(str(error))
+            self._carry_out(self.election.fail_to_lead(won.epoch, won.term, str(error), self._clock()))
 
     async def _catch_up(self, row: LeaderRow, *, must_match: bool) -> None:
         """Apply what the journal has up to the head that this row tells."""

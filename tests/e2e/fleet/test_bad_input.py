@@ -83,6 +83,11 @@ def served(folder: Path, *flags: str, **env: str) -> Iterator[Served]:
             {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_ADDRESS": "gpu-01"},
             "http://gpu-01:8000",
         ),
+        (
+            (),
+            {"GPU_POOL_FLEET": "postgresql://a@b/c", "GPU_POOL_FLEET_ADDRESS": f"http://u:{SECRET}@gpu-01:8000"},
+            "it must be the URL at which",
+        ),
     ],
 )
 def test_it_does_not_start_as_a_pool_of_its_own(

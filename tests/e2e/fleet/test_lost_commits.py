@@ -122,3 +122,22 @@ def fail_over(fleet: Fleet, standby: PostgresServer) -> None:
     assert int(standby.execute(HEAD, fleet.name)) < head
     standby.promote()
     until(lambda: int(standby.execute(HEAD, fleet.name)) >= head, "what was lost is written again")
+
+
+def test_a_follower_that_cannot_read_the_journal_says_so_and_lets_others_lead(fleet: Fleet) -> None:
+    leader = fleet.leader()
+    (follower,) = fleet.others(leader)
+    follower.kill()
+    fleet.database.execute("DELETE FROM gpu_pool.event WHERE position = 1", fleet.name)
+    follower.start()
+
+    def damage() -> str | None:
+        health = follower.health()
+        return health["reason"] if health.get("status") == "degraded" else None
+
+    assert "could not take over: the journal in the database" in until(damage, "the follower cannot read the journal")
+    assert follower.health()["fleet"]["leader"] is not None
+    leader.kill()
+    until(lambda: follower.health()["fleet"]["leader"] is None, "nobody leads")
+    assert "damaged" in until(damage, "it still cannot")
+    assert not follower.leads
