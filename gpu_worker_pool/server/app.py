@@ -45,7 +45,7 @@ from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
 from .calls.quotas import QuotaCalls
 from .calls.statistics import Statistics
-from .fleet import FleetUnusable, fleet_database, own_address, spread_s
+from .fleet import FleetUnusable, check_own_journal, fleet_database, own_address, spread_s
 from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
 from .http.router import Router
@@ -170,6 +170,9 @@ class PoolApp:
         raise_limit()
         try:
             self._database = fleet_database(self.settings)
+            if self._database is not None:
+                pool = self.settings.pool_settings()
+                await asyncio.to_thread(check_own_journal, journal_path(self.settings), pool)
             await self._authority.start(self._journal_source())
         except (JournalInUse, StateDirUnsafe, FleetUnusable) as error:
             self.why_not_started = str(error)

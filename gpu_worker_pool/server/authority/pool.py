@@ -138,6 +138,11 @@ class Pool:
         if not self._driver.is_open:
             raise self._driver.not_written()
 
+    def check_leads(self) -> None:
+        """Raise NotWritten if another server decides: what this one knows may be old."""
+        if not self._driver.is_leading:
+            raise self._driver.not_written()
+
     async def request(
         self,
         lease_id: str,

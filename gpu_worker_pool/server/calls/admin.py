@@ -88,6 +88,7 @@ class AdminCalls:
         return Response(200, encode(IgnoredProcesses(ignored_processes=names)))
 
     def _key(self, gpu: str) -> GpuKey:
+        self._pool.check_leads()
         state = self._pool.state
         for key, slot in state.slots.items():
             if gpu == key.uuid or (slot.reading is not None and gpu == str(slot.reading.gpu.index)):
