@@ -29,9 +29,21 @@ class RecentEvent:
     parent: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBox:
+    """A box of the fleet, as its leader knows it. `heard_ago_s` is null if the leader has not heard of it."""
+
+    node: str
+    url: str | None
+    state: Literal["up", "unknown"]
+    is_leader: bool
+    version: str | None = None
+    heard_ago_s: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageExtras:
-    """The page's data besides the pool."""
+    """The page's data besides the pool. `boxes` is null on a server without a fleet."""
 
     now: str | None
     started_at: str | None
@@ -46,6 +58,7 @@ class PageExtras:
     title: str
     docs: str | None
     version: str
+    boxes: tuple[PageBox, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

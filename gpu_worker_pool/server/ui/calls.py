@@ -14,7 +14,7 @@ from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.wire.page import MeView
-from gpu_worker_pool.wire.routes import HOURS_OF_PAGE
+from gpu_worker_pool.wire.routes import HOURS_OF_PAGE, WEEKS_OF_PAGE
 
 from .data import PageData
 
@@ -55,6 +55,7 @@ class PageCalls:
             "page_peers": _share(data.peers),
             "page_quotas": _share(data.quotas),
             "page_timeline": self.timeline,
+            "page_weeks": self.weeks,
         }
 
     async def page(self, call: Call) -> Response:
@@ -72,6 +73,9 @@ class PageCalls:
 
     async def timeline(self, call: Call) -> Response:
         return await _get(self._data.timelines[call.query(HOURS_OF_PAGE)["hours"]], call)
+
+    async def weeks(self, call: Call) -> Response:
+        return await _get(self._data.weeks[call.query(WEEKS_OF_PAGE)["weeks"]], call)
 
     def _file(self, name: str, call: Call) -> Response:
         file = self._files.find(name)

@@ -19,7 +19,7 @@ from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.page import PageExtras
-from gpu_worker_pool.wire.routes import PAGE_HOURS
+from gpu_worker_pool.wire.routes import PAGE_HOURS, PAGE_WEEKS
 
 from .recent_events import RecentEvents
 
@@ -55,12 +55,17 @@ class PageData:
         self.timelines = {
             hours: SharedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
         }
+        # Weeks of leases take seconds to read, and change slowly.
+        self.weeks = {
+            number: SharedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
+        }
         self.pool = SharedAnswer(self._make_pool, 0.5)
         self.history = SharedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = SharedAnswer(usage.usage_today, 10.0, may_be_old=True)
         self.peers = SharedAnswer(peers.encoded, 1.0, may_be_old=True)
         self.quotas = SharedAnswer(quotas.encoded, 2.0, may_be_old=True)
-        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *self.timelines.values())
+        by_span = (*self.timelines.values(), *self.weeks.values())
+        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *by_span)
 
     def stop(self) -> None:
         for answer in self._all:

@@ -259,8 +259,8 @@ class Details {
   height = 0;
   node = el(
     "div",
-    { id: "details", class: "details", role: "region", "aria-labelledby": "details-title" },
-    el("div", { class: "details-head" }, this.#title, this.#close),
+    { id: "details", class: "in-full", role: "region", "aria-labelledby": "details-title" },
+    el("div", { class: "in-full-head" }, this.#title, this.#close),
     this.#list,
   );
 

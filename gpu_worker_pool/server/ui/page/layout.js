@@ -1,9 +1,9 @@
 // Where each tile of the compact grid is, without the document. Only the lines that are seen are ever drawn.
 
-export const TILE_HEIGHT = 38;
+export const TILE_HEIGHT = 36;
 export const GAP = 4;
-export const HEAD_HEIGHT = 26;
-export const BOX_GAP = 14;
+export const HEAD_HEIGHT = 22;
+export const BOX_GAP = 12;
 const LEAST_TILE = 66;
 // A box with up to so many GPUs is one block, and several blocks stand abreast; a larger one has the whole width.
 const MOST_IN_BLOCK = 16;

@@ -61,8 +61,8 @@ class NodeQueue {
     this.#waiters.arrange(shown.map((lease) => lease.key)).forEach((waiter, i) => {
       this.#pieces.plan(waiter, () => waiter.update(shown[i], pool, clocks, rights, mine));
     });
-    const hidden = pool.queueLength - shown.length;
-    show(this.#more, hidden > 0);
+    const hidden = pool.queueLength - pool.queue.length;
+    show(this.#more, hidden > 0 && shown.length === pool.queue.length);
     text(this.#more, `and ${hidden} more`);
   }
 }

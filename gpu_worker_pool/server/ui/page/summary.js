@@ -44,7 +44,7 @@ export class Summary {
     const up = pools.filter((node) => node.isUp !== false);
     const length = up.reduce((total, node) => total + node.pool.queueLength, 0);
     const first = up.find((node) => node.pool.queue.length > 0);
-    stat("waiting", String(length), first === undefined ? "nobody waits" : startOf(first.pool.queue[0], first.clocks) || `the first since ${duration((first.clocks.nowMs - first.pool.queue[0].requested_at) / 1000)}`);
+    stat("waiting", String(length), first === undefined ? "nobody waits" : startOf(first.pool.queue[0], first.clocks) || `the first for ${duration((first.clocks.nowMs - first.pool.queue[0].requested_at) / 1000)}`);
   }
 
   #drawMine(all, pools) {
