@@ -101,6 +101,8 @@ UNTIL = Parameter("until", "End of the span, likewise. Default: now.")
 HOURS = Parameter("hours", "How far back from now.", DEFAULT_HOURS, Range(FEWEST_HOURS, MOST_HOURS), "hours")
 HOURS_OF_PAGE = Parameter("hours", "How far back from now.", "6", choices=PAGE_HOURS)
 WEEKS_OF_PAGE = Parameter("weeks", "How many weeks, with this one.", PAGE_WEEKS[0], choices=PAGE_WEEKS)
+NODE_OF_GPU = Parameter("node", "The node of the GPU.", longest=MAX_REASON)
+UUID_OF_GPU = Parameter("uuid", "The UUID of the GPU.", longest=MAX_REASON)
 PACE_S = Parameter(
     "pace_s",
     "Send only the event `changed`, at most once in so many seconds.",
@@ -278,6 +280,11 @@ TABLE: tuple[Resource, ...] = (
     ),
     _for_page("/ui/data/me", None, _get("page_me", "Who calls", page.MeView, (401, 403, 422))),
     _for_page("/ui/data/pool", None, _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
+    _for_page(
+        "/ui/data/gpu",
+        None,
+        _get("page_gpu", "One GPU in full", page.GpuDetails, (404, 422), query=(NODE_OF_GPU, UUID_OF_GPU)),
+    ),
     _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
     _for_page("/ui/data/usage", None, _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
     _for_page(
