@@ -9,7 +9,7 @@ import { Happened } from "./happened.js";
 import { Live } from "./live.js";
 import { Mine } from "./mine.js";
 import { nowMs, serverTimeAgeS, setNow } from "./now.js";
-import { readBoxes, readFleet, readPool } from "./pool.js";
+import { addDetails, readBoxes, readFleet, readPool } from "./pool.js";
 import { Queue } from "./queue.js";
 import { Quotas } from "./quotas.js";
 import { Summary } from "./summary.js";
@@ -22,6 +22,7 @@ const HISTORY_EVERY_MS = 30_000;
 const ACCOUNTS_EVERY_MS = 60_000;
 const ACCOUNTS_SOON_MS = 3000;
 const WEEKS_EVERY_MS = 300_000;
+const ONE_GPU_EVERY_MS = 2000;
 const QUOTAS_EVERY_MS = 10_000;
 // Accounts may be slightly older than the time that they state.
 const ACCOUNTS_LAG_MS = 2000;
@@ -36,7 +37,7 @@ const actions = new Actions(access, (kind, words) => {
 });
 const tokenDialog = new TokenDialog(access);
 const mine = new Mine(access, () => draw());
-const gpus = new Gpus(actions, mine, () => {}, placeQueue);
+const gpus = new Gpus(actions, mine, askInFull, placeQueue);
 const summary = new Summary(mine);
 const weeks = new Weeks();
 const queue = new Queue(actions);
@@ -49,6 +50,7 @@ const notices = new KeyedChildren(byId("notices"), () => new Notice());
 let view = null;
 let pool = null;
 let boxes = null;
+let inFull = null;
 let fleet = null;
 let peers = [];
 let peersReceivedAt = 0;
@@ -66,6 +68,11 @@ const history = new Repeated("ui/data/history", HISTORY_EVERY_MS, (answer) => {
 const usageToday = accounts("ui/data/usage", usage);
 const lastHours = accounts("ui/data/timeline?hours=6", timeline);
 const byWeek = new Repeated("ui/data/weeks?weeks=4", WEEKS_EVERY_MS, (answer) => weeks.update(answer), (error) => weeks.fail(error));
+const oneGpu = new Repeated("", ONE_GPU_EVERY_MS, (answer) => {
+  inFull = answer;
+  addDetails(pool, inFull);
+  draw();
+});
 const allQuotas = new Repeated("ui/data/quotas", QUOTAS_EVERY_MS, (answer) => quotas.update(answer), (error) => quotas.fail(error));
 const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (peersError = error.message));
 
@@ -93,6 +100,7 @@ function receive(answer) {
   if (pool !== null && pool.serverId !== answer.pool.server_id) history.repeatWithin(0);
   view = answer;
   pool = readPool(answer.pool);
+  if (inFull !== null) addDetails(pool, inFull);
   fleet = readFleet(answer.fleet ?? answer.pool.fleet);
   boxes = fleet === null ? null : readBoxes(answer.boxes);
   naming.isFleet = boxes !== null;
@@ -115,6 +123,7 @@ function repeatOthers() {
   usageToday.repeatIfDue();
   allQuotas.repeatIfDue();
   lastHours.repeatIfDue();
+  repeatOneGpu();
   byWeek.repeatIfDue();
   if (view.has_peers) otherNodes.repeatIfDue();
 }
@@ -143,6 +152,17 @@ function draw() {
   gpus.update(shown, access);
   queue.update(pools, access, mine, gpus.view === "grid");
   happened.update(view.happened, parseTime(view.started_at), pools[0].clocks);
+}
+
+/** A large pool is sent in brief: what the user opens is asked for. */
+function askInFull(opened) {
+  inFull = null;
+  oneGpu.path = opened === null || !opened.box.isOwn ? "" : `ui/data/gpu?${new URLSearchParams({ node: opened.gpu.node ?? "", uuid: opened.gpu.uuid })}`;
+  repeatOneGpu();
+}
+
+function repeatOneGpu() {
+  if (view.is_brief === true && oneGpu.path !== "") oneGpu.repeatIfDue();
 }
 
 /** The queue stands above the grid, because there may be many GPUs; and below the cards. */

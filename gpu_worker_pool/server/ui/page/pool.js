@@ -25,6 +25,7 @@ export function readPool(answer) {
   const leases = new Map(objects(pool.leases).map(readLease).map((lease) => [lease.id, lease]));
   const queue = withKeys(objects(pool.queue).map(readLease), "id");
   const gpus = withKeys(objects(pool.gpus).map(readGpu), "uuid");
+  nameGpus(leases, gpus);
   const inside = new Map();
   for (const lease of leases.values()) if (lease.parent !== null) inside.set(lease.parent, [...(inside.get(lease.parent) ?? []), lease]);
   return {
@@ -45,6 +46,34 @@ export function readPool(answer) {
     bookings: objects(pool.bookings).map(readBooking),
     queueLength: Math.max(number(pool.queue_length) ?? 0, queue.length),
   };
+}
+
+/** In brief a lease does not name its GPUs: they name it. */
+function nameGpus(leases, gpus) {
+  for (const gpu of gpus) {
+    for (const id of gpu.leases) {
+      const lease = leases.get(id);
+      if (lease === undefined || lease.namesGpus) continue;
+      lease.gpus.push(gpu);
+      if (!lease.nodes.includes(gpu.node)) lease.nodes.push(gpu.node);
+    }
+  }
+}
+
+/** Add what the server says of one GPU in full to a pool that it sent in brief. */
+export function addDetails(pool, answer) {
+  const gpu = readGpu(isObject(answer.gpu) ? answer.gpu : {});
+  const place = pool.gpus.findIndex((each) => each.uuid === gpu.uuid && each.node === gpu.node);
+  if (place < 0) return;
+  const { reason, processes, outside_mb, temperature_c, power_draw_w } = gpu;
+  pool.gpus[place] = { ...pool.gpus[place], reason, processes, outside_mb, temperature_c, power_draw_w };
+  for (const lease of objects(answer.leases).map(readLease)) {
+    if (lease.parent !== null) {
+      const others = (pool.inside.get(lease.parent) ?? []).filter((each) => each.id !== lease.id);
+      pool.inside.set(lease.parent, [...others, lease]);
+    } else if (!pool.leases.has(lease.id)) continue; // it has ended since
+    pool.leases.set(lease.id, lease);
+  }
 }
 
 /** What the leader knows of the boxes of a fleet; null on one box. */
@@ -146,6 +175,7 @@ function readLease(lease) {
     end_reason: word(lease.end_reason),
     position: number(lease.position),
     gpus,
+    namesGpus: Array.isArray(lease.gpus),
     nodes: [...new Set(gpus.map((gpu) => gpu.node))],
     owner: word(lease.owner),
     worker_id: word(lease.worker_id),
