@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .leases import GpuRef
-from .pool import PoolView
+from .leases import DrainingLeaseView, GpuRef, LeaseView
+from .pool import PoolGpu, PoolView
 
 RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_service", "in_service"]
 
@@ -29,9 +29,23 @@ class RecentEvent:
     parent: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBox:
+    """A box of the fleet, as its leader knows it. `heard_ago_s` is null if the leader has not heard of it."""
+
+    node: str
+    url: str | None
+    state: Literal["up", "unknown"]
+    is_leader: bool
+    version: str | None = None
+    heard_ago_s: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageExtras:
-    """The page's data besides the pool."""
+    """The page's data besides the pool. `boxes` is null on a server without a fleet. With `is_brief` the pool is so large
+    that of its GPUs and leases only some keys are sent.
+    """
 
     now: str | None
     started_at: str | None
@@ -46,6 +60,8 @@ class PageExtras:
     title: str
     docs: str | None
     version: str
+    boxes: tuple[PageBox, ...] | None = None
+    is_brief: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +72,14 @@ class _PagePool:
 @dataclass(frozen=True, kw_only=True)
 class PageView(PageExtras, _PagePool):
     """The pool and the page's other data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDetails:
+    """One GPU in full, with its leases and those inside them."""
+
+    gpu: PoolGpu
+    leases: tuple[LeaseView | DrainingLeaseView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,10 @@ from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.page import PageExtras
-from gpu_worker_pool.wire.routes import PAGE_HOURS
+from gpu_worker_pool.wire.page import GpuDetails, PageExtras
+from gpu_worker_pool.wire.routes import PAGE_HOURS, PAGE_WEEKS
 
+from .brief import MOST_IN_FULL, encode_brief, gpu_details
 from .recent_events import RecentEvents
 
 # Imported by name: the import contracts take the package itself for the client, which the server must not load.
@@ -55,12 +56,17 @@ class PageData:
         self.timelines = {
             hours: SharedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
         }
+        # Weeks of leases take seconds to read, and change slowly.
+        self.weeks = {
+            number: SharedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
+        }
         self.pool = SharedAnswer(self._make_pool, 0.5)
         self.history = SharedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = SharedAnswer(usage.usage_today, 10.0, may_be_old=True)
         self.peers = SharedAnswer(peers.encoded, 1.0, may_be_old=True)
         self.quotas = SharedAnswer(quotas.encoded, 2.0, may_be_old=True)
-        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *self.timelines.values())
+        by_span = (*self.timelines.values(), *self.weeks.values())
+        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *by_span)
 
     def stop(self) -> None:
         for answer in self._all:
@@ -70,8 +76,12 @@ class PageData:
         for answer in self._all:
             await answer.close()
 
+    def gpu(self, node: str, uuid: str) -> GpuDetails | None:
+        return gpu_details(self._pool, node, uuid)
+
     async def _make_pool(self) -> bytes:
-        pool = await encode_pool(self._pool, MOST_QUEUED)
+        is_brief = len(self._pool.state.slots) > MOST_IN_FULL
+        pool = await (encode_brief if is_brief else encode_pool)(self._pool, MOST_QUEUED)
         settings, sampler = self._settings, self._sampler
         extras = PageExtras(
             # By the clock of the leases' times; by the wall clock before the journal is open.
@@ -88,6 +98,7 @@ class PageData:
             title=settings.title,
             docs=settings.docs_url.lstrip("/") or None,
             version=VERSION,
+            is_brief=is_brief,
         )
         return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
 
