@@ -37,7 +37,7 @@ def test_a_round_without_a_leader_is_repeated_after_a_pause_that_grows_to_a_limi
         search.told(ONE, None)
         step = search.next_step(now, None)
         assert isinstance(step, PauseUntil)
-        pauses.append(step.at - now)
+        pauses.append(round(step.at - now, 6))
         now = step.at
     assert pauses == sorted(pauses)
     assert max(pauses) <= PACE.max_s
