@@ -30,6 +30,7 @@ LATER: dict[type, dict[str, object]] = {
     Wishes: {"among": None, "nodes": 1},
     Holder: {"node": None},
     Request: {"parent": None, "time_limit_s": None, "preemptible": False},
+    ev.NodeJoined: {"machine_id": None},
     ev.HistoryCondensed: {"recent": ()},
     ev.LeaseGranted: {"limit": None, "weight": None},
     ev.LeaseEnded: {"by": None, "why": None},
