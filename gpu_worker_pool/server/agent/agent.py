@@ -10,7 +10,6 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import aiohttp
@@ -325,13 +324,16 @@ class Agent:
             else:
                 return
 
-    def _carry_out(self, part: Sequence[tuple[CustodyAction, Link | None]]) -> None:
+    def _note_holders(self, part: Sequence[tuple[CustodyAction, Link | None]]) -> None:
         leases = self._custody.leases
         added = [action.lease for action, _ in part if isinstance(action, Keep)]
         ended = [action.lease_id for action, _ in part if isinstance(action, Drop)]
         ended += [action.over.lease_id for action, _ in part if isinstance(action, NoteOver)]
         if added or ended:
             self._holders.note((lease for lease in added if lease.id in leases), ended, leases)
+
+    def _carry_out(self, part: Sequence[tuple[CustodyAction, Link | None]]) -> None:
+        self._note_holders(part)
         dead: set[str] = set()
         for action, link in part:
             match action:
@@ -355,4 +357,3 @@ class Agent:
                     link.send(message)
                 case CloseLink(why=why) if link is not None:
                     link.close(why)
-

@@ -104,4 +104,3 @@ class BoxHolders:
                 self._simulated.occupy(uuid, holders)
             except ValueError:
                 logger.debug("there is no simulated GPU %s any more", uuid)
-

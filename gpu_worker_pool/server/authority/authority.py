@@ -116,9 +116,7 @@ class Authority:
             self.leader.begin(epoch, pool_id)
         # The nodes of a fleet are announced by their agents.
         node = None if self._box is None else self._node
-        self._driver.lead(
-            state, writer, boot_id=boot_id(), wall_now=wall_now, epoch=epoch, node=node, may_act=may_act
-        )
+        self._driver.lead(state, writer, boot_id=boot_id(), wall_now=wall_now, epoch=epoch, node=node, may_act=may_act)
         self.pool.pool_id = pool_id
         logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
         if self._box is not None:
