@@ -14,7 +14,6 @@ from typing import Protocol
 
 import aiohttp
 
-import gpu_worker_pool
 from gpu_worker_pool.core.fleet.custody import (
     CloseLink,
     CustodyAction,
@@ -40,6 +39,7 @@ from gpu_worker_pool.ledger.turn import Waiters
 from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.authority.snapshot import Snapshot
+from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.service import FleetView
 
 from .box_holders import BoxHolders
@@ -218,7 +218,7 @@ class Agent:
     async def _join(self, session: aiohttp.ClientSession, url: str) -> None:
         """Be the agent of this leader until the connection ends: always LinkLost."""
         address = self._own_url if url == self._url else url
-        socket = await connect(session, address, self.node, gpu_worker_pool.__version__, self._fleet_key)
+        socket = await connect(session, address, self.node, VERSION, self._fleet_key)
         try:
             # What is announced must be on the disk.
             while not self._is_idle.is_set():
@@ -227,7 +227,7 @@ class Agent:
             self._leader_url = url
             self._do(self._custody.tick(self._now()))
             is_candidate = self._leadership is not None
-            link.send(self._custody.announce(self._url, gpu_worker_pool.__version__, is_candidate, self._inventory()))
+            link.send(self._custody.announce(self._url, VERSION, is_candidate, self._inventory()))
             self._set_alarm()
             await link.run(self._take)
         finally:

@@ -12,7 +12,6 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-import gpu_worker_pool
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.server.agent.handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce
@@ -20,6 +19,7 @@ from gpu_worker_pool.server.agent.link import MOST_BYTES, NOT_LEADING
 from gpu_worker_pool.server.agent.message_codec import decode_message, encode_message
 from gpu_worker_pool.server.http.access import is_loopback
 from gpu_worker_pool.server.http.connection import Connection
+from gpu_worker_pool.server.version import VERSION
 
 from .fleet_leader import FleetLeader
 
@@ -102,7 +102,7 @@ class AgentEndpoint:
     async def _shake_hands(self, connection: _Connection) -> Hello:
         hello: Hello = await connection.read(Hello, _MOST_BYTES_OF_STRANGER)
         self._check_leads()
-        challenge = Challenge(self._node, new_nonce(), gpu_worker_pool.__version__)
+        challenge = Challenge(self._node, new_nonce(), VERSION)
         await connection.send(encode_message(challenge))
         proof: Proof = await connection.read(Proof, _MOST_BYTES_OF_STRANGER)
         if not self._key.is_proven(proof, "agent", hello, challenge):
