@@ -32,7 +32,7 @@ class FleetView:
     """
 
     id: str | None
-    role: Literal["leader", "follower"]
+    role: Literal["leader", "follower", "agent"]
     epoch: int | None
     leader: str | None
     leader_url: str | None

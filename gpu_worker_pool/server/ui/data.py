@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from importlib import import_module
 
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
@@ -18,14 +17,13 @@ from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.page import GpuDetails, PageExtras
 from gpu_worker_pool.wire.routes import PAGE_HOURS, PAGE_WEEKS
 
 from .brief import MOST_IN_FULL, encode_brief, gpu_details
 from .recent_events import RecentEvents
 
-# Imported by name: the import contracts take the package itself for the client, which the server must not load.
-VERSION: str = import_module("gpu_worker_pool").__version__
 MOST_QUEUED = 200
 
 
