@@ -40,7 +40,7 @@ _NAMES: dict[type, tuple[str, ...]] = {
 # Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
 # and older programs can read journals that do not use the field.
 _LATER: dict[type, dict[str, object]] = {
-    Wishes: {"among": None, "nodes": 1},
+    Wishes: {"among": None, "nodes": 1, "node": None},
     Holder: {"node": None},
     Request: {"parent": None, "time_limit_s": None, "preemptible": False},
     ev.HistoryCondensed: {"recent": ()},
