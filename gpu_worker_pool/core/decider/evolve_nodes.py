@@ -32,7 +32,7 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
 
 def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
     known = state.nodes.get(event.node)
-    state.nodes[event.node] = Node(event.boot_id, event.gpus)
+    state.nodes[event.node] = Node(event.boot_id, event.gpus, event.machine_id)
     new = {GpuKey(event.node, gpu.uuid): gpu for gpu in event.gpus or ()}
     for gpu in (known.gpus or ()) if known else ():
         key = GpuKey(event.node, gpu.uuid)
@@ -55,6 +55,24 @@ def _node_rebooted(state: PoolState, event: ev.NodeRebooted) -> None:
 
 def _node_announced(state: PoolState, event: ev.NodeAnnounced) -> None:
     state.announced.add(event.node)
+    if event.fence_seen:
+        state.fences[event.node] = max(state.fences.get(event.node, 0), event.fence_seen)
+
+
+def _node_silenced(state: PoolState, event: ev.NodeSilenced) -> None:
+    state.announced.discard(event.node)
+    _void_readings(state, [slot for slot in state.slots.values() if slot.key.node == event.node])
+    state.unsettle()
+
+
+def _node_forgotten(state: PoolState, event: ev.NodeForgotten) -> None:
+    for gpu in state.nodes.pop(event.node).gpus or ():
+        slot = state.slots[GpuKey(event.node, gpu.uuid)]
+        slot.installed = None
+        _void_readings(state, [slot])
+    for key in [key for key in state.excluded if key.node == event.node]:
+        del state.excluded[key]
+    state.unsettle()
 
 
 def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
@@ -117,4 +135,6 @@ NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.NodeRebooted: _node_rebooted,
     ev.NodeAnnounced: _node_announced,
     ev.NodeRenamed: _node_renamed,
+    ev.NodeSilenced: _node_silenced,
+    ev.NodeForgotten: _node_forgotten,
 }

@@ -29,7 +29,8 @@ class PoolState:
     """Everything a decision is made from.
 
     `clock` is the latest time seen; it never goes back. `deadlines` has the due times of live leases: the TTL while
-    queued or active, the drain limit while draining. An active lease of a local holder has none. `timetable` has the
+    queued or active, the drain limit while draining. An active lease of a local holder has none, nor has one in a fleet
+    (an epoch above 0): its box counts its TTL. `timetable` has the
     times at which active leases are to be warned or ended. Until `settled_until` no waiter except `newcomers` can be
     served unless an event happens; a change that may matter resets it. `capacity` is an index over the slots and can be
     rebuilt from them.
@@ -135,8 +136,12 @@ class PoolState:
         self.unsettle()
 
     def restart_deadline(self, lease: LiveLease, at: float) -> None:
-        """Give a lease its full TTL from this time on, or its drain limit."""
+        """Give a lease its full TTL from this time on, or its drain limit. In a fleet the box of an active lease counts
+        its TTL.
+        """
         limit_s = self.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.ttl_s
+        if self.epoch > 0 and isinstance(lease, ActiveLease):
+            limit_s = None
         if limit_s is None:
             self.deadlines.drop(lease.id)
         else:
