@@ -59,7 +59,7 @@ class UsageView:
     there are too many owners to show each.
     """
 
-    node: str
+    node: str | None
     since: str | None
     until: str | None
     complete_since: str | None
@@ -107,7 +107,7 @@ class TimelineView:
     held their GPUs.
     """
 
-    node: str
+    node: str | None
     since: str | None
     until: str | None
     complete_since: str | None
