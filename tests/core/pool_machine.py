@@ -50,7 +50,7 @@ wishes = st.fixed_dictionaries(
         "nodes": st.sampled_from([1, 1, 1, 1, 2]),
         "node": st.sampled_from([None, None, *NODES, "gone"]),
     }
-).map(lambda wished: {**wished, "node": None} if wished["nodes"] > 1 else wished)
+).map(lambda wished: wished if wished["nodes"] == 1 else {**wished, "node": None})
 looks = st.lists(
     st.tuples(
         gpu_numbers,

@@ -100,11 +100,15 @@ class PoolState:
             slot = self.slots[key] = GpuSlot(key)
         return slot
 
+    def slots_on(self, node: str | None) -> Collection[GpuSlot]:
+        """The GPUs of a node, or all."""
+        if node is None:
+            return self.slots.values()
+        return [self.slots[key] for key in self.capacity.gpus_of(node)] if node in self.capacity.nodes else []
+
     def slots_for(self, wishes: Wishes) -> Collection[GpuSlot]:
         """The GPUs that a request considers: those of its node, or all."""
-        if wishes.node is None:
-            return self.slots.values()
-        return [self.slots[key] for node in self.capacity.nodes_for(wishes) for key in self.capacity.gpus_of(node)]
+        return self.slots_on(wishes.node)
 
     def forget_slot_if_unknown(self, slot: GpuSlot) -> None:
         """Forget a GPU that has no lease, no reading and no place in the inventory."""

@@ -19,8 +19,8 @@ from .accept import wants_page
 from .access import AccessRules
 from .bodies import ClientGone
 from .call import Call, Handlers
-from .head import check_head
 from .fleet_routing import FleetRouting
+from .head import check_head
 from .problems import Refused, problem_of
 from .response import Headers, Response
 from .route_index import RouteIndex, RouteMatch
