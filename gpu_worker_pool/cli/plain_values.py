@@ -25,7 +25,7 @@ class PlainValues:
         if type(value) is wanted and wanted in {int, float}:
             return value
         if not self._has_parser:
-            if type(value) is wanted is str:
+            if wanted is str and isinstance(value, str):
                 return value
             if wanted == list[str] and isinstance(value, list | tuple) and all(type(item) is str for item in value):
                 return list(value)
