@@ -148,6 +148,7 @@ class SimulatedAgent(SimulatedProcess):
                 disk.leases.pop(lease_id, None)
                 disk.over.pop(lease_id, None)
                 box.told_over.pop(lease_id, None)
+                box.dropped.add(lease_id)
             case NoteOver(over=over):
                 box.check_over(over, disk.leases.get(over.lease_id))
                 disk.leases.pop(over.lease_id, None)

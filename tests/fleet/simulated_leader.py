@@ -142,6 +142,8 @@ class SimulatedLeader:
             self.unkept.setdefault(lease_id, []).append((events, answer))
         else:
             self.world.check_told(self, lease)
+            expires_at = self.candidate.state.expires_at(lease_id)
+            self.world.left_s[lease_id] = max(0.0 if expires_at is None else expires_at - self.now(), 0.0)
             answer(events, lease)
 
     def is_confirmed(self, lease_id: str) -> bool:
