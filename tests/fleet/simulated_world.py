@@ -72,6 +72,8 @@ class World:
         }
         # How much of its TTL is left at least, as the client of a lease was last told.
         self.left_s: dict[str, float] = {}
+        # Leases that were written when their box had them already: the database had lost them.
+        self.recovered: set[str] = set()
         # The epoch in which a lease was granted.
         self.granted_in: dict[str, int] = {}
         self.candidates = [
@@ -247,6 +249,8 @@ class World:
     def check_grant(self, event: ev.LeaseGranted) -> None:
         self.granted_in.setdefault(event.lease_id, self.database.row.epoch)
         box = self.boxes[event.gpus[0].node]
+        if event.lease_id in box.kept:
+            self.recovered.add(event.lease_id)
         others = [id_ for id_ in box.processes if id_ != event.lease_id]
         if others and event.lease_id not in box.kept:
             self.violate(f"{event.lease_id} was granted a GPU with processes of {others}")
