@@ -96,7 +96,8 @@ def check_acknowledged(world: World) -> None:
         if isinstance(stored.event, ev.LeaseQueued)
     }
     granted = {stored.event.lease_id for stored in database.events if isinstance(stored.event, ev.LeaseGranted)}
-    holding = {client.id for client in world.clients if client.believes}
+    there = [agent.box for agent in world.agents.values() if not agent.is_dead and agent.custody.is_welcome]
+    holding = {client.id for client in world.clients if client.believes and client.box in there}
     for lease_id in world.acked_grants:
         # What the database lost is brought back by the boxes, if it is still held.
         if lease_id not in granted and (not is_lost or lease_id in holding):

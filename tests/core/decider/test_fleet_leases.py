@@ -305,6 +305,19 @@ def test_a_lost_grant_does_not_come_back_on_a_gpu_that_another_lease_holds() -> 
     assert box.stage("other") == "active"
 
 
+def test_a_lost_grant_does_not_come_back_beside_a_later_grant_of_the_same_request() -> None:
+    before = fleet()
+    before.ask("a")
+    kept = before.kept("a")
+    box = without(before, "a")
+    box.observe_now(reading(0, node="y"))
+    box.ask("a")
+    assert (box.fence_of("a"), box.gpus_of("a")) == (kept.fence, (key(0, "y"),))
+
+    assert box.do(cmd.RecoverLease(kept, "x")) == []
+    assert box.gpus_of("a") == (key(0, "y"),)
+
+
 def test_each_box_brings_back_its_part_of_a_gang() -> None:
     before = fleet()
     before.ask("gang", nodes=2)
