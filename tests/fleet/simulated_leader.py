@@ -120,7 +120,8 @@ class SimulatedLeader:
         node = event.gpus[0].node
         if node not in self.heard_at:
             self.world.violate(f"{event.lease_id} was granted a GPU of a box that has not announced itself")
-        if self.world.now - self.heard_at[node] > SILENT_S:
+        is_open = any(link.agent.name == node for link in self.links.values())
+        if not is_open or self.world.now - self.heard_at[node] > SILENT_S:
             self.world.violate(f"{event.lease_id} was granted a GPU of a box that is silent")
 
     def call(self, command: cmd.RequestLease | cmd.Renew | cmd.Release, answer: Answer) -> None:

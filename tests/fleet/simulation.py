@@ -29,6 +29,7 @@ class Fleet:
     candidate: type[SimulatedCandidate] = SimulatedCandidate
     database: Callable[[], SimulatedDatabase] = SimulatedDatabase
     agent: type[SimulatedAgent] = SimulatedAgent
+    client: type[SimulatedClient] = SimulatedClient
 
 
 def simulate(seed: int, fleet: Fleet = Fleet(), trace: Callable[[str], None] | None = None) -> World:  # noqa: B008 - it is frozen
@@ -39,7 +40,7 @@ def simulate(seed: int, fleet: Fleet = Fleet(), trace: Callable[[str], None] | N
     for agent in world.agents.values():
         world.at(rng.uniform(0.0, 0.5), agent.start)
     for number in range(rng.choice((2, 3, 4))):
-        client = SimulatedClient(world, number)
+        client = fleet.client(world, number)
         world.clients.append(client)
         world.at(rng.uniform(0.1, 4.0), client.send)
     trouble = Trouble(world)
