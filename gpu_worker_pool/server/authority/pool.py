@@ -23,6 +23,7 @@ from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
+from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import until_gone
 from gpu_worker_pool.wire.service import FleetView
@@ -58,6 +59,8 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds. The journal of one box is enough.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] = _written_is_confirmed
+        # None on a server without a fleet.
+        self.membership: Membership | None = None
         self.node = node
         self._driver = driver
         self._sampler = sampler

@@ -105,6 +105,8 @@ class LeaseCalls:
         arrived_at = await self._pool.heartbeat_turn(body.count(b",") + 1, name)
         form = parse_form(RenewForm, body)
         ids = form.ids
+        if (kept := await self._renewed_here(form, caller)) is not None:
+            return Response(200, encode(kept))
         state = self._pool.state
         leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
         others = [
@@ -122,6 +124,28 @@ class LeaseCalls:
         if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait_for(len(ids), name):
             outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
         return Response(200, encode(outcome))
+
+    async def _renewed_here(self, form: RenewForm, caller: Caller) -> RenewAnswer | None:
+        """The outcome for leases that this box of a fleet keeps, whoever leads; None if it does not keep all of them."""
+        member = self._pool.membership
+        if member is None:
+            return None
+        found = await member.renew(
+            form.ids,
+            lambda owner: may_manage(caller, owner, self._tokens),
+            wait_s=form.wait_s,
+            warned=form.warned,
+        )
+        if found.denied:
+            others = ", ".join(f"{lease_id} (of {owner})" for lease_id, owner in found.denied[:5])
+            raise Denied(
+                403, f"Only their owner or an administrator may renew these leases: {others}{_you_are(caller)}."
+            )
+        if found.elsewhere:
+            return None
+        return RenewAnswer(
+            renewed=found.renewed, lost=found.lost, held_s=_rounded_down(found.held_s), pool_id=self._pool.pool_id
+        )
 
     async def release(self, call: Call) -> Response:
         lease_id = check_lease_id(call.parameters["lease_id"])
