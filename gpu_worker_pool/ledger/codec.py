@@ -27,7 +27,7 @@ EVENT_KINDS: dict[str, type] = {
 # Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
 # and older programs can read journals that do not use the field.
 LATER: dict[type, dict[str, object]] = {
-    Wishes: {"among": None, "nodes": 1},
+    Wishes: {"among": None, "nodes": 1, "node": None},
     Holder: {"node": None},
     Request: {"parent": None, "time_limit_s": None, "preemptible": False},
     ev.NodeJoined: {"machine_id": None},

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease, QueuedLease
 from gpu_worker_pool.core.model.node import Node
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
@@ -89,7 +89,11 @@ def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
         state.slots[new] = GpuSlot(new, None, slot.occupants, slot.members, slot.installed)
         state.touch((key, new))
     for lease_id, lease in state.leases.items():
-        state.leases[lease_id] = _on_renamed(lease, event, moved)
+        renamed = state.leases[lease_id] = _on_renamed(lease, event, moved)
+        if isinstance(lease, QueuedLease) and isinstance(renamed, QueuedLease) and lease.request.parent is None:
+            # It may be in another line: what it asks for is on the node that was renamed.
+            state.queue.leave(lease)
+            state.queue.join(renamed)
     state.excluded = dict(zip(moved(state.excluded), state.excluded.values(), strict=True))
     state.bookings = {id_: replace(booking, gpus=moved(booking.gpus)) for id_, booking in state.bookings.items()}
     state.reclaimable = {
@@ -101,9 +105,11 @@ def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
 def _on_renamed(
     lease: LiveLease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]
 ) -> LiveLease:
-    holder = lease.request.holder
+    holder, wishes = lease.request.holder, lease.request.wishes
     if holder.node == event.old:
         lease = replace(lease, request=replace(lease.request, holder=replace(holder, node=event.new)))
+    if wishes.node == event.old:
+        lease = replace(lease, request=replace(lease.request, wishes=replace(wishes, node=event.new)))
     if isinstance(lease, ActiveLease):
         return replace(lease, gpus=moved(lease.gpus))
     if isinstance(lease, DrainingLease):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
@@ -99,6 +99,16 @@ class PoolState:
         if slot is None:
             slot = self.slots[key] = GpuSlot(key)
         return slot
+
+    def slots_on(self, node: str | None) -> Collection[GpuSlot]:
+        """The GPUs of a node, or all."""
+        if node is None:
+            return self.slots.values()
+        return [self.slots[key] for key in self.capacity.gpus_of(node)] if node in self.capacity.nodes else []
+
+    def slots_for(self, wishes: Wishes) -> Collection[GpuSlot]:
+        """The GPUs that a request considers: those of its node, or all."""
+        return self.slots_on(wishes.node)
 
     def forget_slot_if_unknown(self, slot: GpuSlot) -> None:
         """Forget a GPU that has no lease, no reading and no place in the inventory."""
