@@ -14,7 +14,8 @@ from typing import Protocol
 
 import aiohttp
 
-from gpu_worker_pool.core.fleet.custody import (
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
+from gpu_worker_pool.core.fleet.custody_actions import (
     CloseLink,
     CustodyAction,
     Drop,
@@ -67,6 +68,10 @@ class Leadership(Protocol):
         """The leader by the database; None if that is not known."""
 
     def node_of_key(self, key: str) -> str | None:
+        """As in Membership."""
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
         """As in Membership."""
 
 
@@ -163,6 +168,10 @@ class Agent:
     @property
     def boxes(self) -> Mapping[str, str]:
         return self._boxes
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
+        return {} if self._leadership is None else self._leadership.box_infos
 
     def node_of_key(self, key: str) -> str | None:
         return None if self._leadership is None else self._leadership.node_of_key(key)

@@ -31,11 +31,11 @@ class Boxes:
         self.all = [*fleet.candidates, agent]
 
     def pool(self) -> Any:
-        return self.fleet.leader().json("/pool")
+        return self.fleet.leader().json("/fleet/pool")
 
     def request(self, lease_id: str, **form: object) -> Any:
         """A lease of a remote holder, by the leader."""
-        status, lease = self.fleet.leader().call("PUT", f"/leases/{lease_id}", {"ttl_s": 5.0, **form})
+        status, lease = self.fleet.leader().call("PUT", f"/fleet/leases/{lease_id}", {"ttl_s": 5.0, **form})
         assert (status, lease.get("state")) == (201, "active"), lease
         return lease
 
@@ -45,12 +45,12 @@ class Boxes:
         return self.request(lease_id, among=mine[:1], **form)
 
     def state(self, lease_id: str) -> Any:
-        status, lease = self.fleet.leader().call("GET", f"/leases/{lease_id}")
+        status, lease = self.fleet.leader().call("GET", f"/fleet/leases/{lease_id}")
         return (lease["state"], lease["end_reason"]) if status == 200 else (status, lease)
 
     def release(self, *lease_ids: str) -> None:
         for lease_id in lease_ids:
-            assert self.fleet.leader().call("DELETE", f"/leases/{lease_id}")[0] == 200
+            assert self.fleet.leader().call("DELETE", f"/fleet/leases/{lease_id}")[0] == 200
 
 
 def renewed(box: Box, *lease_ids: str, **form: object) -> bool:
@@ -60,7 +60,8 @@ def renewed(box: Box, *lease_ids: str, **form: object) -> bool:
 
 def are_up(boxes: Boxes) -> bool:
     """Whether all GPUs of all boxes can be granted."""
-    return sum(gpu["state"] == "free" for gpu in boxes.pool()["gpus"]) == GPUS * len(boxes.all)
+    free = [gpu for gpu in boxes.pool()["gpus"] if gpu["state"] == "free"]
+    return len(free) == GPUS * len(boxes.all)
 
 
 @pytest.fixture(scope="module")
