@@ -70,7 +70,11 @@ def served(folder: Path, *flags: str, **env: str) -> Iterator[Served]:
         ),
         (("--fleet", f"postgresql://box/db?password={SECRET}"), {}, "set GPU_POOL_FLEET to the URL"),
         (("--fleet", ""), {}, "it is empty; write the URL of the database"),
-        (("--fleet", "http://gpu-01,http://gpu-02"), {}, "needs the URL of the database"),
+        (("--fleet", "http://gpu-01,http://gpu-02"), {}, "a fleet over several machines needs a key"),
+        (("--fleet", "postgresql://box/db"), {}, "make one with `openssl rand -hex 32`"),
+        (("--fleet", "http://gpu-01,gpu-02"), {}, "has 'gpu-02'; a box that cannot lead needs the URLs of boxes"),
+        (("--fleet", "http://gpu-01"), {"GPU_POOL_FLEET_KEY": SECRET}, "has 14 characters; a key needs at least 16"),
+        (("--fleet", "http://gpu-01"), {"GPU_POOL_FLEET_KEY_FILE": "missing"}, "GPU_POOL_FLEET_KEY_FILE cannot be read"),
         ((), {"GPU_POOL_FLEET": f"mysql://ada:{SECRET}@box/db"}, "is not of the form postgresql://user:password@host"),
         ((), {"GPU_POOL_FLEET": f"postgresql://ada:{SECRET}/?#@box/db"}, "write @ : / ? # and % in a user name"),
         (
