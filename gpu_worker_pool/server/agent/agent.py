@@ -64,6 +64,10 @@ class Leadership(Protocol):
     def is_leading(self) -> bool:
         """Whether it leads now, and is sure of it."""
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not known who leads."""
+
     def leader_url(self) -> str | None:
         """The leader by the database; None if that is not known."""
 
@@ -163,6 +167,8 @@ class Agent:
     def trouble(self) -> str | None:
         if self.is_leader or self._welcome is not None:
             return None
+        if self._leadership is not None and self._leadership.leader_url() is None and self._leadership.trouble:
+            return self._leadership.trouble
         return f"this box has no connection to a leader of the fleet: {self._search.trouble or 'it looks for one'}"
 
     @property

@@ -21,6 +21,10 @@ class CandidateLeadership:
         return self._leader.is_leading
 
     @property
+    def trouble(self) -> str | None:
+        return self._pool.trouble
+
+    @property
     def box_infos(self) -> Mapping[str, BoxInfo]:
         return self._leader.boxes
 
