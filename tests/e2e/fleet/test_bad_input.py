@@ -239,7 +239,7 @@ def assert_in_trouble(server: Served, says: str, *, is_first: bool = True) -> st
     status, count = server.call("GET", "/gpu/count")
     assert (status, count["gpu_count"]) == (200, 1)
     _, asked = server.call("PUT", "/leases/a", {})
-    _, renewed = server.call("POST", "/leases/renew", {"ids": ["a"]})
+    _, renewed = server.call("POST", "/leases/renew", {"ids": ["unknown"]})
     _, pool = server.call("GET", "/pool")
     assert asked["status"] == renewed["status"] == 503
     for text in (asked["detail"], renewed["detail"], health(server)["reason"], pool.get("trouble") or pool["detail"]):

@@ -54,9 +54,9 @@ def leader(fleet: Fleet, client: Client) -> Candidate:
 @pytest.mark.parametrize("failpoint", ["before_append", "after_append"])
 def test_killed_at_a_failpoint(fleet: Fleet, client: Client, failpoint: str, times: int) -> None:
     first, second = fleet.candidates
-    # The take-over and the inventory are written first.
-    fleet.let_lead(first, GPU_POOL_FAILPOINT=f"{failpoint}:{times + 2}")
-    client.port = first.port
+    # The take-over is written first. The boxes are known already.
+    fleet.let_lead(first, GPU_POOL_FAILPOINT=f"{failpoint}:{times + 1}")
+    client.port = fleet.await_boxes(3).port
 
     with pytest.raises(Died):  # noqa: PT012 - anywhere in there
         for _ in range(20):
