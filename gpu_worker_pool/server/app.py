@@ -275,9 +275,9 @@ class PoolApp:
             leadership=CandidateLeadership(self._authority.pool, leader) if is_candidate else None,
             simulated=self._simulated,
         )
-        agent = self._agent
+        self.pool.membership = self._agent
         if not is_candidate:
-            self.pool.fleet = agent.view
+            self.pool.fleet = self._agent.view
         self._endpoint = AgentEndpoint(settings.gpu_pool_node, key, leader, self._known_leader)
 
     def _known_leader(self) -> str | None:

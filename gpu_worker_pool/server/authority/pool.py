@@ -61,9 +61,9 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds. The journal of one box is enough.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] = _written_is_confirmed
-        self.node = node
         # The fleet as this box sees it; None on a server without one.
         self.membership: Membership | None = None
+        self.node = node
         self._driver = driver
         self._sampler = sampler
         self._machine = machine
