@@ -58,7 +58,9 @@ class HandMadeMembership:
         warned: Collection[str] = (),
     ) -> BoxRenewal:
         elsewhere = tuple(id_ for id_ in lease_ids if id_ not in self.kept and not id_.startswith("over"))
-        denied = tuple((id_, self.kept[id_]) for id_ in lease_ids if id_ in self.kept and not caller_may(self.kept[id_]))
+        denied = tuple(
+            (id_, self.kept[id_]) for id_ in lease_ids if id_ in self.kept and not caller_may(self.kept[id_])
+        )
         if denied:
             return BoxRenewal(denied=denied)
         here = tuple(id_ for id_ in lease_ids if id_ in self.kept)
