@@ -5,6 +5,7 @@ is made by hand.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,7 +26,8 @@ from gpu_worker_pool.server.http.protocol import BoundedProtocol
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.leases import NotRenewed, Renewed
 
-LEADER, OTHER = "gpu-01", "gpu-02"
+# Simulated GPUs are named after their node, and tests that run at the same time must not lock each other's.
+LEADER, OTHER = (f"gpu-{number}-{os.getpid()}" for number in ("01", "02"))
 KEY = "the key that the leader gave to gpu-02"
 TOKENS = "admin:secret-of-admin,ada:secret-of-ada"
 FLEET_KEY = "a key that all boxes of the fleet have"
@@ -105,25 +107,34 @@ class TwoBoxes:
         await self.leader.app.pool.caught_up()
 
 
+async def until(look: Callable[[], bool]) -> None:
+    """Wait for something that tells nobody."""
+    while not look():  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def two_boxes(folder: Path, **settings: Any) -> AsyncIterator[TwoBoxes]:
-    async with aiohttp.ClientSession() as session, _served(folder / "1", LEADER, session, settings) as leader:
-        async with _served(folder / "2", OTHER, session, settings) as other:
-            boxes = {LEADER: leader.url, OTHER: other.url}
-            leader.membership.is_leader = True
-            leader.membership.keys = {KEY: OTHER}
-            now = leader.app.pool.now()
-            leader.membership.box_infos = {
-                LEADER: BoxInfo(leader.url, "1.0", is_candidate=True, is_up=True, heard_at=now),
-                OTHER: BoxInfo(other.url, "1.0", is_candidate=False, is_up=False, heard_at=now - 5.0),
-            }
-            other.membership.leader_url, other.membership.key = leader.url, KEY
-            for box in (leader, other):
-                box.membership.boxes = boxes
-                box.app.pool.membership = box.membership
-            found = TwoBoxes(leader, other)
-            await found.read_the_other()
-            yield found
+    async with (
+        aiohttp.ClientSession() as session,
+        _served(folder / "1", LEADER, session, settings) as leader,
+        _served(folder / "2", OTHER, session, settings) as other,
+    ):
+        boxes = {LEADER: leader.url, OTHER: other.url}
+        leader.membership.is_leader = True
+        leader.membership.keys = {KEY: OTHER}
+        now = leader.app.pool.now()
+        leader.membership.box_infos = {
+            LEADER: BoxInfo(leader.url, "1.0", is_candidate=True, is_up=True, heard_at=now),
+            OTHER: BoxInfo(other.url, "1.0", is_candidate=False, is_up=False, heard_at=now - 5.0),
+        }
+        other.membership.leader_url, other.membership.key = leader.url, KEY
+        for box in (leader, other):
+            box.membership.boxes = boxes
+            box.app.pool.membership = box.membership
+        found = TwoBoxes(leader, other)
+        await found.read_the_other()
+        yield found
 
 
 @asynccontextmanager
@@ -142,8 +153,7 @@ async def _served(
     config = uvicorn.Config(app, log_config=None, http=BoundedProtocol, ws="none", proxy_headers=False)
     server = uvicorn.Server(config)
     running = asyncio.ensure_future(server._serve(sockets=[listener]))
-    while not server.started and not running.done():
-        await asyncio.sleep(0)
+    await until(lambda: server.started or running.done())
     try:
         yield Box(app, url, HandMadeMembership(node), session)
     finally:
