@@ -94,7 +94,7 @@ class PlainGpus:
     def suits_inside(self, key: Key, parent: Lease, wishes: Any) -> bool:
         """Whether a GPU of a lease could serve a request inside it if no other were inside."""
         if key not in self.readings:
-            return True
+            return wishes.node in {None, key.node}
         return self._fits(key, wishes) and (wishes.memory_mb or 0) <= self.limit_inside(key, parent)
 
     def usable_inside(self, parent: Lease, wishes: Any) -> list[Key]:
@@ -306,7 +306,7 @@ class PlainGpus:
 
     def _fits(self, key: Key, wishes: Any) -> bool:
         is_of_model = wishes.model is None or wishes.model in self.readings[key].gpu.name
-        return bool(is_of_model and self.is_among(key, wishes.among))
+        return bool(is_of_model and wishes.node in {None, key.node} and self.is_among(key, wishes.among))
 
     def is_among(self, key: Key, names: tuple[str, ...] | None) -> bool:
         """Whether a GPU goes by one of these names: its index, its UUID, or how no other UUID of its node begins."""

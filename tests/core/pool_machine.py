@@ -38,6 +38,7 @@ AMONG: list[tuple[str, ...] | None] = [
 ]
 
 gpu_numbers = st.integers(0, len(GPUS) - 1)
+# A gang is not bound to one node.
 wishes = st.fixed_dictionaries(
     {
         "gpus": st.sampled_from([1, 1, 1, 2, 2, 3]),
@@ -47,8 +48,9 @@ wishes = st.fixed_dictionaries(
         "utilization_threshold_percent": st.sampled_from([None, None, None, 50.0, 99.0]),
         "among": st.sampled_from([None] * 3 * len(AMONG) + AMONG),
         "nodes": st.sampled_from([1, 1, 1, 1, 2]),
+        "node": st.sampled_from([None, None, *NODES, "gone"]),
     }
-)
+).map(lambda wished: wished if wished["nodes"] == 1 else {**wished, "node": None})
 looks = st.lists(
     st.tuples(
         gpu_numbers,
@@ -214,7 +216,9 @@ class PoolMachine(RuleBasedStateMachine):
         was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
         could_be = self._could_ever({**wishes, "among": asked.wishes.among})
         is_within_limits = self._is_within_limits(asked)
-        assert was_refused == (not is_within_limits or (bool(self.pool.model.inventory) and not could_be))
+        # A node that the pool has never heard of may still join.
+        is_known = any(asked.wishes.node in {None, key.node} for key in self.pool.model.inventory)
+        assert was_refused == (not is_within_limits or (is_known and not could_be))
         return multiple() if was_refused else (f"lease{self.count}", asked)
 
     @rule(target=leases, memory_mb=st.sampled_from([8_000, 40_000]))
@@ -238,6 +242,7 @@ class PoolMachine(RuleBasedStateMachine):
             and not (self.key(number) in seen and seen[self.key(number)].other_server)
             and (wishes["model"] is None or wishes["model"] in name)
             and self.pool.model.is_among(self.key(number), wishes["among"])
+            and wishes.get("node") in {None, node}
             and (wishes["memory_mb"] or 0) <= percent * total / 100
         ]
         large = [node for node in set(fitting) if fitting.count(node) >= wishes["gpus"]]

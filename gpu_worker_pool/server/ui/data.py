@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
 
@@ -16,7 +17,8 @@ from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.http.response import encode
-from gpu_worker_pool.server.http.shared_answer import SharedAnswer
+from gpu_worker_pool.server.http.scope import Scope
+from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.page import PageExtras
 from gpu_worker_pool.wire.routes import PAGE_HOURS
@@ -26,6 +28,21 @@ from .recent_events import RecentEvents
 # Imported by name: the import contracts take the package itself for the client, which the server must not load.
 VERSION: str = import_module("gpu_worker_pool").__version__
 MOST_QUEUED = 200
+# A page shows one box or the whole fleet; of more boxes than this the pages do not share their data.
+MOST_SCOPES = 64
+
+
+class ScopedAnswer:
+    """An answer that is shared by all pages with the same scope."""
+
+    def __init__(self, make: Callable[[Scope], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False) -> None:
+        self._make = make
+        self._shared = SharedAnswers(pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True)
+        self.stop = self._shared.stop
+        self.close = self._shared.close
+
+    async def get(self, scope: Scope) -> Body:
+        return await self._shared.get_body(scope, partial(self._make, scope))
 
 
 class PageData:
@@ -53,13 +70,13 @@ class PageData:
         self._has_tokens = has_tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
-            hours: SharedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
+            hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
         }
-        self.pool = SharedAnswer(self._make_pool, 0.5)
-        self.history = SharedAnswer(self._make_history, 2.0, may_be_old=True)
-        self.usage = SharedAnswer(usage.usage_today, 10.0, may_be_old=True)
-        self.peers = SharedAnswer(peers.encoded, 1.0, may_be_old=True)
-        self.quotas = SharedAnswer(quotas.encoded, 2.0, may_be_old=True)
+        self.pool = ScopedAnswer(self._make_pool, 0.5)
+        self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
+        self.usage = ScopedAnswer(usage.usage_today, 10.0, may_be_old=True)
+        self.peers = ScopedAnswer(lambda _: peers.encoded(), 1.0, may_be_old=True)
+        self.quotas = ScopedAnswer(quotas.encoded, 2.0, may_be_old=True)
         self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *self.timelines.values())
 
     def stop(self) -> None:
@@ -70,8 +87,8 @@ class PageData:
         for answer in self._all:
             await answer.close()
 
-    async def _make_pool(self) -> bytes:
-        pool = await encode_pool(self._pool, MOST_QUEUED)
+    async def _make_pool(self, scope: Scope) -> bytes:
+        pool = await encode_pool(self._pool, scope, MOST_QUEUED)
         settings, sampler = self._settings, self._sampler
         extras = PageExtras(
             # By the clock of the leases' times; by the wall clock before the journal is open.
@@ -82,7 +99,7 @@ class PageData:
             stale_after_s=settings.stale_after_s,
             refresh_interval_s=settings.refresh_interval,
             max_history=settings.max_history,
-            happened=self._recent_events.views(),
+            happened=self._recent_events.views(scope),
             has_peers=self._has_peers,
             has_tokens=self._has_tokens,
             title=settings.title,
@@ -91,6 +108,6 @@ class PageData:
         )
         return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
 
-    async def _make_history(self) -> bytes:
+    async def _make_history(self, _: Scope) -> bytes:
         snapshots = list(self._sampler.history)
         return await asyncio.to_thread(self._lines.encode, snapshots)
