@@ -22,7 +22,9 @@ PLAIN = {
     "nodes": 1,
     "node": None,
 }
-on_nodes = st.builds(lambda gpus, node: {**PLAIN, "gpus": gpus, "node": node}, st.integers(1, 2), st.sampled_from(NODES))
+on_nodes = st.builds(
+    lambda gpus, node: {**PLAIN, "gpus": gpus, "node": node}, st.integers(1, 2), st.sampled_from(NODES)
+)
 owners = st.sampled_from(["ada", "bob", None])
 
 
@@ -46,7 +48,9 @@ class QueueMachine(PoolMachine):
 
     @rule(
         target=PoolMachine.leases,
-        wishes=st.one_of(st.just(PLAIN), st.just({**PLAIN, "gpus": 2}), st.just({**PLAIN, "nodes": 2}), on_nodes, wishes),
+        wishes=st.one_of(
+            st.just(PLAIN), st.just({**PLAIN, "gpus": 2}), st.just({**PLAIN, "nodes": 2}), on_nodes, wishes
+        ),
         priority=st.sampled_from([0, 0, 0, 1]),
         time_limit_s=st.sampled_from([None, None, 10.0, 40.0, 200.0, 500.0]),
         preemptible=st.booleans(),
