@@ -30,7 +30,7 @@ from gpu_worker_pool.ledger.journal import JournalError, JournalInUse, StateDirU
 from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
-from gpu_worker_pool.wire.routes import TABLE
+from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
 
 from .authority.authority import Authority, JournalSource
 from .authority.candidate import Candidate
@@ -41,13 +41,17 @@ from .authority.snapshot import Snapshot
 from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
 from .calls.bookings import BookingCalls
+from .calls.fleet import FleetCalls
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
 from .calls.quotas import QuotaCalls
+from .calls.renewals import FleetRenewals
 from .calls.statistics import Statistics
 from .fleet import FleetUnusable, fleet_database, own_address, spread_s
 from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
+from .http.fleet_routing import FleetRouting
+from .http.forwarding import Forwarding
 from .http.router import Router
 from .logs import configure_logging_if_unset
 from .settings import ServerSettings
@@ -129,8 +133,11 @@ class PoolApp:
             quotas=quotas,
             has_tokens=has_tokens,
         )
-        self._docs = Docs(TABLE, settings, assets_folder())
-        self._leases = LeaseCalls(self.pool, self.tokens)
+        self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
+        self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
+        key = getattr(settings, "gpu_pool_fleet_key", None)
+        renewals = FleetRenewals(self.pool, self.tokens, self._forwarding, key and key.get_secret_value())
+        self._leases = LeaseCalls(self.pool, self.tokens, renewals)
         handlers = (
             self.statistics,
             self._leases,
@@ -141,17 +148,20 @@ class PoolApp:
             timeline,
             self._peers,
             self._streams,
+            renewals,
+            FleetCalls(self.pool),
             PageCalls(self._page_data, prefix=settings.api_prefix),
             self._docs,
         )
         self._router = Router(
-            (*TABLE, *self._docs.resources()),
+            (*TABLE, *FLEET_TABLE, *self._docs.resources()),
             (part.handlers() for part in handlers),
             prefix=settings.api_prefix,
             rules=self.access,
             users=users,
             enable_cors=settings.enable_cors,
             page_headers=PAGE_HEADERS,
+            fleet=FleetRouting(lambda: self.pool.membership, self._forwarding.pass_on),
         )
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
@@ -190,6 +200,7 @@ class PoolApp:
             await self._peers.close()
             await self._page_data.close()
             await self._leases.close()
+            await self._forwarding.close()
         self._stop_waiting()
         await self._authority.stop()
         self._sampler.stop()
@@ -212,6 +223,7 @@ class PoolApp:
         self._streams.close()
         self._page_data.stop()
         self._leases.stop()
+        self._forwarding.stop()
         self._router.stop()
 
     def _with_start_error(self, send: Send) -> Send:

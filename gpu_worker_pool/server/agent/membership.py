@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.wire.leases import NotRenewed, Renewed
 
 
@@ -47,6 +48,10 @@ class Membership(Protocol):
     @property
     def boxes(self) -> Mapping[str, str]:
         """The URL of each node of the fleet, as far as it is known."""
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
+        """What the leader knows of each box that announced itself to it; empty elsewhere."""
 
     def node_of_key(self, key: str) -> str | None:
         """The box that shows this key with a call that it passes on. Only the leader knows that."""

@@ -24,12 +24,14 @@ from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_view import lease_view, left_s, outcome_view, warning_view
 from .pool_view import encode_leases, encode_pool
+from .renewals import FleetRenewals
 from .scoped import live_leases
 
 
 class LeaseCalls:
-    def __init__(self, pool: Pool, tokens: Tokens) -> None:
+    def __init__(self, pool: Pool, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
         self._pool = pool
+        self._fleet_renewals = fleet_renewals
         self._tokens = tokens
         self._shared = SharedAnswers()
         self.stop = self._shared.stop
@@ -106,6 +108,9 @@ class LeaseCalls:
         return Response(200, self._encode(lease, query, call))
 
     async def renew(self, call: Call) -> Response:
+        membership = self._pool.membership
+        if membership is not None and self._fleet_renewals is not None:
+            return await self._fleet_renewals.renew(call, membership, self._renew_here)
         caller = call.caller()
         call.query()
         body = await call.body()
@@ -113,7 +118,14 @@ class LeaseCalls:
         # A thousand ids take long to read, so that is done in the caller's turn. Ids have no commas.
         arrived_at = await self._pool.heartbeat_turn(body.count(b",") + 1, name)
         form = parse_form(RenewForm, body)
-        ids = form.ids
+        return Response(200, encode(await self._renew(call, caller, form, arrived_at)))
+
+    async def _renew_here(self, call: Call, caller: Caller, form: RenewForm) -> RenewAnswer:
+        arrived_at = await self._pool.heartbeat_turn(len(form.ids), call.turn_name(caller))
+        return await self._renew(call, caller, form, arrived_at)
+
+    async def _renew(self, call: Call, caller: Caller, form: RenewForm, arrived_at: float) -> RenewAnswer:
+        ids, name = form.ids, call.turn_name(caller)
         state = self._pool.state
         leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
         others = [
@@ -130,7 +142,7 @@ class LeaseCalls:
         has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
         if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait_for(len(ids), name):
             outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
-        return Response(200, encode(outcome))
+        return outcome
 
     async def release(self, call: Call) -> Response:
         lease_id = check_lease_id(call.parameters["lease_id"])
