@@ -18,6 +18,7 @@ from gpu_worker_pool.errors import PoolError
 from .batch.command import batch
 from .commands.drain import drain, undrain
 from .commands.explain import explain
+from .commands.fleet import forget_node, show_fleet
 from .commands.leases import leases
 from .commands.quota import list_quotas, remove_quota, set_quota
 from .commands.release import release
@@ -28,6 +29,7 @@ from .commands.wait import wait
 from .demo.command import demo
 from .doctor.command import doctor
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
+from .options import Endpoints, Json
 from .output import complain, stop_printing
 from .run.command import run
 from .serve.command import serve
@@ -146,6 +148,19 @@ quota.command("set", cls=_Command)(set_quota)
 quota.command("list", cls=_Command)(list_quotas)
 quota.command("remove", cls=_Command)(remove_quota)
 app.add_typer(quota, name="quota", rich_help_panel="Operate")
+
+fleet = typer.Typer(cls=_Commands, help="Show the boxes of a fleet, and forget those that are gone.")
+
+
+@fleet.callback(invoke_without_command=True)
+def _show_fleet(ctx: typer.Context, endpoint: Endpoints = None, *, json: Json = False) -> None:
+    """Show the boxes of the fleet: who leads, who follows, which are agents only, and which are not heard of."""
+    if ctx.invoked_subcommand is None:
+        show_fleet(endpoint, json=json)
+
+
+fleet.command("forget", cls=_Command)(forget_node)
+app.add_typer(fleet, name="fleet", rich_help_panel="Operate")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from gpu_worker_pool.testing import ServerProcess
@@ -18,7 +19,7 @@ class EntryPoint(ForeignServer):
     `is_leaderless`: it answers 503 to all calls of leases. `is_known`: it names its fleet.
     """
 
-    def __init__(self, server: ServerProcess, node: str, nodes: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, server: ServerProcess, node: str, nodes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(answering(self._answer))
         self.server, self.node, self.nodes = server, node, nodes
         self.is_leaderless = False

@@ -190,7 +190,8 @@ def _why_left_out(answer: ServerAnswer, pool: PoolView | None) -> str:
 
 
 def _is_here(url: str, pool: PoolView | None) -> bool:
-    if pool is not None and pool.machine is not None:
+    # In a fleet the leader answers, which may be on another machine.
+    if pool is not None and pool.machine is not None and pool.fleet is None:
         return pool.machine == machine_fingerprint()
     # A server that is down, or that does not name its machine, is judged by its address.
     return is_this_machine(urlsplit(url).hostname or "")

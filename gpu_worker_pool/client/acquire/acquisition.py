@@ -175,8 +175,9 @@ class Acquisition:
     def _is_other_box(place: Place, asked: Place) -> bool:
         """Whether these are two boxes of one pool, and each is asked for its own GPUs."""
         one, other = place.seen, asked.seen
-        is_same_pool = one.pool_id is not None and one.pool_id == other.pool_id and one.server_id != other.server_id
-        return is_same_pool and place.fleet is None and asked.fleet is None
+        is_same_pool = one.pool_id is not None and one.pool_id == other.pool_id
+        is_same_box = (one.server_id, one.node) == (other.server_id, other.node)
+        return is_same_pool and not is_same_box and place.fleet is None and asked.fleet is None
 
     def _id_at(self, place: Place) -> str:
         return self._ids.get(place.key, self._lease_id)
