@@ -32,6 +32,7 @@ from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from .options import Endpoints, Json
 from .output import complain, stop_printing
 from .run.command import run
+from .run.join import join
 from .serve.command import serve
 from .top.command import top
 
@@ -116,6 +117,7 @@ def _show_version(is_wanted: bool) -> None:
 
 # Everything after the command's name belongs to the command.
 app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(join)
 app.command(cls=_Command, rich_help_panel="Run")(batch)
 
 

@@ -180,10 +180,11 @@ class GPUWorkerPoolClient:
         new: bool = False,
         time_limit: float | str | None = None,
         preemptible: bool = False,
+        nodes: int = 1,
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
-        Several `gpus` are all on one server. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
+        Several `gpus` are all on one server; with `nodes`, so many on each of so many boxes of a fleet, all or nothing. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
         name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
         lease; `command` is this program's script unless they have a `command` or a `name`. `pid` is the process that is to
         use the GPU, where that is not this one: its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request
@@ -207,6 +208,7 @@ class GPUWorkerPoolClient:
             self._config.asked_memory_threshold,
             self._config.asked_utilization_threshold,
             None if among is None else as_gpu_names(among),
+            nodes,
         )
         parent = None if new or self._lease is None else self._lease.id
         labelled = tuple(sorted(with_own_label(labels or {}).items()))

@@ -31,5 +31,5 @@ def make_assignment(
     assignment.server_url = won.place.member.endpoint.url.url if won.book.needs_heartbeat else None
     assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
     assignment.env, assignment.lost, assignment.warned = dict(won.grant.env), lost, warned
-    assignment.ends_at = won.grant.ends_at
+    assignment.ends_at, assignment.node_envs = won.grant.ends_at, dict(won.grant.node_envs)
     return assignment

@@ -27,6 +27,8 @@ class Granted:
     is_local: bool = False
     ends_at: datetime | None = None
     pool_id: str | None = None
+    # The environment on each node, where there are several.
+    node_envs: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.leases import ActiveLeaseView, EndWarning, LeaseView, RenewAnswer
+from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, LeaseView, RenewAnswer
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 from gpu_worker_pool.wire.transport import Reply
@@ -173,7 +173,7 @@ class ServerLeases:
             return NeverGranted(_too_old(reply, request) or reply.detail)
         if reply.status not in {200, 201, 202}:
             raise self._endpoint.error(reply.detail, status=reply.status)
-        lease = read(ActiveLeaseView, reply.data, clean=plain)
+        lease = read(GangLeaseView, reply.data, clean=plain)
         if lease is None:
             raise self._endpoint.error("its answer is not a lease")
         if lease.id != lease_id:
@@ -181,7 +181,7 @@ class ServerLeases:
         match lease.state:
             case "active":
                 try:
-                    gpus, env = check_grant(lease, reply.data, request)
+                    gpus, env, node_envs = check_grant(lease, reply.data, request)
                 except NotReadYet as error:
                     raise self._endpoint.error(str(error)) from None
                 except UnbelievableGrant as error:
@@ -190,9 +190,8 @@ class ServerLeases:
                 self._granters.setdefault(lease.id, Granter.of(reply, lease.pool_id))
                 if is_local and lease.pid == os.getpid():
                     self._marks.add(lease.id, (gpu.key.uuid for gpu in gpus))
-                return Granted(
-                    gpus, lease.fence, env, _safe_since(reply, lease), is_local, _ends_at(lease), lease.pool_id
-                )
+                since, ends_at = _safe_since(reply, lease), _ends_at(lease)
+                return Granted(gpus, lease.fence, env, since, is_local, ends_at, lease.pool_id, node_envs)
             case "queued":
                 return Queued(lease.reason or "")
         return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
@@ -205,7 +204,6 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
     """
     facts = {**asdict(request.wishes), **asdict(request.holder)}
     del facts["process"], facts["node"]  # for the server to find out
-    del facts["nodes"]  # an endpoint is one node
     form = LeaseForm(
         **facts,
         priority=request.priority,
@@ -219,6 +217,8 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
     sent = {name: value for name, value in asdict(form).items() if value is not None and value != {}}
     if not form.preemptible:
         del sent["preemptible"]  # an older server does not know it
+    if form.nodes == 1:
+        del sent["nodes"]  # the same
     return {name: value for name, value in sent.items() if name not in unsaid}
 
 
