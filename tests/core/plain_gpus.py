@@ -49,6 +49,7 @@ class PlainGpus:
     now: float = -FOREVER
     boot_ids: dict[str, str] = field(default_factory=dict)
     taken_over: float = 0.0
+    epoch: int = 0
     announced: set[str] = field(default_factory=set)
     inventory: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
     readings: dict[Key, Any] = field(default_factory=dict)
@@ -65,9 +66,11 @@ class PlainGpus:
         return sorted(found, key=lambda lease: lease.fence)
 
     def lasts_s(self, lease: Lease) -> float:
-        """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever."""
-        is_watched = lease.state == "active" and all(self.process_on(key, lease) for key in lease.gpus)
-        return FOREVER if is_watched else float(lease.request.ttl_s)
+        """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever. In a fleet
+        its box counts.
+        """
+        is_watched = all(self.process_on(key, lease) for key in lease.gpus) or self.epoch > 0
+        return FOREVER if lease.state == "active" and is_watched else float(lease.request.ttl_s)
 
     @staticmethod
     def process_on(key: Key, lease: Lease) -> Any:

@@ -93,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.takers = 1
         self.wall = 1e6
         self.is_renumbered = False
-        self.restart(NODES, ())
+        self.restart(NODES, (), is_fleet=False)
         self.see_all_idle()
 
     def key(self, number: int) -> Any:
@@ -301,7 +301,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.do(self.core.commands.Renew((lease[0], "never heard of")), self.now)
         assert "never heard of" not in self.pool.state.leases
 
-    @rule(lease=leases, how=st.sampled_from(["leave", "leave", "leave", "Release", "Revoke", "ReportDeath"]))
+    @rule(
+        lease=leases,
+        how=st.sampled_from(["leave", "leave", "leave", "Release", "Revoke", "ReportDeath", "ExpireLease"]),
+    )
     def end(self, lease: Any, how: str) -> None:
         self.now += 0.2
         commands = self.core.commands
@@ -330,11 +333,16 @@ class PoolMachine(RuleBasedStateMachine):
         commands = self.core.commands
         self.pool.do(commands.IgnoreProcess("Xorg") if ignore else commands.CountProcess("Xorg"), self.now)
 
-    @rule(present=st.sampled_from([NODES, NODES, NODES[:1], ()]), rebooted=st.sampled_from([(), NODES[:1], NODES]))
-    def restart(self, present: Sequence[str], rebooted: Sequence[str]) -> None:
+    @rule(
+        present=st.sampled_from([NODES, NODES, NODES[:1], ()]),
+        rebooted=st.sampled_from([(), NODES[:1], NODES]),
+        is_fleet=st.booleans(),
+    )
+    def restart(self, present: Sequence[str], rebooted: Sequence[str], is_fleet: bool) -> None:
         """Another driver takes over, and some of the nodes announce themselves at once."""
         self.takers += 1
-        self.pool.do(self.core.commands.TakeOver(self.takers, f"driver{self.takers}", 0.0, self.wall), self.now)
+        epoch = self.takers if is_fleet else 0
+        self.pool.do(self.core.commands.TakeOver(epoch, f"driver{self.takers}", 0.0, self.wall), self.now)
         self.reboot(rebooted)
         self.announce(present)
 
@@ -342,6 +350,11 @@ class PoolMachine(RuleBasedStateMachine):
     def announce(self, nodes: Sequence[str]) -> None:
         for node in sorted({*nodes} & {*self.nodes}):
             self.pool.do(self.core.commands.AnnounceNode(node, f"boot{self.boots[node]}"), self.now)
+
+    @rule(node=st.sampled_from(NODES))
+    def silence(self, node: str) -> None:
+        self.pool.do(self.core.commands.SilenceNode(node), self.now)
+        assert node not in self.pool.state.announced
 
     def reboot(self, nodes: Sequence[str]) -> None:
         for node in nodes:

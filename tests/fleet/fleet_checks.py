@@ -44,6 +44,7 @@ class LeasesInJournal:
         self.taken_over = -inf
         self.fences: dict[str, int] = {}
         self.queue: dict[str, int] = {}
+        self.granted: set[str] = set()
         self.safe_since: dict[str, float] = {}
         self.ttls: dict[str, float] = {}
 
@@ -70,13 +71,17 @@ class LeasesInJournal:
         if event.fence <= self.fences.get(node, 0):
             self.world.violate(f"fence {event.fence} of {node} follows {self.fences[node]}")
         self.fences[node] = event.fence
+        self.granted.add(event.lease_id)
         self.safe_since[event.lease_id] = event.at
 
     def check_end(self, event: ev.LeaseEnded) -> None:
         self.queue.pop(event.lease_id, None)
         lasted_s = event.at - max(self.taken_over, self.safe_since[event.lease_id])
         is_early = event.reason is EndReason.EXPIRED and lasted_s < self.ttls[event.lease_id] - 1e-6
-        if is_early or event.reason is EndReason.HOLDER_DIED:
+        client = next(client for client in self.world.clients if client.id == event.lease_id)
+        # Of an active lease the box decides (World.check_end).
+        is_early = is_early and event.lease_id not in self.granted
+        if is_early or (event.reason is EndReason.HOLDER_DIED and not client.is_process_dead):
             self.world.violate(f"{event.lease_id} ended by a take-over: {event.reason} after {lasted_s:.3f} s")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.fleet.fleet_checks import check_history, check_leader
+from tests.fleet.simulated_agent import SimulatedAgent
 from tests.fleet.simulated_candidate import SimulatedCandidate
 from tests.fleet.simulated_client import SimulatedClient
 from tests.fleet.simulated_database import SimulatedDatabase
@@ -27,13 +28,16 @@ class Fleet:
 
     candidate: type[SimulatedCandidate] = SimulatedCandidate
     database: Callable[[], SimulatedDatabase] = SimulatedDatabase
+    agent: type[SimulatedAgent] = SimulatedAgent
 
 
 def simulate(seed: int, fleet: Fleet = Fleet(), trace: Callable[[str], None] | None = None) -> World:  # noqa: B008 - it is frozen
-    world = World(seed, fleet.database(), fleet.candidate, trace=trace)
+    world = World(seed, fleet.database(), fleet.candidate, fleet.agent, trace=trace)
     rng = world.rng
     for candidate in world.candidates:
         world.at(rng.uniform(0.0, 0.2), candidate.start)
+    for agent in world.agents.values():
+        world.at(rng.uniform(0.0, 0.5), agent.start)
     for number in range(rng.choice((2, 3, 4))):
         client = SimulatedClient(world, number)
         world.clients.append(client)

@@ -90,8 +90,8 @@ def _lease_extended(state: PoolState, event: ev.LeaseExtended) -> None:
     lease = replace(lease, gpus=(*lease.gpus, *event.gpus), weight=lease.weight + event.weight)
     state.leases[lease.id] = lease
     state.restart_deadline(lease, event.at)
-    for node in {key.node for key in event.gpus}:
-        state.fences[node] = max(state.fences.get(node, 0), lease.fence)
+    for key in event.gpus:
+        state.fences[key.node] = max(state.fences.get(key.node, 0), lease.fence)
     if request.parent is None:
         _occupy(state, lease, event.gpus, event.weight, event.at)
 

@@ -7,18 +7,31 @@ passed back.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 from math import inf
 
 from gpu_worker_pool.core.model.deadlines import Deadlines
 from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import EndReason
 
+from .custody_actions import (
+    CloseLink,
+    CustodyAction,
+    Drop,
+    Keep,
+    LeaseWarning,
+    LookNow,
+    NoteOver,
+    NoteSeen,
+    Renewal,
+    RenewalState,
+    Send,
+    StopWatching,
+    TellHolder,
+    WatchProcess,
+)
 from .messages import (
-    AgentMessage,
     Announce,
     EndWarning,
     GrantKept,
@@ -32,133 +45,24 @@ from .messages import (
     Watch,
     Welcome,
 )
+from .reporting import Reporting
 
 # A leader that has said nothing for so long is gone, or cannot be heard.
 LEADER_SILENT_S = 3.0
 # An agent says so often that it is there, though no look has ended.
 SIGN_OF_LIFE_S = 1.0
-# A look that takes longer than this tells nothing that the leader could use.
-HEARD_FOR_S = 60.0
-# Smaller changes of the temperature and of the power are not told.
-TEMPERATURE_STEP_C = 3.0
-POWER_STEP_W = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Write the lease to the disk, in place of what is there for its id."""
-
-    lease: KeptLease
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Remove from the disk what is there for this id: a lease, or an end."""
-
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoteOver:
-    """Write the end to the disk, in place of the lease."""
-
-    over: LeaseOver
-
-
-@dataclass(frozen=True, slots=True)
-class NoteSeen:
-    """Write the highest epoch and fence to the disk that this box has seen."""
-
-    epoch: int
-    fence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    message: AgentMessage
-
-
-@dataclass(frozen=True, slots=True)
-class WatchProcess:
-    """Call `died` when this process is gone, also if it is gone already. It may be watched for this id already."""
-
-    lease_id: str
-    process: ProcessId
-
-
-@dataclass(frozen=True, slots=True)
-class StopWatching:
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class LookNow:
-    """Begin to read all GPUs; the leader waits for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TellHolder:
-    """A warning changed, or the lease has ended: answer heartbeats of this lease that are held back."""
-
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLink:
-    """Close the connection to this leader, and look for the leader again."""
-
-    why: str
-
-
-CustodyAction = (
-    Keep | Drop | NoteOver | NoteSeen | Send | WatchProcess | StopWatching | LookNow | TellHolder | CloseLink
-)
-
-
-class RenewalState(StrEnum):
-    RENEWED = "renewed"
-    # This box ended it, or heard that it has ended.
-    ENDED = "ended"
-    # This box does not keep its TTL: ask the leader which box does.
-    ELSEWHERE = "elsewhere"
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseWarning:
-    """The leader ends the lease at this time on the box's boot clock."""
-
-    reason: EndReason
-    ends_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """The answer to a heartbeat. `expires_in_s` is None for a lease that lasts as long as its holder's process. `reason` is
-    how an ended lease ended; None if only the leader knows.
-    """
-
-    lease_id: str
-    state: RenewalState
-    expires_in_s: float | None = None
-    warning: LeaseWarning | None = None
-    reason: EndReason | None = None
 
 
 @dataclass(slots=True)
 class _Link:
-    """One connection to a leader. `epoch` is None until the leader has answered the announcement."""
+    """One connection to a leader. `epoch` is None until the leader has answered the announcement, and `heard_at` until the
+    time is known at which that is waited for.
+    """
 
-    heard_at: float
+    heard_at: float | None = None
     epoch: int | None = None
-    # When the leader was heard, on the boot clock, and the pool time that it told.
-    heard: list[tuple[float, float]] = field(default_factory=list)
-    # The last reading of each GPU that was told.
-    told: dict[str, Reading] = field(default_factory=dict)
-    # What the last report that was sent had heard, and when it was sent.
-    reported: float | None = None
     sent_at: float = -inf
-    # GPUs whose lease ended, and the pool time of the order: the leader waits for a later reading.
-    awaited: dict[str, float] = field(default_factory=dict)
+    reporting: Reporting = field(default_factory=Reporting)
 
 
 class Custody:
@@ -219,8 +123,8 @@ class Custody:
         due_at = self._deadlines.next_due_at()
         times = [inf if due_at is None else due_at]
         if self._link is not None:
-            times.append(self._link.heard_at + LEADER_SILENT_S)
-            if self._link.reported is not None:
+            times.append(-inf if self._link.heard_at is None else self._link.heard_at + LEADER_SILENT_S)
+            if self._link.reporting.last is not None:
                 times.append(self._link.sent_at + SIGN_OF_LIFE_S)
         return min(times)
 
@@ -238,7 +142,7 @@ class Custody:
         gpus: tuple[InventoryGpu, ...] | None,
     ) -> Announce:
         """Begin a connection: this is the first message on it."""
-        self._link = _Link(self._now)
+        self._link = _Link()
         return Announce(
             node=self.node,
             machine_id=self.machine_id,
@@ -268,7 +172,7 @@ class Custody:
         if (why := self._why_refused(message, link)) is not None:
             return [CloseLink(why)]
         link.heard_at = self._now
-        self._hear(link, message.time)
+        link.reporting.hear(self._now, message.time)
         if isinstance(message, Orders):
             return self._ordered(message, link)
         link.epoch = message.epoch
@@ -303,7 +207,7 @@ class Custody:
             actions += self._granted(lease)
         for lease_id in message.ended:
             gpus = self._leases[lease_id].gpus if lease_id in self._leases else self._left.get(lease_id, ())
-            link.awaited.update(dict.fromkeys(gpus, message.time))
+            link.reporting.await_reading(gpus, message.time)
             actions += self._dropped(lease_id)
         actions += self._watching(message.watches)
         for lease_id in message.unwatched:
@@ -399,11 +303,13 @@ class Custody:
             lease = self._leases[lease_id]
             actions += self._ended(LeaseOver(lease_id, lease.fence, EndReason.EXPIRED), lease.gpus)
         link = self._link
-        if link is not None and now >= link.heard_at + LEADER_SILENT_S:
+        if link is not None and link.heard_at is None:
+            link.heard_at = now
+        elif link is not None and link.heard_at is not None and now >= link.heard_at + LEADER_SILENT_S:
             return [*actions, CloseLink(f"the leader has said nothing for {LEADER_SILENT_S:g} s")]
-        if link is not None and link.reported is not None and now >= link.sent_at + SIGN_OF_LIFE_S:
+        if link is not None and link.reporting.last is not None and now >= link.sent_at + SIGN_OF_LIFE_S:
             link.sent_at = now
-            actions.append(Send(Report(link.reported)))
+            actions.append(Send(link.reporting.last))
         return actions
 
     # --- processes ---------------------------------------------------------------------------------------------------
@@ -436,56 +342,16 @@ class Custody:
 
     # --- readings ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, link: _Link, time: float) -> None:
-        link.heard.append((self._now, time))
-        if link.heard[0][0] < self._now - 2 * HEARD_FOR_S:
-            del link.heard[: bisect_right(link.heard, (self._now - HEARD_FOR_S, inf))]
-
     def heard_before(self, boot_s: float) -> float | None:
         """The last pool time that was heard on this connection before this time; None if none was."""
-        if self._link is None:
-            return None
-        heard = self._link.heard
-        index = bisect_right(heard, (boot_s, inf))
-        return heard[index - 1][1] if index else None
+        return None if self._link is None else self._link.reporting.heard_before(boot_s)
 
     def report(self, readings: Sequence[Reading], began_s: float) -> Report | None:
         """What to tell of a look at all GPUs that began at `began_s`; None if the leader cannot use it."""
-        link, heard = self._link, self.heard_before(began_s)
-        if link is None or heard is None or (link.reported is not None and heard < link.reported):
+        if self._link is None:
             return None
-        changed = []
-        for reading in readings:
-            uuid = reading.gpu.key.uuid
-            told, awaited_since = link.told.get(uuid), link.awaited.get(uuid, inf)
-            if told is None or awaited_since <= heard or not _is_same(told, reading):
-                if awaited_since <= heard:
-                    del link.awaited[uuid]
-                link.told[uuid] = reading
-                changed.append(replace(reading, at=heard))
-        link.reported, link.sent_at = heard, self._now
-        return Report(heard, tuple(changed))
+        self._link.sent_at = self._now
+        return self._link.reporting.report(readings, began_s)
 
     def __repr__(self) -> str:
         return f"<Custody of {self.node}: {len(self._leases)} leases, {len(self._over)} over, epoch {self.epoch_seen}>"
-
-
-def _is_same(told: Reading, reading: Reading) -> bool:
-    """Whether a reading says nothing new. Temperature and power change all the time and decide nothing."""
-    alike = replace(
-        reading,
-        at=told.at,
-        temperature_c=told.temperature_c,
-        power_draw_w=told.power_draw_w,
-        power_limit_w=told.power_limit_w,
-    )
-    return (
-        alike == told
-        and reading.power_limit_w == told.power_limit_w
-        and _is_near(told.temperature_c, reading.temperature_c, TEMPERATURE_STEP_C)
-        and _is_near(told.power_draw_w, reading.power_draw_w, POWER_STEP_W)
-    )
-
-
-def _is_near(one: float | None, other: float | None, step: float) -> bool:
-    return one == other if one is None or other is None else abs(one - other) < step

@@ -56,12 +56,13 @@ class Link:
     async def run(self, take: Callable[[LeaderMessage], None]) -> None:
         """Pass the leader's messages on, and send, until the connection ends: always LinkLost."""
         tasks = [asyncio.ensure_future(self._read(take)), asyncio.ensure_future(self._write())]
+        futures: list[asyncio.Future[Any]] = [*tasks, self._end]
         try:
-            done, _ = await asyncio.wait([*tasks, self._end], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if self._end in done:
                 raise LinkLost(self._end.result())
-            for task in done:
-                task.result()
+            for future in done:
+                future.result()
         except (aiohttp.ClientError, OSError) as error:
             raise LinkLost(f"the connection to the leader broke ({error})") from None
         finally:

@@ -7,7 +7,7 @@ from math import floor
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease, as_ended
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
@@ -26,6 +26,9 @@ from .lease_view import lease_view, left_s, outcome_view, warning_view
 from .pool_view import encode_leases, encode_pool
 from .renewals import FleetRenewals
 from .scoped import live_leases
+
+# So long a call waits for the word of the boxes that have the GPUs of a grant.
+CONFIRM_S = 5.0
 
 
 class LeaseCalls:
@@ -83,6 +86,7 @@ class LeaseCalls:
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
             await pool.wait(lease, form.wait_s, call.receive, renewed_by=call.turn_name(caller))
             lease = await self._known(lease_id)
+        lease = await self._told(lease)
         status = 200
         if is_new and not isinstance(lease, DrainingLease | EndedLease):
             status = 202 if isinstance(lease, QueuedLease) else 201
@@ -105,6 +109,7 @@ class LeaseCalls:
                 lease = await self._known(lease_id)
         elif may_renew:
             self._pool.note_heartbeat(lease_id)
+        lease = await self._told(lease)
         return Response(200, self._encode(lease, query, call))
 
     async def renew(self, call: Call) -> Response:
@@ -206,6 +211,20 @@ class LeaseCalls:
                 f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner or an administrator may change "
                 f"it{_you_are(caller)}.",
             )
+
+    async def _told(self, lease: Lease) -> Lease:
+        """The lease, once its client may be told. A grant in a fleet is told when its boxes have it; they may end it."""
+        if not isinstance(lease, ActiveLease):
+            return lease
+        if not await self._pool.confirmed(lease.id, CONFIRM_S):
+            nodes = ", ".join(dict.fromkeys(key.node for key in lease.gpus))
+            raise Refused(
+                503,
+                f"The lease {lease.id} is granted on {nodes}, and the box there has not confirmed it yet; ask again with the "
+                "same id.",
+                RETRY_AFTER,
+            )
+        return await self._known(lease.id)
 
     async def _known(self, lease_id: str) -> Lease:
         lease = await self._pool.find(lease_id)

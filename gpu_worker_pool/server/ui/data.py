@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from importlib import import_module
 
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
@@ -20,13 +19,12 @@ from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.page import PageExtras
 from gpu_worker_pool.wire.routes import PAGE_HOURS
 
 from .recent_events import RecentEvents
 
-# Imported by name: the import contracts take the package itself for the client, which the server must not load.
-VERSION: str = import_module("gpu_worker_pool").__version__
 MOST_QUEUED = 200
 # A page shows one box or the whole fleet; of more boxes than this the pages do not share their data.
 MOST_SCOPES = 64
