@@ -290,9 +290,7 @@ TABLE: tuple[Resource, ...] = (
     _for_page(
         "/ui/data/weeks",
         None,
-        _get(
-            "page_weeks", "GPU-hours by owner and week", accounting.WeeksView, (422, 503), query=(WEEKS_OF_PAGE,)
-        ),
+        _get("page_weeks", "GPU-hours by owner and week", accounting.WeeksView, (422, 503), query=(WEEKS_OF_PAGE,)),
     ),
     _for_page("/ui/data/quotas", None, _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
     _for_page("/ui/data/peers", None, _get("page_peers", "Other servers, for the page", pool.PeersView, (422, 503))),

@@ -17,7 +17,9 @@ class WeeklyUsage:
 
     def __init__(self, starts: Sequence[float], now: float) -> None:
         if not starts or list(starts) != sorted(set(starts)) or not starts[-1] <= now:
-            raise ValueError(f"the weeks begin at {list(starts)}, now is {now}; each must begin before the next and now")
+            raise ValueError(
+                f"the weeks begin at {list(starts)}, now is {now}; each must begin before the next and now"
+            )
         self.since = starts[0]
         self.until: float | None = None
         self.now = now

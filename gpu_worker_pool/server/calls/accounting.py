@@ -119,9 +119,7 @@ class UsageCalls(PastLeases):
         return await self.read(count)
 
     def _encode_weeks(self, weekly: WeeklyUsage, starts: Sequence[float], complete_since: float | None) -> bytes:
-        shown = nsmallest(
-            MOST_OWNERS_BY_WEEK, weekly.by_owner.items(), key=lambda item: (-sum(item[1]), item[0] or "")
-        )
+        shown = nsmallest(MOST_OWNERS_BY_WEEK, weekly.by_owner.items(), key=lambda item: (-sum(item[1]), item[0] or ""))
         return encode(
             wire.WeeksView(
                 node=self._pool.node,

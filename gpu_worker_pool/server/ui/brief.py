@@ -35,7 +35,11 @@ async def encode_brief(pool: Pool, most_queued: int) -> bytes:
         await loop_share.yield_if_due()
     leases: list[bytes] = []
     for lease in list(state.leases.values()):
-        if isinstance(lease, ActiveLease | DrainingLease) and lease.request.parent is None and pool.is_written(lease.id):
+        if (
+            isinstance(lease, ActiveLease | DrainingLease)
+            and lease.request.parent is None
+            and pool.is_written(lease.id)
+        ):
             leases.append(encode(_lease(state, lease, now)))
             await loop_share.yield_if_due()
     return fill(frame, gpus=[gpu for _, gpu in sorted(gpus)], leases=leases)
