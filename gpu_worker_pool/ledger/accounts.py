@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager
@@ -50,19 +51,23 @@ class Accounts(ABC):
     All calls block, so they belong in a thread. Any number may run at once, from any process.
     """
 
-    def count(self, begin: Callable[[], A], *, but_for: Container[str] = ()) -> tuple[A, float | None]:
+    def count(
+        self, begin: Callable[[], A], *, but_for: Container[str] = (), node: str | None = None
+    ) -> tuple[A, float | None]:
         """Add all ended leases except `but_for` to the account that `begin` makes, and return it with the time (seconds
         since 1970) since which the records are complete, None if none was ever removed.
 
         `begin` is called after the read transaction has started, so no lease in it ended after the account's `now`.
-        Raises JournalError if the journal cannot be read.
+        With a `node`, only leases that held GPUs there count, with these. Raises JournalError if the journal cannot be read.
         """
         with self._one_moment() as leases:
             account = begin()
             until = inf if account.until is None else account.until
             rows = leases.read("read_ended_within", (account.since, until))
-            for lease_id, owner, gpu_count, is_shared, requested, granted, ended, reason in rows:
-                if lease_id not in but_for:
+            for lease_id, owner, gpu_count, is_shared, requested, granted, ended, reason, gpus in rows:
+                if node is not None:
+                    gpu_count = sum(of_node == node for of_node, _ in json.loads(gpus))  # noqa: PLW2901 - of the scope
+                if lease_id not in but_for and (node is None or gpu_count):
                     times = LeaseTimes(owner, gpu_count, bool(is_shared), requested, granted, ended, end_reason=reason)
                     account.count(times)
         return account, leases.complete_since

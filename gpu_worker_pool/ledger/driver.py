@@ -83,6 +83,7 @@ class Driver:
         self._alarm = Alarm(self._ring, self._hearing)
         self._turn = Turn(self._hearing, work_clock)
         self._readings: deque[tuple[Reading, ...]] = deque()
+        self._observing: asyncio.Handle | None = None
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -196,9 +197,14 @@ class Driver:
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
         if self.trouble is None and isinstance(command, cmd.Observe):
-            # Piece by piece; newer readings replace those that still wait.
-            self._readings = deque(in_pieces(self.state, command.readings))
-            self._observe_next()
+            # Piece by piece; newer readings replace those of the same GPUs that still wait.
+            if self._readings:
+                newer = {reading.gpu.key for reading in command.readings}
+                left = (tuple(each for each in piece if each.gpu.key not in newer) for piece in self._readings)
+                self._readings = deque(filter(None, left))
+            self._readings.extend(in_pieces(self.state, command.readings))
+            if self._observing is None:
+                self._observe_next()
         elif self.trouble is None:
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
@@ -287,10 +293,11 @@ class Driver:
             await asyncio.sleep(0)
 
     def _observe_next(self) -> None:
+        self._observing = None
         if self._readings and self.trouble is None and not self.is_closed:
             self._carry_out(cmd.Observe(self._readings.popleft()))
             if self._readings:
-                asyncio.get_running_loop().call_soon(self._observe_next)
+                self._observing = asyncio.get_running_loop().call_soon(self._observe_next)
 
     def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
         """One step, with the passes over the queue that this turn has left."""
@@ -328,7 +335,8 @@ class Driver:
     def _wake_up(self, now: float) -> list[ev.Event]:
         """After a long time in which no heartbeat could be received, every lease gets its full TTL, as after a restart."""
         found, state = self._standstill.note_step(now), self.state
-        if found is None or not state.leases or state.boot_id is None:
+        # The boxes of a fleet count the heartbeats of its leases. A leader that stood still so long leads no more.
+        if found is None or not state.leases or state.boot_id is None or state.epoch > 0:
             return []
         logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
         again = cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)

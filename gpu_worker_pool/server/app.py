@@ -30,10 +30,15 @@ from gpu_worker_pool.ledger.journal import JournalError, JournalInUse, StateDirU
 from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
-from gpu_worker_pool.wire.routes import TABLE
+from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
 
+from .agent.agent import Agent
+from .agent.custody_store import CustodyStore
+from .agent.link import PATH as AGENT_PATH
+from .agent.membership import Membership
 from .authority.authority import Authority, JournalSource
 from .authority.candidate import Candidate
+from .authority.led_elsewhere import LedElsewhereSource
 from .authority.own_journal import OwnJournal
 from .authority.pool import Pool
 from .authority.sampler import Sampler
@@ -41,14 +46,30 @@ from .authority.snapshot import Snapshot
 from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
 from .calls.bookings import BookingCalls
+from .calls.fleet import FleetCalls
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
 from .calls.quotas import QuotaCalls
+from .calls.renewals import FleetRenewals
 from .calls.statistics import Statistics
-from .fleet import FleetUnusable, fleet_database, own_address, spread_s
+from .fleet import (
+    FleetUnusable,
+    address_for_itself,
+    check_own_journal,
+    fleet_database,
+    fleet_key,
+    fleet_url,
+    listed_boxes,
+    own_address,
+    spread_s,
+)
 from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
+from .http.fleet_routing import FleetRouting
+from .http.forwarding import Forwarding
 from .http.router import Router
+from .leader.candidate_leadership import CandidateLeadership
+from .leader.endpoint import AgentEndpoint
 from .logs import configure_logging_if_unset
 from .settings import ServerSettings
 from .streams.streams import Streams
@@ -88,6 +109,10 @@ class PoolApp:
         self.port = settings.port
         self._database: PostgresDatabase | None = None
         self.candidate: Candidate | None = None
+        self._agent: Agent | None = None
+        self._endpoint: AgentEndpoint | None = None
+        self._is_in_fleet = bool(fleet_url(settings))
+        self.websocket_path = f"{settings.api_prefix}{AGENT_PATH}" if self._is_in_fleet else None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
         simulated_probe: SimulatedProbe | None = None
         if simulated and make_probe is None:
@@ -100,7 +125,7 @@ class PoolApp:
             max_history=settings.max_history,
             visible_devices=settings.cuda_visible_devices,
             clock=boot_time,
-            on_sample=lambda snapshot, is_regular: self._authority.observe(snapshot, is_regular=is_regular),
+            on_sample=self._on_sample,
             locks=self.locks,
         )
         self._authority = Authority(
@@ -110,7 +135,9 @@ class PoolApp:
             node=node,
             max_waiting=settings.gpu_pool_max_waiting,
             simulated=simulated_probe,
+            is_in_fleet=self._is_in_fleet,
         )
+        self._simulated = simulated_probe
         self.pool: Pool = self._authority.pool
         self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
@@ -129,8 +156,11 @@ class PoolApp:
             quotas=quotas,
             has_tokens=has_tokens,
         )
-        self._docs = Docs(TABLE, settings, assets_folder())
-        self._leases = LeaseCalls(self.pool, self.tokens)
+        self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
+        self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
+        key = getattr(settings, "gpu_pool_fleet_key", None)
+        renewals = FleetRenewals(self.pool, self.tokens, self._forwarding, key and key.get_secret_value())
+        self._leases = LeaseCalls(self.pool, self.tokens, renewals)
         handlers = (
             self.statistics,
             self._leases,
@@ -141,25 +171,43 @@ class PoolApp:
             timeline,
             self._peers,
             self._streams,
+            renewals,
+            FleetCalls(self.pool),
             PageCalls(self._page_data, prefix=settings.api_prefix),
             self._docs,
         )
         self._router = Router(
-            (*TABLE, *self._docs.resources()),
+            (*TABLE, *FLEET_TABLE, *self._docs.resources()),
             (part.handlers() for part in handlers),
             prefix=settings.api_prefix,
             rules=self.access,
             users=users,
             enable_cors=settings.enable_cors,
             page_headers=PAGE_HEADERS,
+            fleet=FleetRouting(lambda: self.pool.membership, self._forwarding.pass_on),
         )
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._router(scope, receive, send)
+        elif scope["type"] == "websocket":
+            if self._endpoint is None or scope["path"] != self.websocket_path:
+                await send({"type": "websocket.close"})
+            else:
+                await self._endpoint(scope, receive, send)
         else:
             await self._lifespan(scope, receive, self._with_start_error(send))
+
+    @property
+    def membership(self) -> Membership | None:
+        """The fleet that this box belongs to; None before the start, and without a fleet."""
+        return self._agent
+
+    def _on_sample(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
+        self._authority.observe(snapshot, is_regular=is_regular)
+        if self._agent is not None:
+            self._agent.observe(snapshot)
 
     def openapi(self) -> dict[str, Any]:
         return self._docs.document
@@ -170,6 +218,10 @@ class PoolApp:
         raise_limit()
         try:
             self._database = fleet_database(self.settings)
+            if self._is_in_fleet:
+                pool = self.settings.pool_settings()
+                await asyncio.to_thread(check_own_journal, journal_path(self.settings), pool)
+                await self._make_agent()
             await self._authority.start(self._journal_source())
         except (JournalInUse, StateDirUnsafe, FleetUnusable) as error:
             self.why_not_started = str(error)
@@ -179,6 +231,8 @@ class PoolApp:
         self._sampler.start()
         await asyncio.to_thread(self._sampler.wait_for_first_sample, FIRST_SAMPLE_S)
         self._log_gpus()
+        if self._agent is not None:
+            self._agent.start()
         with when_asked_to_stop(self._stop_waiting):
             watch = asyncio.create_task(self._watch_readings())
             notify("READY=1")
@@ -190,13 +244,50 @@ class PoolApp:
             await self._peers.close()
             await self._page_data.close()
             await self._leases.close()
+            await self._forwarding.close()
         self._stop_waiting()
+        if self._agent is not None:
+            await self._agent.stop()
         await self._authority.stop()
         self._sampler.stop()
         self.locks.close()
 
+    async def _make_agent(self) -> None:
+        """Open what this box keeps of its fleet. JournalInUse if another server does."""
+        settings, leader = self.settings, self._authority.leader
+        assert leader is not None  # noqa: S101 - it is in a fleet
+        key = fleet_key(settings)
+        try:
+            store = await CustodyStore.open(custody_path(settings), settings.gpu_pool_durability)
+        except (JournalInUse, StateDirUnsafe):
+            raise
+        except JournalError as error:
+            raise FleetUnusable(str(error)) from None
+        is_candidate = self._database is not None
+        self._agent = Agent(
+            settings.gpu_pool_node,
+            store,
+            self._sampler,
+            url=own_address(settings, self.port),
+            own_url=address_for_itself(settings, self.port),
+            key=key,
+            listed=listed_boxes(settings),
+            leadership=CandidateLeadership(self._authority.pool, leader) if is_candidate else None,
+            simulated=self._simulated,
+        )
+        agent = self._agent
+        if not is_candidate:
+            self.pool.fleet = agent.view
+        self._endpoint = AgentEndpoint(settings.gpu_pool_node, key, leader, self._known_leader)
+
+    def _known_leader(self) -> str | None:
+        fleet = self.pool.fleet()
+        return None if fleet is None else fleet.leader_url
+
     def _journal_source(self) -> JournalSource:
         settings = self.settings
+        if self._agent is not None and self._database is None:
+            return LedElsewhereSource(self._agent)
         if self._database is None:
             return OwnJournal(lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability))
         node, url = settings.gpu_pool_node, own_address(settings, self.port)
@@ -209,9 +300,12 @@ class PoolApp:
     def _stop_waiting(self) -> None:
         """Answer all calls that wait: they must not keep the server from stopping."""
         self.pool.release_waiters()
+        if self._agent is not None:
+            self._agent.release_waiters()
         self._streams.close()
         self._page_data.stop()
         self._leases.stop()
+        self._forwarding.stop()
         self._router.stop()
 
     def _with_start_error(self, send: Send) -> Send:
@@ -273,3 +367,9 @@ def journal_path(settings: ServerSettings) -> Path:
         return folder / "leases.sqlite3"
     node = "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in settings.gpu_pool_node)
     return folder / f"simulated-{node}.sqlite3"
+
+
+def custody_path(settings: ServerSettings) -> Path:
+    """The path of the file in which a box of a fleet keeps its leases."""
+    path = journal_path(settings)
+    return path.with_name(f"custody-{path.name}")

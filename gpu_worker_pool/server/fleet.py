@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import socket
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.host.addresses import is_every_address, urls
 from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.take_over import restored
 
+from .agent.handshake import LEAST_CHARACTERS, FleetKey
+from .http.access import is_loopback
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -17,33 +23,114 @@ if TYPE_CHECKING:
 
 # Of several candidates that see that nobody leads, each waits for a part of this time: mostly one of them claims.
 SPREAD_S = 0.3
+MAKE_ONE = (
+    "make one with `openssl rand -hex 32`, and set it on all boxes of the fleet (GPU_POOL_FLEET_KEY, or _KEY_FILE)"
+)
 
 
 class FleetUnusable(Exception):  # noqa: N818 - a state of affairs, not a mistake
     """The server must not start: without its fleet it would grant GPUs as a pool of its own."""
 
 
+def fleet_url(settings: ServerSettings) -> str:
+    """What is set as the fleet of this server; empty if it belongs to none."""
+    return settings.gpu_pool_fleet.get_secret_value().strip() if settings.gpu_pool_fleet else ""
+
+
+def listed_boxes(settings: ServerSettings) -> tuple[str, ...]:
+    """The boxes that a server asks for its leader, if it cannot lead itself; empty for a candidate, and without a fleet.
+    FleetUnusable if one of them is not a URL.
+    """
+    text = fleet_url(settings)
+    if not text.startswith(("http://", "https://")):
+        return ()
+    return tuple(_box_url(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _box_url(given: str) -> str:
+    parts = urlsplit(given)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+        raise FleetUnusable(
+            f"GPU_POOL_FLEET (--fleet) has {given!r}; a box that cannot lead needs the URLs of boxes of its fleet, such as "
+            "http://gpu-01:8000,http://gpu-02:8000"
+        )
+    return given.rstrip("/")
+
+
 def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
-    """The database of the fleet; None if the server belongs to none. FleetUnusable if the settings cannot be used."""
-    url = settings.gpu_pool_fleet.get_secret_value().strip() if settings.gpu_pool_fleet else ""
+    """The database of the fleet; None if the server belongs to none, or cannot lead. FleetUnusable if the settings cannot
+    be used.
+    """
+    url = fleet_url(settings)
     if not url:
         return None
-    if url.startswith(("http://", "https://")):
-        raise FleetUnusable(
-            "GPU_POOL_FLEET (--fleet) names other servers; this version needs the URL of the database there, "
-            "postgresql://host/name"
-        )
+    own_address(settings, settings.port)
+    fleet_key(settings)
+    if listed_boxes(settings):
+        return None
     try:
         from gpu_worker_pool.ledger.postgres.database import PostgresDatabase  # noqa: PLC0415 - may be missing
     except ModuleNotFoundError as error:
         raise FleetUnusable(
             f"{error.name} is not installed, and a fleet needs it; run pip install 'gpu-worker-pool[fleet]'"
         ) from None
-    own_address(settings, settings.port)
     try:
         return PostgresDatabase(url, settings.gpu_pool_fleet_pool or None)
     except JournalError as error:
         raise FleetUnusable(f"GPU_POOL_FLEET (--fleet) cannot be used: {error}") from None
+
+
+def check_own_journal(path: Path, pool: PoolSettings) -> None:
+    """Refuse to join a fleet while leases of the time before are left: the fleet knows nothing of them, and would grant their
+    GPUs. FleetUnusable says what to do. JournalInUse if another server has the journal.
+    """
+    if not path.exists():
+        return
+    journal = SqliteJournal(path)
+    try:
+        live = restored(journal.load(0), pool).leases.values()
+    finally:
+        journal.close()
+    if live:
+        raise FleetUnusable(
+            f"{len(live)} {'lease is' if len(live) == 1 else 'leases are'} left in this box's own journal, {path}, and the "
+            "fleet would grant their GPUs to others. Start this server without GPU_POOL_FLEET (--fleet), take its GPUs out of "
+            "service (gpu-pool drain --all), wait until all leases have ended (gpu-pool leases), and start it again with it"
+        )
+
+
+def fleet_key(settings: ServerSettings) -> FleetKey:
+    """The key of the fleet. FleetUnusable if it cannot be used, or if there is none and other machines could be boxes."""
+    given = settings.gpu_pool_fleet_key.get_secret_value().strip() if settings.gpu_pool_fleet_key else ""
+    name = "GPU_POOL_FLEET_KEY"
+    if settings.gpu_pool_fleet_key_file:
+        name = "GPU_POOL_FLEET_KEY_FILE"
+        if given:
+            raise FleetUnusable("GPU_POOL_FLEET_KEY and GPU_POOL_FLEET_KEY_FILE are both set; set one of them")
+        try:
+            given = Path(settings.gpu_pool_fleet_key_file).read_text("utf-8").strip()
+        except (OSError, UnicodeError) as error:
+            # A decoding error would quote a part of the key.
+            reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error
+            raise FleetUnusable(f"GPU_POOL_FLEET_KEY_FILE cannot be read: {reason}") from None
+        if not given:
+            raise FleetUnusable(f"the file of GPU_POOL_FLEET_KEY_FILE is empty; {MAKE_ONE}")
+    if given and len(given) < LEAST_CHARACTERS:
+        raise FleetUnusable(f"{name} has {len(given)} characters; a key needs at least {LEAST_CHARACTERS}: {MAKE_ONE}")
+    if given:
+        return FleetKey(given)
+    # The boxes of one user on one machine need none: the kernel says whose they are.
+    addresses = (own_address(settings, settings.port), *listed_boxes(settings))
+    if far := [address for address in addresses if not _is_on_this_machine(address)]:
+        raise FleetUnusable(
+            f"a fleet over several machines needs a key, and {far[0]} is not an address of this machine alone; {MAKE_ONE}"
+        )
+    return FleetKey(None)
+
+
+def _is_on_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or is_loopback(host)
 
 
 def own_address(settings: ServerSettings, port: int) -> str:
@@ -51,13 +138,20 @@ def own_address(settings: ServerSettings, port: int) -> str:
     if given := settings.gpu_pool_fleet_address:
         parts = urlsplit(given)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+            shown = "not a URL without a user and parameters" if "@" in given or "?" in given else repr(given)
             raise FleetUnusable(
-                f"GPU_POOL_FLEET_ADDRESS is {given!r}; it must be the URL at which the other boxes reach this server, "
+                f"GPU_POOL_FLEET_ADDRESS is {shown}; it must be the URL at which the other boxes reach this server, "
                 "such as http://gpu-01:8000"
             )
         return given.rstrip("/")
     host = socket.gethostname() if is_every_address(settings.host) else settings.host
     return urls(host, port, settings.api_prefix, names=())[0]
+
+
+def address_for_itself(settings: ServerSettings, port: int) -> str:
+    """The URL at which this process reaches itself."""
+    host = "127.0.0.1" if is_every_address(settings.host) else settings.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.api_prefix}"
 
 
 def spread_s(node: str, url: str) -> float:

@@ -15,6 +15,7 @@ import uvicorn
 from gpu_worker_pool.host.addresses import urls
 from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
 
+from .agent.link import MOST_BYTES
 from .app import PoolApp
 from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
@@ -80,8 +81,12 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         timeout_graceful_shutdown=GRACE_S,
         # The access rules judge proxies by the headers; uvicorn would trust those headers.
         proxy_headers=False,
-        http=BoundedProtocol,
-        ws="none",
+        http=_protocol_of(app),
+        # Only for agents of a fleet, which have signs of life of their own.
+        ws="auto" if app.websocket_path else "none",
+        ws_max_size=MOST_BYTES,
+        ws_ping_interval=None,
+        ws_per_message_deflate=False,
     )
     host, port = listener.getsockname()[:2]
     app.port = port
@@ -94,6 +99,15 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     except KeyboardInterrupt:
         return 130  # a shell's exit code for Ctrl-C
     return 0
+
+
+def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
+    path = app.websocket_path
+    return (
+        BoundedProtocol
+        if path is None
+        else type("FleetProtocol", (BoundedProtocol,), {"websocket_path": path.encode()})
+    )
 
 
 def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:

@@ -152,6 +152,9 @@ class ServerSettings(BaseSettings):
     gpu_pool_fleet_pool: str | None = None
     # The URL at which the other boxes reach this server; by default its own address.
     gpu_pool_fleet_address: str | None = None
+    # The secret that all boxes of a fleet share, itself or in a file. It is checked in fleet.py, where none is logged.
+    gpu_pool_fleet_key: SecretStr | None = None
+    gpu_pool_fleet_key_file: str | None = None
     gpu_pool_state_dir: str | None = None
     # "full": a grant is on the disk before it is answered. "normal": a crash of the machine may lose the last grants; a
     # crash of the server loses none.

@@ -59,7 +59,7 @@ class UsageView:
     there are too many owners to show each.
     """
 
-    node: str
+    node: str | None
     since: str | None
     until: str | None
     complete_since: str | None
@@ -133,6 +133,13 @@ class TimelineGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetTimelineGpu(TimelineGpu):
+    """A GPU of a whole fleet."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineView:
     """The holders of each GPU from `since` to `until`; a span may have begun earlier.
 
@@ -141,11 +148,11 @@ class TimelineView:
     held their GPUs.
     """
 
-    node: str
+    node: str | None
     since: str | None
     until: str | None
     complete_since: str | None
-    gpus: tuple[TimelineGpu, ...]
+    gpus: tuple[TimelineGpu | FleetTimelineGpu, ...]
     is_cut: bool
     unknown_leases: int
     server_id: str

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from gpu_worker_pool.core.model.quota import MAX_QUOTA, MAX_WEIGHT
-from gpu_worker_pool.core.model.request import DEFAULT_TTL_S, MAX_GPUS, MAX_PRIORITY, MAX_TIME_LIMIT_S, MAX_TTL_S
+from gpu_worker_pool.core.model.request import (
+    DEFAULT_TTL_S,
+    MAX_GPUS,
+    MAX_NODES,
+    MAX_PRIORITY,
+    MAX_TIME_LIMIT_S,
+    MAX_TTL_S,
+)
 
 from .bounds import (
     MAX_MEMORY_MB,
@@ -73,6 +80,9 @@ class LeaseForm:
     preemptible: Annotated[
         bool, Note("Whether the lease may be ended, after a warning, when another request needs its GPUs.")
     ] = False
+    nodes: Annotated[
+        int, Range(1, MAX_NODES), Note("`gpus` on each of so many nodes, all or nothing; more than 1 only of a fleet.")
+    ] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

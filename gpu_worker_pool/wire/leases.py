@@ -12,6 +12,7 @@ LeaseState = Literal["queued", "active", "draining", "ended"]
 VerdictCode = Literal[
     "eligible",
     "excluded",
+    "other_node",
     "not_among",
     "wrong_model",
     "too_small",
@@ -109,6 +110,14 @@ class WishesView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetWishesView(WishesView):
+    """What was requested of a fleet: so many GPUs on each of so many `nodes`, or GPUs of this `node` only."""
+
+    nodes: int = 1
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndWarning:
     """The server will end a lease: why, and when."""
 
@@ -147,7 +156,7 @@ class LeaseView:
     ttl_s: float | None = None
     expires_in_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    wishes: WishesView = WishesView()
+    wishes: WishesView | FleetWishesView = WishesView()
     labels: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
     parent: str | None = None
@@ -186,14 +195,32 @@ class DrainingLeaseView(LeaseView):
     draining_gpus: tuple[GpuRef, ...] = ()
 
 
-AnyLease = LeaseView | WaitingLeaseView | ActiveLeaseView | DrainingLeaseView
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePart:
+    """What a gang has on one node, and the environment of its processes there."""
+
+    node: str
+    gpus: tuple[GpuRef, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangLeaseView(ActiveLeaseView):
+    """An active lease on several nodes. `env` is that of the node that was asked if the lease has GPUs there, otherwise of
+    the first node.
+    """
+
+    nodes: tuple[NodePart, ...] = ()
+
+
+AnyLease = LeaseView | WaitingLeaseView | ActiveLeaseView | DrainingLeaseView | GangLeaseView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseList:
-    """All live leases."""
+    """All live leases. `node` is null if they are those of a whole fleet."""
 
-    node: str
+    node: str | None
     leases: tuple[LeaseView | DrainingLeaseView, ...]
 
 

@@ -32,7 +32,7 @@ class QuotaView:
 class QuotaList:
     """All quotas, and the use of owners without one."""
 
-    node: str
+    node: str | None
     server_id: str
     fair_share: bool
     quotas: tuple[QuotaView, ...]
@@ -73,5 +73,5 @@ class ReservationView:
 class BookingList:
     """All bookings, the earliest first."""
 
-    node: str
+    node: str | None
     bookings: tuple[BookingView, ...]

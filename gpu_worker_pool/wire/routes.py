@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from . import accounting, forms, leases, page, plans, pool, service, statistics
+from . import accounting, fleet, forms, leases, page, plans, pool, service, statistics
 from .bounds import (
     DEFAULT_HOURS,
     FEWEST_HOURS,
@@ -70,6 +70,10 @@ class Resource:
     A parameter in the path matches everything up to the text that follows it, slashes included. `tag` groups the calls
     in the document; calls of the page have its headers. `cors` says when a page of any origin may read the answer to a
     GET: `always`, or only if the browser `asks`; the page's own data `never`.
+
+    `answered_by` says who answers in a fleet: the `box` that is asked, by what it knows itself; the `leader`, to whom the
+    box passes the call on; or the `custodian`, the box that keeps the lease. Calls that the leader answers exist twice:
+    they mean the box that was asked, and with `is_fleet` the whole fleet.
     """
 
     path: str
@@ -77,6 +81,8 @@ class Resource:
     routes: tuple[Route, ...]
     tag: Literal["", "leases", "admin", "page"] = ""
     cors: Literal["always", "asks", "never"] = "always"
+    answered_by: Literal["box", "leader", "custodian"] = "box"
+    is_fleet: bool = False
 
 
 WAIT_S = Parameter(
@@ -131,16 +137,20 @@ def _statistics(path: str, help_text: str, *routes: Route) -> Resource:
     return Resource(path, help_text, routes, cors="asks")
 
 
-def _leases(path: str, help_text: str, *routes: Route) -> Resource:
-    return Resource(path, help_text, routes, tag="leases")
+def _leases(path: str, help_text: str | None, *routes: Route) -> Resource:
+    return Resource(path, help_text, routes, tag="leases", answered_by="leader")
 
 
 def _operator(path: str, help_text: str, *routes: Route) -> Resource:
-    return Resource(path, help_text, routes, tag="admin")
+    return Resource(path, help_text, routes, tag="admin", answered_by="leader")
 
 
 def _for_page(path: str, help_text: str | None, *routes: Route) -> Resource:
     return Resource(path, help_text, routes, tag="page", cors="never")
+
+
+def _page_data(path: str, *routes: Route) -> Resource:
+    return replace(_for_page(path, None, *routes), answered_by="leader")
 
 
 TABLE: tuple[Resource, ...] = (
@@ -198,10 +208,13 @@ TABLE: tuple[Resource, ...] = (
             query=(HOLDER, REASON),
         ),
     ),
-    _leases(
-        "/leases/renew",
-        "POST: a heartbeat for leases",
-        _write("POST", "renew_leases", "A heartbeat for leases", leases.RenewAnswer, form=forms.RenewForm),
+    replace(
+        _leases(
+            "/leases/renew",
+            "POST: a heartbeat for leases",
+            _write("POST", "renew_leases", "A heartbeat for leases", leases.RenewAnswer, form=forms.RenewForm),
+        ),
+        answered_by="custodian",
     ),
     _leases(
         "/pool",
@@ -218,10 +231,11 @@ TABLE: tuple[Resource, ...] = (
         "Get who held which GPU over the last hours; ?hours=6",
         _get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),
     ),
-    _leases(
+    Resource(
         "/peers",
         "Get the pools of the other servers in GPU_POOL_PEERS",
-        _get("peers", "The pools of other servers", pool.PeersView, (422,)),
+        (_get("peers", "The pools of other servers", pool.PeersView, (422,)),),
+        tag="leases",
     ),
     _leases(
         "/events",
@@ -278,25 +292,22 @@ TABLE: tuple[Resource, ...] = (
         "Whether the server has fresh readings",
         _get("readyz", "Whether the server has fresh readings", service.Alive, (503,)),
     ),
-    _for_page("/ui/data/me", None, _get("page_me", "Who calls", page.MeView, (401, 403, 422))),
-    _for_page("/ui/data/pool", None, _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
-    _for_page(
+    _page_data("/ui/data/me", _get("page_me", "Who calls", page.MeView, (401, 403, 422))),
+    _page_data("/ui/data/pool", _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
+    _page_data(
         "/ui/data/gpu",
-        None,
         _get("page_gpu", "One GPU in full", page.GpuDetails, (404, 422), query=(NODE_OF_GPU, UUID_OF_GPU)),
     ),
     _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
-    _for_page("/ui/data/usage", None, _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
-    _for_page(
+    _page_data("/ui/data/usage", _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
+    _page_data(
         "/ui/data/weeks",
-        None,
         _get("page_weeks", "GPU-hours by owner and week", accounting.WeeksView, (422, 503), query=(WEEKS_OF_PAGE,)),
     ),
-    _for_page("/ui/data/quotas", None, _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
+    _page_data("/ui/data/quotas", _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
     _for_page("/ui/data/peers", None, _get("page_peers", "Other servers, for the page", pool.PeersView, (422, 503))),
-    _for_page(
+    _page_data(
         "/ui/data/timeline",
-        None,
         _get(
             "page_timeline",
             "Who held which GPU, for the page",
@@ -306,4 +317,29 @@ TABLE: tuple[Resource, ...] = (
         ),
     ),
     _for_page("/ui/{file}", None, _get("page_file", "A file of the page", None, (404,), media_type="*/*")),
+)
+
+FLEET_PREFIX = "/fleet"
+RENEW_AT_BOX = f"{FLEET_PREFIX}/custody/renew"
+
+
+def _for_fleet(resource: Resource) -> Resource:
+    """The same calls, for the whole fleet."""
+    return replace(resource, path=f"{FLEET_PREFIX}{resource.path}", help=None, is_fleet=True)
+
+
+# What there is in a fleet only. The calls that mean the whole fleet are those of the table above.
+FLEET_TABLE: tuple[Resource, ...] = (
+    replace(
+        _leases(FLEET_PREFIX, None, _get("fleet", "The boxes of the fleet", fleet.FleetList, (422, 503))), is_fleet=True
+    ),
+    # Between boxes: signed with the key of the fleet.
+    Resource(
+        RENEW_AT_BOX,
+        None,
+        (_write("POST", "renew_at_box", "A heartbeat for leases that this box keeps", fleet.BoxRenewAnswer),),
+        tag="leases",
+        is_fleet=True,
+    ),
+    *(_for_fleet(resource) for resource in TABLE if resource.answered_by != "box"),
 )

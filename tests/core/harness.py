@@ -185,7 +185,7 @@ class CheckedPool(QueueChecks):
         short = self.core.condense.condense(self.state)
         fresh = self.core.state.PoolState(settings=self.settings, ended=dict(self.state.ended))
         condensed = self.core.evolve.replay(fresh, pickle.loads(pickle.dumps(short)))  # noqa: S301 - our own bytes
-        reopen = self.core.commands.TakeOver(1, self.state.boot_id or "", 7.0, self.state.wall_offset_s)
+        reopen = self.core.commands.TakeOver(self.state.epoch, self.state.boot_id or "", 7.0, self.state.wall_offset_s)
         for pool in (condensed, restored):
             self.core.step.step(pool, reopen, self.state.clock + 1.0)
         assert condensed == restored
@@ -205,7 +205,7 @@ class CheckedPool(QueueChecks):
 
     def _TakenOver(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
-        model.wall, model.taken_over = event.wall_offset_s, event.at
+        model.wall, model.taken_over, model.epoch = event.wall_offset_s, event.at, event.epoch
         model.announced.clear()
         model.readings.clear()
         model.busy.clear()
@@ -234,6 +234,13 @@ class CheckedPool(QueueChecks):
 
     def _NodeAnnounced(self, event: Any, command: Any) -> None:  # noqa: N802
         self.model.announced.add(event.node)
+
+    def _NodeSilenced(self, event: Any, command: Any) -> None:  # noqa: N802
+        model = self.model
+        model.announced.remove(event.node)
+        for key in [key for key in {**model.readings, **model.busy} if key.node == event.node]:
+            model.readings.pop(key, None)
+            model.busy.pop(key, None)
 
     @staticmethod
     def _ran_on(lease: Lease, node: str) -> bool:
@@ -312,14 +319,16 @@ class CheckedPool(QueueChecks):
     def _LeasesRenewed(self, event: Any, command: Any) -> None:  # noqa: N802
         for lease_id in event.lease_ids:
             lease = self.model.leases[lease_id]
-            assert lease.state in {"queued", "active"}
+            assert lease.state == "queued" or (lease.state == "active" and not self.model.epoch)
             lease.due = event.at + self.model.lasts_s(lease)
 
     def _LeaseEnded(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
         assert lease.state in {"queued", "active"}
         line = self.model.outwards(lease)
-        if event.reason == "expired":
+        if isinstance(command, self.core.commands.ExpireLease) and command.lease_id in [x.id for x in line]:
+            assert event.reason == "expired" or any(x.due <= self.model.now for x in line)
+        elif event.reason == "expired":
             assert any(x.due <= self.model.now for x in line), "a lease has ended before its time"
         elif event.reason in {"time_limit", "preempted", "idle"}:
             endings = [x.ending for x in line if x.ending is not None]

@@ -49,6 +49,7 @@ class PlainGpus:
     now: float = -FOREVER
     boot_ids: dict[str, str] = field(default_factory=dict)
     taken_over: float = 0.0
+    epoch: int = 0
     announced: set[str] = field(default_factory=set)
     inventory: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
     readings: dict[Key, Any] = field(default_factory=dict)
@@ -65,9 +66,11 @@ class PlainGpus:
         return sorted(found, key=lambda lease: lease.fence)
 
     def lasts_s(self, lease: Lease) -> float:
-        """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever."""
-        is_watched = lease.state == "active" and all(self.process_on(key, lease) for key in lease.gpus)
-        return FOREVER if is_watched else float(lease.request.ttl_s)
+        """How long a lease lasts without a heartbeat: an active one of a process that is watched, for ever. In a fleet
+        its box counts.
+        """
+        is_watched = all(self.process_on(key, lease) for key in lease.gpus) or self.epoch > 0
+        return FOREVER if lease.state == "active" and is_watched else float(lease.request.ttl_s)
 
     @staticmethod
     def process_on(key: Key, lease: Lease) -> Any:
@@ -94,7 +97,7 @@ class PlainGpus:
     def suits_inside(self, key: Key, parent: Lease, wishes: Any) -> bool:
         """Whether a GPU of a lease could serve a request inside it if no other were inside."""
         if key not in self.readings:
-            return True
+            return wishes.node in {None, key.node}
         return self._fits(key, wishes) and (wishes.memory_mb or 0) <= self.limit_inside(key, parent)
 
     def usable_inside(self, parent: Lease, wishes: Any) -> list[Key]:
@@ -306,7 +309,7 @@ class PlainGpus:
 
     def _fits(self, key: Key, wishes: Any) -> bool:
         is_of_model = wishes.model is None or wishes.model in self.readings[key].gpu.name
-        return bool(is_of_model and self.is_among(key, wishes.among))
+        return bool(is_of_model and wishes.node in {None, key.node} and self.is_among(key, wishes.among))
 
     def is_among(self, key: Key, names: tuple[str, ...] | None) -> bool:
         """Whether a GPU goes by one of these names: its index, its UUID, or how no other UUID of its node begins."""

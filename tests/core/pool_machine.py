@@ -38,6 +38,7 @@ AMONG: list[tuple[str, ...] | None] = [
 ]
 
 gpu_numbers = st.integers(0, len(GPUS) - 1)
+# A gang is not bound to one node.
 wishes = st.fixed_dictionaries(
     {
         "gpus": st.sampled_from([1, 1, 1, 2, 2, 3]),
@@ -47,8 +48,9 @@ wishes = st.fixed_dictionaries(
         "utilization_threshold_percent": st.sampled_from([None, None, None, 50.0, 99.0]),
         "among": st.sampled_from([None] * 3 * len(AMONG) + AMONG),
         "nodes": st.sampled_from([1, 1, 1, 1, 2]),
+        "node": st.sampled_from([None, None, *NODES, "gone"]),
     }
-)
+).map(lambda wished: wished if wished["nodes"] == 1 else {**wished, "node": None})
 looks = st.lists(
     st.tuples(
         gpu_numbers,
@@ -91,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.takers = 1
         self.wall = 1e6
         self.is_renumbered = False
-        self.restart(NODES, ())
+        self.restart(NODES, (), is_fleet=False)
         self.see_all_idle()
 
     def key(self, number: int) -> Any:
@@ -214,7 +216,9 @@ class PoolMachine(RuleBasedStateMachine):
         was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
         could_be = self._could_ever({**wishes, "among": asked.wishes.among})
         is_within_limits = self._is_within_limits(asked)
-        assert was_refused == (not is_within_limits or (bool(self.pool.model.inventory) and not could_be))
+        # A node that the pool has never heard of may still join.
+        is_known = any(asked.wishes.node in {None, key.node} for key in self.pool.model.inventory)
+        assert was_refused == (not is_within_limits or (is_known and not could_be))
         return multiple() if was_refused else (f"lease{self.count}", asked)
 
     @rule(target=leases, memory_mb=st.sampled_from([8_000, 40_000]))
@@ -238,6 +242,7 @@ class PoolMachine(RuleBasedStateMachine):
             and not (self.key(number) in seen and seen[self.key(number)].other_server)
             and (wishes["model"] is None or wishes["model"] in name)
             and self.pool.model.is_among(self.key(number), wishes["among"])
+            and wishes.get("node") in {None, node}
             and (wishes["memory_mb"] or 0) <= percent * total / 100
         ]
         large = [node for node in set(fitting) if fitting.count(node) >= wishes["gpus"]]
@@ -296,7 +301,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.do(self.core.commands.Renew((lease[0], "never heard of")), self.now)
         assert "never heard of" not in self.pool.state.leases
 
-    @rule(lease=leases, how=st.sampled_from(["leave", "leave", "leave", "Release", "Revoke", "ReportDeath"]))
+    @rule(
+        lease=leases,
+        how=st.sampled_from(["leave", "leave", "leave", "Release", "Revoke", "ReportDeath", "ExpireLease"]),
+    )
     def end(self, lease: Any, how: str) -> None:
         self.now += 0.2
         commands = self.core.commands
@@ -325,11 +333,16 @@ class PoolMachine(RuleBasedStateMachine):
         commands = self.core.commands
         self.pool.do(commands.IgnoreProcess("Xorg") if ignore else commands.CountProcess("Xorg"), self.now)
 
-    @rule(present=st.sampled_from([NODES, NODES, NODES[:1], ()]), rebooted=st.sampled_from([(), NODES[:1], NODES]))
-    def restart(self, present: Sequence[str], rebooted: Sequence[str]) -> None:
+    @rule(
+        present=st.sampled_from([NODES, NODES, NODES[:1], ()]),
+        rebooted=st.sampled_from([(), NODES[:1], NODES]),
+        is_fleet=st.booleans(),
+    )
+    def restart(self, present: Sequence[str], rebooted: Sequence[str], is_fleet: bool) -> None:
         """Another driver takes over, and some of the nodes announce themselves at once."""
         self.takers += 1
-        self.pool.do(self.core.commands.TakeOver(self.takers, f"driver{self.takers}", 0.0, self.wall), self.now)
+        epoch = self.takers if is_fleet else 0
+        self.pool.do(self.core.commands.TakeOver(epoch, f"driver{self.takers}", 0.0, self.wall), self.now)
         self.reboot(rebooted)
         self.announce(present)
 
@@ -337,6 +350,11 @@ class PoolMachine(RuleBasedStateMachine):
     def announce(self, nodes: Sequence[str]) -> None:
         for node in sorted({*nodes} & {*self.nodes}):
             self.pool.do(self.core.commands.AnnounceNode(node, f"boot{self.boots[node]}"), self.now)
+
+    @rule(node=st.sampled_from(NODES))
+    def silence(self, node: str) -> None:
+        self.pool.do(self.core.commands.SilenceNode(node), self.now)
+        assert node not in self.pool.state.announced
 
     def reboot(self, nodes: Sequence[str]) -> None:
         for node in nodes:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from tests.core.pool_machine import PoolMachine, gpu_numbers, wishes
+from tests.core.pool_machine import NODES, PoolMachine, gpu_numbers, wishes
 
 PLAIN = {
     "gpus": 1,
@@ -20,7 +20,11 @@ PLAIN = {
     "utilization_threshold_percent": None,
     "among": None,
     "nodes": 1,
+    "node": None,
 }
+on_nodes = st.builds(
+    lambda gpus, node: {**PLAIN, "gpus": gpus, "node": node}, st.integers(1, 2), st.sampled_from(NODES)
+)
 owners = st.sampled_from(["ada", "bob", None])
 
 
@@ -44,7 +48,9 @@ class QueueMachine(PoolMachine):
 
     @rule(
         target=PoolMachine.leases,
-        wishes=st.one_of(st.just(PLAIN), st.just({**PLAIN, "gpus": 2}), st.just({**PLAIN, "nodes": 2}), wishes),
+        wishes=st.one_of(
+            st.just(PLAIN), st.just({**PLAIN, "gpus": 2}), st.just({**PLAIN, "nodes": 2}), on_nodes, wishes
+        ),
         priority=st.sampled_from([0, 0, 0, 1]),
         time_limit_s=st.sampled_from([None, None, 10.0, 40.0, 200.0, 500.0]),
         preemptible=st.booleans(),

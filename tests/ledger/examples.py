@@ -55,6 +55,8 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ),
     ev.NodeRebooted(18.0, "box", "boot2"),
     ev.NodeRenamed(19.0, "box", "other"),
+    ev.NodeForgotten(20.0, "box"),
+    ev.LeaseExtended(21.0, "a", (OTHER,), 1000),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -138,8 +140,11 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
         texts,
         texts,
         st.none() | st.lists(st.builds(InventoryGpu, texts, wholes, texts, st.none() | floats), max_size=3).map(tuple),
+        optional,
     ),
     ev.NodeRebooted: st.builds(ev.NodeRebooted, floats, texts, texts),
+    ev.NodeForgotten: st.builds(ev.NodeForgotten, floats, texts),
+    ev.LeaseExtended: st.builds(ev.LeaseExtended, floats, texts, some_gpus, wholes),
     ev.NodeRenamed: st.builds(ev.NodeRenamed, floats, texts, texts),
     ev.HistoryCondensed: st.builds(
         ev.HistoryCondensed, floats, st.lists(st.tuples(texts, wholes), max_size=3).map(tuple), wholes, some_floats

@@ -55,6 +55,8 @@ GOLDEN = (
     ),
     '{"kind":"NodeRebooted","at":18.0,"node":"box","boot_id":"boot2"}',
     '{"kind":"NodeRenamed","at":19.0,"old":"box","new":"other"}',
+    '{"kind":"NodeForgotten","at":20.0,"node":"box"}',
+    '{"kind":"LeaseExtended","at":21.0,"lease_id":"a","gpus":[["box","GPU-1"]],"weight":1000}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'
@@ -118,6 +120,13 @@ def test_what_came_later_is_written_only_where_it_is_used() -> None:
     line = before.replace('percent":null}', 'percent":null,"nodes":4}')
     assert encode_event(gang) == line
     assert exact(decode_event(line)) == exact(gang)
+
+    joined = decode_event(GOLDEN[16])
+    assert isinstance(joined, ev.NodeJoined)
+    assert joined.machine_id is None
+    line = GOLDEN[16][:-1] + ',"machine_id":"m1"}'
+    assert encode_event(replace(joined, machine_id="m1")) == line
+    assert exact(decode_event(line)) == exact(replace(joined, machine_id="m1"))
 
 
 def test_the_process_of_a_holder_comes_back_although_equality_leaves_it_out() -> None:

@@ -44,7 +44,9 @@ def _without_password(url: str) -> str:
     from gpu_worker_pool.server.fleet import has_password  # noqa: PLC0415 - slow
 
     if not url.strip():
-        raise typer.BadParameter("it is empty; write the URL of the database, postgresql://host/name")
+        raise typer.BadParameter(
+            "it is empty; write the URL of the database, postgresql://host/name, or those of boxes of the fleet"
+        )
     if has_password(url):
         raise typer.BadParameter(
             "the URL has a password, and every user of this machine can read the command line of a program; set "
@@ -87,7 +89,8 @@ def serve(
         _lease_option(
             "--fleet",
             "URL",
-            "Share one queue with other boxes, by this PostgreSQL database: postgresql://host/name. [GPU_POOL_FLEET]",
+            "Share one queue with other boxes: postgresql://host/name for a box that can lead, http://gpu-01:8000,... (boxes "
+            "of the fleet) for one that cannot. The key of the fleet is in GPU_POOL_FLEET_KEY. [GPU_POOL_FLEET]",
             _without_password,
         ),
     ] = None,

@@ -29,16 +29,17 @@ class Timeline:
 
     It has room for `most` spans. The first ones added are kept, so the latest must be added first; `is_cut` says that
     some were left out. A lease with unknown times, or times that run backwards because a clock was set, is left out and
-    counted in `unknown_leases`.
+    counted in `unknown_leases`. With a `node`, only its GPUs count.
     """
 
-    def __init__(self, since: float, now: float, *, most: int) -> None:
+    def __init__(self, since: float, now: float, *, most: int, node: str | None = None) -> None:
         self.since = since
         self.now = now
         self.by_gpu: dict[str, list[LeaseSpan]] = {}
         self.unknown_leases = 0
         self.is_cut = False
         self._room = most
+        self._node = node
 
     def add(self, lease: ActiveLease | EndedLease) -> None:
         ended = lease if isinstance(lease, EndedLease) else None
@@ -48,12 +49,13 @@ class Timeline:
         if granted_at is None or not 0 <= granted_at <= ended_at <= self.now:
             self.unknown_leases += 1
             return
-        if ended_at < self.since:
+        gpus = [key for key in lease.gpus if self._node in {None, key.node}]
+        if ended_at < self.since or not gpus:
             return
-        if self.is_cut or len(lease.gpus) > self._room:
+        if self.is_cut or len(gpus) > self._room:
             self.is_cut = True  # a lease shown on only some of its GPUs would mislead
             return
-        self._room -= len(lease.gpus)
+        self._room -= len(gpus)
         holder = lease.request.holder
         span = LeaseSpan(
             lease.id,
@@ -66,5 +68,5 @@ class Timeline:
             lease.request.wishes.is_shared,
             by,
         )
-        for gpu in lease.gpus:
+        for gpu in gpus:
             self.by_gpu.setdefault(gpu.uuid, []).append(span)

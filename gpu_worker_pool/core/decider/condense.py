@@ -16,7 +16,9 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
     events: list[ev.DurableEvent] = []
     if state.boot_id is not None:
         events.append(ev.TakenOver(state.taken_over, state.epoch, state.boot_id, state.clock_base, state.wall_offset_s))
-    events += [ev.NodeJoined(at, name, node.boot_id, node.gpus) for name, node in sorted(state.nodes.items())]
+    events += [
+        ev.NodeJoined(at, name, node.boot_id, node.gpus, node.machine_id) for name, node in sorted(state.nodes.items())
+    ]
     granted = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease | DrainingLease)]
     # Leases that share a GPU came to it in the order of their fences. Those with the same fence share no node.
     for lease in sorted(granted, key=lambda lease: (_grant_of(lease).fence, lease.gpus[0].node)):

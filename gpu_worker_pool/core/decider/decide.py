@@ -21,6 +21,7 @@ from gpu_worker_pool.core.model.lease import (
     EndReason,
     LiveLease,
     QueuedLease,
+    custodian,
 )
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
@@ -31,8 +32,9 @@ from gpu_worker_pool.core.queue.quotas import quota_of, time_limit_of, weight_of
 from gpu_worker_pool.core.queue.refusal import why_unservable
 from gpu_worker_pool.core.queue.sub_leases import serve_inside, why_refused_inside
 
-from .decide_nodes import announce_node, joined_by, rename_node, take_over
+from .decide_nodes import announce_node, forget_node, joined_by, rename_node, silence_node, take_over
 from .lease_ends import all_ended
+from .recovering import recover_lease
 
 # Names a caller without a name, so that its release is told from the holder's own.
 UNNAMED = "an unnamed caller"
@@ -89,6 +91,8 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(ev.RenewalRefused(now, lease_id, lease.ended.reason))
         elif isinstance(lease, EndedLease):
             refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
+        elif state.epoch > 0 and isinstance(lease, ActiveLease):
+            refused.append(ev.KeptByBox(now, lease_id, custodian(lease)))
         elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= arrived_at:
             refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
         else:
@@ -109,6 +113,10 @@ def _revoke(state: PoolState, command: cmd.Revoke, now: float) -> list[ev.Event]
 
 def _report_death(state: PoolState, command: cmd.ReportDeath, now: float) -> list[ev.Event]:
     return _end(state, command.lease_id, EndReason.HOLDER_DIED, now)
+
+
+def _expire_lease(state: PoolState, command: cmd.ExpireLease, now: float) -> list[ev.Event]:
+    return _end(state, command.lease_id, EndReason.EXPIRED, now)
 
 
 def _end(
@@ -315,11 +323,15 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.TakeOver: take_over,
     cmd.AnnounceNode: announce_node,
     cmd.RenameNode: rename_node,
+    cmd.SilenceNode: silence_node,
+    cmd.ForgetNode: forget_node,
     cmd.RequestLease: _request_lease,
     cmd.Renew: _renew,
     cmd.Release: _release,
     cmd.Revoke: _revoke,
     cmd.ReportDeath: _report_death,
+    cmd.ExpireLease: _expire_lease,
+    cmd.RecoverLease: recover_lease,
     cmd.Observe: _observe,
     cmd.Tick: _tick,
     cmd.ServeQueue: _serve_queue,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import InventoryGpu, Reading
-from gpu_worker_pool.core.model.lease import DrainingLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndReason
 from gpu_worker_pool.core.model.state import PoolState
 
 from .lease_ends import all_ended
@@ -24,11 +24,34 @@ def announce_node(state: PoolState, command: cmd.AnnounceNode, now: float) -> li
     events: list[ev.Event] = []
     if known is not None and known.boot_id != command.boot_id:
         events += [ev.NodeRebooted(now, command.node, command.boot_id), *_ended_by_reboot(state, command.node, now)]
-    if known is None or known.gpus != gpus:
-        events.append(ev.NodeJoined(now, command.node, command.boot_id, gpus))
+    machine_id = (known.machine_id if known else None) if command.machine_id is None else command.machine_id
+    if known is None or (known.gpus, known.machine_id) != (gpus, machine_id):
+        events.append(ev.NodeJoined(now, command.node, command.boot_id, gpus, machine_id))
     if command.node not in state.announced:
-        events.append(ev.NodeAnnounced(now, command.node))
+        events.append(ev.NodeAnnounced(now, command.node, command.fence_seen))
     return events
+
+
+def silence_node(state: PoolState, command: cmd.SilenceNode, now: float) -> list[ev.Event]:
+    return [ev.NodeSilenced(now, command.node)] if command.node in state.announced else []
+
+
+def forget_node(state: PoolState, command: cmd.ForgetNode, now: float) -> list[ev.Event]:
+    node = command.node
+    if node not in state.nodes:
+        return [ev.NodeNotForgotten(now, node, f"no node {node} is known")]
+    if node in state.announced:
+        return [ev.NodeNotForgotten(now, node, f"{node} is connected; stop its server first")]
+    events: list[ev.Event] = []
+    over: dict[str, ev.LeaseEnded] = {}
+    for _, lease in sorted(state.leases.items()):
+        if isinstance(lease, DrainingLease):
+            events += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus if key.node == node]
+        elif isinstance(lease, ActiveLease) and any(key.node == node for key in lease.gpus):
+            for ended in all_ended(state, lease, EndReason.REVOKED, now):
+                draining = tuple(key for key in ended.draining if key.node != node)
+                over.setdefault(ended.lease_id, replace(ended, draining=draining, by=command.by))
+    return [*events, *over.values(), ev.NodeForgotten(now, node)]
 
 
 def _ended_by_reboot(state: PoolState, node: str, now: float) -> list[ev.Event]:
@@ -67,7 +90,7 @@ def joined_by(state: PoolState, readings: Iterable[Reading], now: float) -> list
             inventory = {each.uuid: each for each in state.nodes[gpu.key.node].gpus or ()}
             changed.setdefault(gpu.key.node, inventory)[seen.uuid] = seen
     return [
-        ev.NodeJoined(now, node, state.nodes[node].boot_id, _in_order(inventory.values()))
+        ev.NodeJoined(now, node, state.nodes[node].boot_id, _in_order(inventory.values()), state.nodes[node].machine_id)
         for node, inventory in changed.items()
     ]
 

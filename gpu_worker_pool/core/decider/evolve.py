@@ -78,17 +78,35 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
         return
     state.queue.leave(waited)
     _lose_claims(state, waited.id)
-    state.unsettle()
-    for key in event.gpus:
-        slot = state.slot(key)
-        process = request.holder.process_on(key.node)
-        slot.occupants[waited.id] = Occupant(request.wishes.memory_mb, process, since=event.at)
-        slot.busy = event.at
-    state.touch(event.gpus)
-    use = state.owners.setdefault(request.holder.owner, OwnerUse(as_of=event.at))
-    use.hold(weight, event.at, is_firm=not request.preemptible)
+    _occupy(state, lease, event.gpus, weight, event.at)
     if request.preemptible:
         state.preemptible.add(lease.id)
+
+
+def _lease_extended(state: PoolState, event: ev.LeaseExtended) -> None:
+    lease = state.leases[event.lease_id]
+    assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
+    request = lease.request
+    lease = replace(lease, gpus=(*lease.gpus, *event.gpus), weight=lease.weight + event.weight)
+    state.leases[lease.id] = lease
+    state.restart_deadline(lease, event.at)
+    for key in event.gpus:
+        state.fences[key.node] = max(state.fences.get(key.node, 0), lease.fence)
+    if request.parent is None:
+        _occupy(state, lease, event.gpus, event.weight, event.at)
+
+
+def _occupy(state: PoolState, lease: ActiveLease, gpus: tuple[GpuKey, ...], weight: int, at: float) -> None:
+    request = lease.request
+    for key in gpus:
+        slot = state.slot(key)
+        process = request.holder.process_on(key.node)
+        slot.occupants[lease.id] = Occupant(request.wishes.memory_mb, process, since=at)
+        slot.busy = at
+    state.touch(gpus)
+    use = state.owners.setdefault(request.holder.owner, OwnerUse(as_of=at))
+    use.hold(weight, at, is_firm=not request.preemptible)
+    state.unsettle()
 
 
 def _lease_warned(state: PoolState, event: ev.LeaseWarned) -> None:
@@ -343,6 +361,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.HistoryCondensed: _history_condensed,
     ev.LeaseQueued: _lease_queued,
     ev.LeaseGranted: _lease_granted,
+    ev.LeaseExtended: _lease_extended,
     ev.LeaseWarned: _lease_warned,
     ev.LeasesRenewed: _leases_renewed,
     ev.QueueSettled: _queue_settled,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease, QueuedLease
 from gpu_worker_pool.core.model.node import Node
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
@@ -32,7 +32,7 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
 
 def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
     known = state.nodes.get(event.node)
-    state.nodes[event.node] = Node(event.boot_id, event.gpus)
+    state.nodes[event.node] = Node(event.boot_id, event.gpus, event.machine_id)
     new = {GpuKey(event.node, gpu.uuid): gpu for gpu in event.gpus or ()}
     for gpu in (known.gpus or ()) if known else ():
         key = GpuKey(event.node, gpu.uuid)
@@ -55,6 +55,24 @@ def _node_rebooted(state: PoolState, event: ev.NodeRebooted) -> None:
 
 def _node_announced(state: PoolState, event: ev.NodeAnnounced) -> None:
     state.announced.add(event.node)
+    if event.fence_seen:
+        state.fences[event.node] = max(state.fences.get(event.node, 0), event.fence_seen)
+
+
+def _node_silenced(state: PoolState, event: ev.NodeSilenced) -> None:
+    state.announced.discard(event.node)
+    _void_readings(state, [slot for slot in state.slots.values() if slot.key.node == event.node])
+    state.unsettle()
+
+
+def _node_forgotten(state: PoolState, event: ev.NodeForgotten) -> None:
+    for gpu in state.nodes.pop(event.node).gpus or ():
+        slot = state.slots[GpuKey(event.node, gpu.uuid)]
+        slot.installed = None
+        _void_readings(state, [slot])
+    for key in [key for key in state.excluded if key.node == event.node]:
+        del state.excluded[key]
+    state.unsettle()
 
 
 def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
@@ -71,7 +89,11 @@ def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
         state.slots[new] = GpuSlot(new, None, slot.occupants, slot.members, slot.installed)
         state.touch((key, new))
     for lease_id, lease in state.leases.items():
-        state.leases[lease_id] = _on_renamed(lease, event, moved)
+        renamed = state.leases[lease_id] = _on_renamed(lease, event, moved)
+        if isinstance(lease, QueuedLease) and isinstance(renamed, QueuedLease) and lease.request.parent is None:
+            # It may be in another line: what it asks for is on the node that was renamed.
+            state.queue.leave(lease)
+            state.queue.join(renamed)
     state.excluded = dict(zip(moved(state.excluded), state.excluded.values(), strict=True))
     state.bookings = {id_: replace(booking, gpus=moved(booking.gpus)) for id_, booking in state.bookings.items()}
     state.reclaimable = {
@@ -83,9 +105,11 @@ def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
 def _on_renamed(
     lease: LiveLease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]
 ) -> LiveLease:
-    holder = lease.request.holder
+    holder, wishes = lease.request.holder, lease.request.wishes
     if holder.node == event.old:
         lease = replace(lease, request=replace(lease.request, holder=replace(holder, node=event.new)))
+    if wishes.node == event.old:
+        lease = replace(lease, request=replace(lease.request, wishes=replace(wishes, node=event.new)))
     if isinstance(lease, ActiveLease):
         return replace(lease, gpus=moved(lease.gpus))
     if isinstance(lease, DrainingLease):
@@ -111,4 +135,6 @@ NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.NodeRebooted: _node_rebooted,
     ev.NodeAnnounced: _node_announced,
     ev.NodeRenamed: _node_renamed,
+    ev.NodeSilenced: _node_silenced,
+    ev.NodeForgotten: _node_forgotten,
 }

@@ -10,24 +10,7 @@ from dataclasses import dataclass
 
 from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class KeptLease:
-    """A lease as a box keeps it. `gpus` are the UUIDs of its GPUs on this node. The box that `is_custodian` decides when
-    its TTL has run out; `ttl_s` is None if the lease lasts as long as its holder's process. The request and the times are
-    there so that a database that lost the grant can have it back.
-    """
-
-    id: str
-    fence: int
-    request: Request
-    gpus: tuple[str, ...]
-    ttl_s: float | None
-    is_custodian: bool
-    requested_at: float
-    granted_at: float
+from gpu_worker_pool.core.model.lease import KeptLease as KeptLease  # noqa: PLC0414 - it is part of messages
 
 
 @dataclass(frozen=True, slots=True)

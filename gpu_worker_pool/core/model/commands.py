@@ -7,6 +7,7 @@ from math import inf
 
 from .booking import Booking
 from .gpu import GpuKey, InventoryGpu, Reading
+from .lease import KeptLease
 from .quota import Quota
 from .request import Request, Wishes
 
@@ -25,11 +26,30 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceNode:
-    """A node says that it is there. `boot_id` tells whether it rebooted; `gpus` is its inventory, None if it does not say."""
+    """A node says that it is there. `boot_id` tells whether it rebooted; `gpus` is its inventory, None if it does not say.
+    `machine_id` tells two boxes of one name apart. Fences there are above `fence_seen` from here on.
+    """
 
     node: str
     boot_id: str
     gpus: tuple[InventoryGpu, ...] | None = None
+    machine_id: str | None = None
+    fence_seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceNode:
+    """A node is not heard of any more. Nothing is granted there until it announces itself; its leases go on."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetNode:
+    """An operator removes a node that is gone for good: its leases end, and it is not waited for."""
+
+    node: str
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,21 @@ class ReportDeath:
     """The holder's process is known to be dead."""
 
     lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireLease:
+    """The box that keeps the lease says that its TTL ran out."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverLease:
+    """A node has a lease that the database lost."""
+
+    kept: KeptLease
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +189,15 @@ Command = (
     TakeOver
     | AnnounceNode
     | RenameNode
+    | SilenceNode
+    | ForgetNode
     | RequestLease
     | Renew
     | Release
     | Revoke
     | ReportDeath
+    | ExpireLease
+    | RecoverLease
     | Observe
     | Tick
     | ServeQueue

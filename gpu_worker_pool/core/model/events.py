@@ -55,6 +55,7 @@ class NodeJoined(DurableEvent):
     node: str
     boot_id: str
     gpus: tuple[InventoryGpu, ...] | None
+    machine_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,13 @@ class NodeRenamed(DurableEvent):
 
     old: str
     new: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeForgotten(DurableEvent):
+    """A node is gone for good. Its leases ended before this. Its fences stay, in case that it comes back."""
+
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,15 @@ class LeaseGranted(DurableEvent):
     granted_at: float
     limit: float | None = None
     weight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExtended(DurableEvent):
+    """Another node brought its part of a lease back, which the database had lost. `weight` is what it adds."""
+
+    lease_id: str
+    gpus: tuple[GpuKey, ...]
+    weight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +218,15 @@ class ProcessCounted(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class NodeAnnounced(VolatileEvent):
-    """The node is there under the present driver: its readings count from here on."""
+    """The node is there under the present driver: its readings count from here on. It has seen fences up to this one."""
+
+    node: str
+    fence_seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilenced(VolatileEvent):
+    """The node is not heard of any more, and its readings are void. It ends no lease."""
 
     node: str
 
@@ -286,6 +311,20 @@ class RenewalRefused(Refusal):
 
     lease_id: str
     reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class KeptByBox(Refusal):
+    """The heartbeats of this lease are counted by the box that keeps it, the custodian."""
+
+    lease_id: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNotForgotten(Refusal):
+    node: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

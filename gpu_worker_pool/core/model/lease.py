@@ -102,6 +102,29 @@ class ActiveLease:
         return None if is_watched else self.request.ttl_s
 
 
+def custodian(lease: ActiveLease) -> str:
+    """The one node of a fleet that counts the heartbeats of a lease: the holder's own, if the lease has a GPU there."""
+    own = lease.request.holder.node
+    return own if own is not None and any(key.node == own for key in lease.gpus) else lease.gpus[0].node
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLease:
+    """A lease as a box keeps it. `gpus` are the UUIDs of its GPUs on this node. The box that `is_custodian` decides when
+    its TTL has run out; `ttl_s` is None if the lease lasts as long as its holder's process. The request and the times are
+    there so that a database that lost the grant can have it back.
+    """
+
+    id: str
+    fence: int
+    request: Request
+    gpus: tuple[str, ...]
+    ttl_s: float | None
+    is_custodian: bool
+    requested_at: float
+    granted_at: float
+
+
 @dataclass(frozen=True, slots=True)
 class DrainingLease:
     """Ended for its holder. `gpus` are those not yet known to be free of it; `since` is on the pool's clock."""

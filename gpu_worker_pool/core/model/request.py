@@ -30,7 +30,8 @@ class Wishes:
 
     With `memory_mb` the GPU is shared with other requests that say how much they need; without it, the GPU is
     exclusive. A threshold of None means the pool's own. `among` restricts the choice to these GPUs (see gpu_names.py).
-    With `nodes` it is a *gang*: `gpus` on each of so many different nodes, all or nothing.
+    With `nodes` it is a *gang*: `gpus` on each of so many different nodes, all or nothing. With `node`, only GPUs of that
+    one node will do.
     """
 
     gpus: int = 1
@@ -40,6 +41,7 @@ class Wishes:
     utilization_threshold_percent: float | None = None
     among: tuple[str, ...] | None = None
     nodes: int = 1
+    node: str | None = None
 
     def __post_init__(self) -> None:
         check_whole("gpus", self.gpus, 1, MAX_GPUS)
@@ -49,6 +51,8 @@ class Wishes:
                 f"{self.nodes} nodes with {self.gpus} GPUs each are {self.total_gpus} GPUs; a request may have at most "
                 f"{MAX_GPUS}"
             )
+        if self.node is not None and self.nodes > 1:
+            raise ValueError(f"{self.nodes} nodes are asked for, and only GPUs of {self.node}; ask for one of the two")
         if self.memory_mb is not None:
             check_number("memory_mb", self.memory_mb, 1, 1e9)
         if self.model is not None and not isinstance(self.model, str):
@@ -76,7 +80,7 @@ class Wishes:
 
     def __str__(self) -> str:
         what = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
-        if self.gpus > 1 and self.nodes == 1:
+        if self.gpus > 1 and self.nodes == 1 and self.node is None:
             what += " on one node"
         if self.memory_mb is not None:
             what += f" with {show_mb(self.memory_mb)}{' each' if self.gpus > 1 else ''}"
@@ -86,6 +90,8 @@ class Wishes:
             what += f" among {shown(self.among)}"
         if self.nodes > 1:
             what += f" on each of {self.nodes} nodes"
+        if self.node is not None:
+            what += f" on {self.node}"
         return what
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
@@ -29,7 +29,8 @@ class PoolState:
     """Everything a decision is made from.
 
     `clock` is the latest time seen; it never goes back. `deadlines` has the due times of live leases: the TTL while
-    queued or active, the drain limit while draining. An active lease of a local holder has none. `timetable` has the
+    queued or active, the drain limit while draining. An active lease of a local holder has none, nor has one in a fleet
+    (an epoch above 0): its box counts its TTL. `timetable` has the
     times at which active leases are to be warned or ended. Until `settled_until` no waiter except `newcomers` can be
     served unless an event happens; a change that may matter resets it. `capacity` is an index over the slots and can be
     rebuilt from them.
@@ -99,6 +100,16 @@ class PoolState:
             slot = self.slots[key] = GpuSlot(key)
         return slot
 
+    def slots_on(self, node: str | None) -> Collection[GpuSlot]:
+        """The GPUs of a node, or all."""
+        if node is None:
+            return self.slots.values()
+        return [self.slots[key] for key in self.capacity.gpus_of(node)] if node in self.capacity.nodes else []
+
+    def slots_for(self, wishes: Wishes) -> Collection[GpuSlot]:
+        """The GPUs that a request considers: those of its node, or all."""
+        return self.slots_on(wishes.node)
+
     def forget_slot_if_unknown(self, slot: GpuSlot) -> None:
         """Forget a GPU that has no lease, no reading and no place in the inventory."""
         if not slot.occupants and slot.reading is None and slot.installed is None:
@@ -129,8 +140,12 @@ class PoolState:
         self.unsettle()
 
     def restart_deadline(self, lease: LiveLease, at: float) -> None:
-        """Give a lease its full TTL from this time on, or its drain limit."""
+        """Give a lease its full TTL from this time on, or its drain limit. In a fleet the box of an active lease counts
+        its TTL.
+        """
         limit_s = self.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.ttl_s
+        if self.epoch > 0 and isinstance(lease, ActiveLease):
+            limit_s = None
         if limit_s is None:
             self.deadlines.drop(lease.id)
         else:

@@ -12,7 +12,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from .placement import NOTHING
 
 T = TypeVar("T")
-ANY = (None, None)
+# Any model, any of the GPUs, any node.
+ANY = (None, None, None)
 
 
 class Attempts(Generic[T]):
@@ -32,12 +33,12 @@ class Attempts(Generic[T]):
         found = self._find(wishes, taken | kept if taken else kept)
         if found is None:
             amount = (wishes.gpus, wishes.nodes, wishes.memory_mb or 0.0)
-            self._failed.setdefault((kept, *_terms(wishes), wishes.model, wishes.among), []).append(amount)
+            self._failed.setdefault((kept, *_terms(wishes), *_places(wishes)), []).append(amount)
         return found
 
     def must_fail(self, wishes: Wishes, kept: AbstractSet[GpuKey]) -> bool:
         """Whether a wish for as much or less has failed, of which no other GPUs were kept: for the same GPUs or for any."""
-        terms, own, memory_mb = _terms(wishes), (wishes.model, wishes.among), wishes.memory_mb or 0.0
+        terms, own, memory_mb = _terms(wishes), _places(wishes), wishes.memory_mb or 0.0
         for kept_then in (kept, NOTHING) if kept else (NOTHING,):
             for among in (ANY,) if own == ANY else (own, ANY):
                 for gpus, nodes, least_mb in self._failed.get((kept_then, *terms, *among), ()):
@@ -48,3 +49,7 @@ class Attempts(Generic[T]):
 
 def _terms(wishes: Wishes) -> tuple[object, ...]:
     return (wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
+
+
+def _places(wishes: Wishes) -> tuple[object, ...]:
+    return (wishes.model, wishes.among, wishes.node)

@@ -82,6 +82,8 @@ def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wish
         return booking == known
     if replace(booking, gpus=known.gpus) != known or (len(known.gpus), 1) != (wishes.gpus, wishes.nodes):
         return False
+    if wishes.node is not None and any(key.node != wishes.node for key in known.gpus):
+        return False
     if wishes.among is not None and not state.capacity.named(wishes.among) >= set(known.gpus):
         return False
     read = [state.slots[key].reading for key in known.gpus if key in state.slots]
@@ -93,7 +95,7 @@ def _choose(state: PoolState, booking: Booking, wishes: Wishes) -> tuple[GpuKey,
     others = (other for other in state.bookings.values() if other.id != booking.id and _overlap(booking, other))
     taken = {key for other in others for key in other.gpus}
     by_node: dict[str, list[tuple[bool, float, GpuKey]]] = defaultdict(list)
-    for slot in state.slots.values():
+    for slot in state.slots_for(wishes):
         if slot.key not in taken and slot.reading is not None and is_suitable(state, slot, wishes):
             is_late = any(_is_late(state, lease_id, booking) for lease_id in slot.occupants)
             by_node[slot.key.node].append((is_late, slot.reading.gpu.index, slot.key))

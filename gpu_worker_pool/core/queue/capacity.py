@@ -152,38 +152,48 @@ class Capacity:
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether enough nodes have enough suitable GPUs, if all of them were free."""
+        if wishes.node is not None:
+            return _has_enough(self._makeup_on(wishes.node, wishes, in_service=False), wishes, thresholds)
         if wishes.among is None:
             alike = (self._makeups[makeup] for makeup in self._makeups if _has_enough(makeup, wishes, thresholds))
             return any(number >= wishes.nodes for number in accumulate(alike))
-        named = (self._named_on(node, wishes.among, in_service=False) for node in self._nodes_with(wishes.among))
+        named = (self._makeup_on(node, wishes, in_service=False) for node in self._nodes_with(wishes.among))
         return sum(_has_enough(makeup, wishes, thresholds) for makeup in named) >= wishes.nodes
 
     def could_serve_on(self, node: str, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether a node has its part of enough suitable GPUs in service, if all of them were free."""
-        if wishes.among is None:
-            return _has_enough(self._nodes[node].makeup_in_service, wishes, thresholds)
-        return _has_enough(self._named_on(node, wishes.among, in_service=True), wishes, thresholds)
+        return _has_enough(self._makeup_on(node, wishes, in_service=True), wishes, thresholds)
+
+    def nodes_for(self, wishes: Wishes) -> AbstractSet[str]:
+        """The nodes that a request considers: its own, or all."""
+        return self._nodes.keys() if wishes.node is None else self._nodes.keys() & {wishes.node}
 
     def _nodes_with(self, names: tuple[str, ...]) -> set[str]:
         return {key.node for key in self._names.find(names)}
 
-    def _named_on(self, node: str, names: tuple[str, ...], *, in_service: bool) -> Makeup:
-        named = self._names.find(names)
+    def _makeup_on(self, node: str, wishes: Wishes, *, in_service: bool) -> Makeup:
+        index = self._nodes.get(node)
+        if index is None:
+            return ()
+        if wishes.among is None:
+            return index.makeup_in_service if in_service else index.makeup
+        named = self._names.find(wishes.among)
         return makeup_of(
             found.gpu_class
-            for key, found in self._nodes[node].facts.items()
+            for key, found in index.facts.items()
             if key in named and found.gpu_class and (found.is_in_service or (found.is_ours and not in_service))
         )
 
     def _listed(self, use: Use, wishes: Wishes) -> Iterable[tuple[Group, list[Entry]]]:
-        """The sorted lists, restricted to the GPUs in `among` and their nodes."""
-        if wishes.among is None:
+        """The sorted lists, restricted to the node that is asked for, and to the GPUs in `among` and their nodes."""
+        if wishes.among is None and wishes.node is None:
             return self._lists[use].items()
-        named = self._names.find(wishes.among)
+        named = None if wishes.among is None else self._names.find(wishes.among)
         lists: dict[Group, list[Entry]] = {}
-        for node in self._nodes_with(wishes.among):
+        nodes = self.nodes_for(wishes)
+        for node in nodes if wishes.among is None else nodes & self._nodes_with(wishes.among):
             for use_of_entry, group, entry in self._nodes[node].entries:
-                if use_of_entry is use and (entry[-1] == node or entry[-1] in named):
+                if use_of_entry is use and (named is None or entry[-1] == node or entry[-1] in named):
                     insort(lists.setdefault(group, []), entry)
         return lists.items()
 

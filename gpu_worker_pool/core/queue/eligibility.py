@@ -40,6 +40,15 @@ class Excluded:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherNode:
+    code: ClassVar[str] = "other_node"
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"not on {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
 class NotAmong:
     code: ClassVar[str] = "not_among"
     wanted: str
@@ -259,6 +268,7 @@ class OverCeiling:
 
 Ineligible = (
     Excluded
+    | OtherNode
     | NotAmong
     | WrongModel
     | TooSmall
@@ -298,6 +308,8 @@ def is_suitable(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
 
 
 def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Ineligible | None:
+    if wishes.node is not None and slot.key.node != wishes.node:
+        return OtherNode(wishes.node)
     reading = slot.reading
     if wishes.among is not None and reading is not None and slot.key not in state.capacity.named(wishes.among):
         return NotAmong(shown(wishes.among))

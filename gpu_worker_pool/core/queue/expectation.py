@@ -73,9 +73,9 @@ class _Expectation:
 
     def _free_for(self, wishes: Wishes) -> dict[GpuKey, FreeTime]:
         if wishes not in self._free:
-            self._gpus_left -= len(self._state.slots)
+            slots = self._state.slots_for(wishes)
+            self._gpus_left -= len(slots)
             self._free[wishes] = {
-                key: self._forecast.usable_from(slot, wishes) if self._gpus_left >= 0 else NEVER
-                for key, slot in self._state.slots.items()
+                slot.key: self._forecast.usable_from(slot, wishes) if self._gpus_left >= 0 else NEVER for slot in slots
             }
         return self._free[wishes]

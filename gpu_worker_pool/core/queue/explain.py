@@ -16,6 +16,7 @@ from .eligibility import (
     Leased,
     NoRoom,
     NotAmong,
+    OtherNode,
     OverCeiling,
     OverQuota,
     TooSmall,
@@ -32,7 +33,7 @@ MAX_NAMES = 3
 # So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.
 MOST_VERDICTS = 100_000
 # What does not change while a request waits.
-_NEVER = (WrongModel, NotAmong, TooSmall)
+_NEVER = (OtherNode, WrongModel, NotAmong, TooSmall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,9 @@ class Explainer:
         state, wishes = self._state, lease.request.wishes
         verdicts = self._verdicts.get(wishes)
         if verdicts is None or self._is_anything_kept:
-            self._left -= len(state.slots)
+            self._left -= len(state.slots_for(wishes))
         if verdicts is None:
-            slots = sorted(state.slots.values(), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
+            slots = sorted(state.slots_for(wishes), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
             verdicts = self._verdicts[wishes] = tuple(
                 GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now)) for slot in slots
             )

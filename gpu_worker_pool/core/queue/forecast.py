@@ -137,7 +137,7 @@ class Forecast:
         thresholds = self._state.settings.thresholds_for(wishes)
         capacity = self._state.capacity
         best: list[Plan] = []
-        for node in capacity.nodes:
+        for node in capacity.nodes_for(wishes):
             if capacity.could_serve_on(node, wishes, thresholds):
                 is_full = len(best) == wishes.nodes
                 plan = self.plan_on(node, wishes, unbooked, best[-1].start.at if is_full else inf)

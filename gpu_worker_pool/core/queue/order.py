@@ -50,12 +50,15 @@ class Order:
             for line, keys in queue.lines.items()
         )
 
-    def lease_ids(self) -> list[str]:
-        """All waiters, the next one first."""
+    def lease_ids(self, node: str | None = None) -> list[str]:
+        """All waiters, the next one first; with a node, only those that GPUs of this node may serve."""
         queue = self._state.queue
-        if not queue.splits_owners:
+        if not queue.splits_owners and node is None:
             return list(queue)
-        lines = ([self.place(line, queue_key) for queue_key in keys] for line, keys in queue.lines.items())
+        wanted = (
+            (line, keys) for line, keys in queue.lines.items() if node is None or line.wishes.node in {None, node}
+        )
+        lines = ([self.place(line, queue_key) for queue_key in keys] for line, keys in wanted)
         return [place[-1] for place in merge(*lines)]
 
     def _use_of(self, owner: str | None) -> float:

@@ -48,7 +48,7 @@ class Preemption:
         """What a waiter gets; None if even that is not enough."""
         capacity, thresholds = self._survey.state.capacity, self._survey.state.settings.thresholds_for(wishes)
         # A gang may also use nodes that are free.
-        nodes = capacity.nodes if wishes.nodes > 1 else self._nodes_being_freed & capacity.nodes
+        nodes = capacity.nodes if wishes.nodes > 1 else self._nodes_being_freed & capacity.nodes_for(wishes)
         rooms = []
         for node in sorted(nodes):
             if capacity.could_serve_on(node, wishes, thresholds):

@@ -112,7 +112,7 @@ def too_heavy(state: PoolState, line: Line) -> frozenset[GpuKey]:
     most = left / line.wishes.total_gpus
     return frozenset(
         slot.key
-        for slot in state.slots.values()
+        for slot in state.slots_for(line.wishes)
         if slot.reading is not None and weight_of(slot.reading.memory_total_mb, line.wishes) > most
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
 from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.memory import show_mb
+from gpu_worker_pool.core.model.node import Node
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.state import PoolState
@@ -15,13 +16,14 @@ from gpu_worker_pool.core.model.state import PoolState
 
 def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
     """Why no GPU of the pool could ever serve these wishes; None if one could, or if not all GPUs are known."""
-    if not state.nodes or any(node.gpus is None for node in state.nodes.values()):
+    nodes = _nodes_for(state, wishes)
+    if not nodes or any(node.gpus is None for node in nodes.values()):
         return None
     thresholds = state.settings.thresholds_for(wishes)
     if state.capacity.could_ever_serve(wishes, thresholds):
         return None
-    if not any(node.gpus for node in state.nodes.values()):
-        return "this pool has no GPU"
+    if not any(node.gpus for node in nodes.values()):
+        return "this pool has no GPU" if wishes.node is None else f"{wishes.node} has no GPU"
     if other := _other_server_of(state, wishes):
         return f"no GPU of this server can serve {wishes}: {other}"
     if min(thresholds) <= 0:
@@ -30,21 +32,28 @@ def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
     return f"{wishes} {were} asked for; {_what_there_is(state, wishes, thresholds)}"
 
 
+def _nodes_for(state: PoolState, wishes: Wishes) -> Mapping[str, Node]:
+    if wishes.node is None:
+        return state.nodes
+    return {name: node for name in (wishes.node,) if (node := state.nodes.get(name)) is not None}
+
+
 def was_or_were(wishes: Wishes) -> str:
     return "was" if wishes.gpus == 1 else "were"
 
 
 def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
     """The server that has a GPU which would do; None if none has."""
-    readings = [slot.reading for slot in state.slots.values() if slot.reading and slot.reading.is_other_server_up]
+    readings = [slot.reading for slot in state.slots_for(wishes) if slot.reading and slot.reading.is_other_server_up]
     servers = (found.other_server for found in readings if matches_model(wishes.model, found.gpu.name))
     return next(filter(None, servers), None)
 
 
 def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> str:
     """The first of the wishes that no GPU meets, against what the GPUs have."""
-    found = [(GpuKey(name, gpu.uuid), gpu) for name, node in state.nodes.items() for gpu in node.gpus or ()]
-    here = "this box" if len(state.nodes) == 1 else "this pool"
+    nodes = _nodes_for(state, wishes)
+    found = [(GpuKey(name, gpu.uuid), gpu) for name, node in nodes.items() for gpu in node.gpus or ()]
+    here = "this box" if len(nodes) == 1 else "this pool"
     if wishes.among is not None:
         named = [(key, gpu) for key, gpu in found if key in state.capacity.named(wishes.among)]
         if not named:

@@ -74,14 +74,15 @@ class Reserving:
         if not self.will_look(line):
             return None
         self._tried.add(line if unbooked else wishes)
+        number = len(state.slots_for(wishes))
         must_fail = unbooked is None and self._plans.must_fail(wishes, NOTHING)
         if wishes in self.undated and not must_fail:
-            self._looked_again_at += len(state.slots)
+            self._looked_again_at += number
         elif not must_fail:
-            if self._looked_at and self._looked_at + len(state.slots) > MOST_GPUS:
+            if self._looked_at and self._looked_at + number > MOST_GPUS:
                 self._try_later(wishes, TRY_NEXT_S)
                 return None
-            self._looked_at += len(state.slots)
+            self._looked_at += number
         plan = self._forecast.plan(wishes, unbooked) if unbooked else self._plans.make(wishes, NOTHING)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
             self._try_later(wishes, TRY_AGAIN_S)
@@ -95,7 +96,8 @@ class Reserving:
 
     def will_look(self, line: Line) -> bool:
         """Whether a date is looked for in this pass, for a waiter of this line without a reservation."""
-        number, wishes = len(self._state.slots), line.wishes
+        wishes, state = line.wishes, self._state
+        number = len(state.slots_for(wishes))
         if line in self._tried or wishes in self._tried or not self._is_any_read:
             return False
         if wishes not in self.undated or self._looked_again_at + number <= AT_ONCE_GPUS:

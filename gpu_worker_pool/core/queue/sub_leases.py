@@ -20,7 +20,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.request import Request, Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, Leased, NoRoom, NotAmong, ReadingUnknown, TooSmall, Verdict, WrongModel
+from .eligibility import Eligible, Leased, NoRoom, NotAmong, OtherNode, ReadingUnknown, TooSmall, Verdict, WrongModel
 from .placement import Grant
 
 MAX_DEPTH = 16
@@ -69,7 +69,7 @@ def why_refused_inside(state: PoolState, request: Request) -> str | None:
         return f"the parent, lease {parent_id}, belongs to another owner; {ADVICE}"
     if len(list(ancestors(state, parent))) >= MAX_DEPTH:
         return f"{MAX_DEPTH} leases are inside each other already, which is the limit; {ADVICE}"
-    unfit = (NotAmong, WrongModel, TooSmall)
+    unfit = (OtherNode, NotAmong, WrongModel, TooSmall)
     wishes = request.wishes
     fitting = Counter(
         key.node for key in parent.gpus if not isinstance(judge_inside(state, parent, key, wishes), unfit)
@@ -82,6 +82,8 @@ def why_refused_inside(state: PoolState, request: Request) -> str | None:
 def judge_inside(state: PoolState, parent: ActiveLease, key: GpuKey, wishes: Wishes) -> Verdict:
     """Judge one GPU of a lease for a request inside it."""
     slot = state.slots[key]
+    if wishes.node is not None and key.node != wishes.node:
+        return OtherNode(wishes.node)
     if slot.reading is None:
         return ReadingUnknown("state")  # after a restart; its index is not known yet
     if wishes.among is not None and key not in state.capacity.named(wishes.among):

@@ -251,7 +251,7 @@ class SqliteJournal:
         for suffix in ("", "-journal", "-wal", "-shm"):
             Path(f"{new}{suffix}").unlink(missing_ok=True)
         create_private(new)
-        with closing(_connect(new)) as connection:
+        with closing(connect(new)) as connection:
             connection.execute("PRAGMA synchronous = FULL")
             migrate(connection, self._migrations)
             connection.execute("BEGIN IMMEDIATE")
@@ -271,7 +271,7 @@ class SqliteJournal:
         if self._file_lock is None:
             self._file_lock = FileLock(self._path)
         with self._quarantine_if_damaged():
-            connection = self._connection = _connect(self._path)
+            connection = self._connection = connect(self._path)
             self._inode = self._path.stat().st_ino
             self._check_version(version_of(connection))
             findings = [finding for (finding,) in connection.execute("PRAGMA quick_check(3)")]
@@ -354,7 +354,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_size
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     # mode=rw: SQLite must not create a file. Loading and writing happen in two threads, one after the other.
     return sqlite3.connect(
         f"{path.as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False

@@ -1,34 +1,31 @@
-"""The authority over this box's GPUs: connects the driver to everything around it.
+"""The authority over the GPUs of a pool: connects the driver to everything around it.
 
-The sampler reports readings, the death watch dead holders, the calls what clients want. The authority asks the sampler
-for a new reading when a lease has ended, and tells simulated GPUs which leases use them.
+On a server with a pool of its own, readings and deaths of holders come from its own box (own_box.py); in a fleet they come
+from the agents of all boxes (leader/fleet_leader.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
-from gpu_worker_pool.core.model.request import Holder
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
+from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
-from gpu_worker_pool.host.holder_record import HolderRecord
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.writer import Writer
+from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 
-from .deaths import DeathWatch
+from .own_box import OwnBox
 from .pool import Pool
 from .presence import Presence
 from .sampler import Sampler
@@ -42,8 +39,6 @@ GRACE_S = 2.0
 # or its TTL if that is shorter. Then the lease ends.
 UNCLAIMED_S = 5.0
 NOT_ASKED_AGAIN = "its request was answered with 503, and was not repeated"
-# How soon a released GPU is read if no request waits.
-LATE_SAMPLE_S = 0.1
 
 
 class JournalSource(Protocol):
@@ -57,6 +52,8 @@ class JournalSource(Protocol):
 
 
 class Authority:
+    """`leader` is None on a server with a pool of its own, which has a `box` instead."""
+
     def __init__(
         self,
         settings: PoolSettings,
@@ -66,20 +63,19 @@ class Authority:
         node: str,
         max_waiting: int,
         simulated: SimulatedProbe | None = None,
+        is_in_fleet: bool = False,
     ) -> None:
         self._node = node
         self._sampler = sampler
         self._driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
         self._presence = Presence(max_waiting)
+        self._box = None if is_in_fleet else OwnBox(self._driver, sampler, node=node, simulated=simulated)
+        self.leader = FleetLeader(self._driver) if is_in_fleet else None
         self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
-        self._simulated = simulated
-        self._deaths: DeathWatch | None = None
+        if self.leader is not None:
+            self.pool.confirmed = self.leader.confirmed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._source: JournalSource | None = None
-        self._late_sample: asyncio.TimerHandle | None = None
-        self._record: HolderRecord | None = None
-        self._has_told_inventory = False
-        self._driver.early_listeners.append(self._follow_early)
         self._driver.listeners.append(self._follow)
 
     async def start(self, source: JournalSource) -> None:
@@ -87,21 +83,22 @@ class Authority:
         user could change it; any other trouble is reported by the calls.
         """
         self._loop = asyncio.get_running_loop()
-        self._deaths = DeathWatch(self._on_death, self._loop)
+        if self._box is not None:
+            self._box.start()
         self._source = source
         await source.start(self)
 
     async def stop(self) -> None:
         """Answer all waiters, write what is left, and close everything."""
-        if self._late_sample is not None:
-            self._late_sample.cancel()
-        if self._deaths is not None:
-            self._deaths.close()
+        if self._box is not None:
+            self._box.stop()
         self._driver.close()
         if self._source is not None:
             await self._source.stop()
-        if self._record is not None:
-            self._record.close()
+        if self._box is not None:
+            self._box.close()
+        if self.leader is not None:
+            self.leader.end("the leader stops")
         self._loop = None
 
     def lead(
@@ -115,22 +112,15 @@ class Authority:
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         """Take charge of a pool with this history."""
-        self._driver.lead(
-            state, writer, boot_id=boot_id(), wall_now=wall_now, epoch=epoch, node=self._node, may_act=may_act
-        )
+        if self.leader is not None:
+            self.leader.begin(epoch, pool_id)
+        # The nodes of a fleet are announced by their agents.
+        node = None if self._box is None else self._node
+        self._driver.lead(state, writer, boot_id=boot_id(), wall_now=wall_now, epoch=epoch, node=node, may_act=may_act)
         self.pool.pool_id = pool_id
-        self._has_told_inventory = False
-        if self._simulated is None:
-            self._record = HolderRecord(pool_id)
-            self._sampler.records.own = self._record.path
-            active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
-            self._record.begin(_held_here(active, self._node))
         logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
-        for lease in list(state.leases.values()):
-            if not isinstance(lease, DrainingLease):
-                self._watch(lease.request.holder, lease.id)
-        self._observe(self._sampler.snapshot, is_regular=True)
-        self._update_simulated(set(state.slots))
+        if self._box is not None:
+            self._box.lead(state, pool_id)
 
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, pool_id: str) -> None:
         """Show a pool that another server leads, in which these events have happened."""
@@ -140,12 +130,8 @@ class Authority:
     def step_down(self, why: str) -> None:
         """Stop leading, and refuse all callers."""
         self._driver.step_down(why)
-        if self._deaths is not None and self._loop is not None:
-            self._deaths.close()
-            self._deaths = DeathWatch(self._on_death, self._loop)
-        if self._record is not None:
-            self._record.close()
-            self._record = None
+        if self.leader is not None:
+            self.leader.end(why)
 
     def say_trouble(self, why: str) -> None:
         """Refuse all callers that want a change, with this reason."""
@@ -160,101 +146,31 @@ class Authority:
             loop.call_soon_threadsafe(self._observe, snapshot, is_regular)
 
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
-        readings = tuple(self._marked(reading, snapshot) for reading in snapshot.readings)
-        if readings and is_regular and self._driver.is_leading and not self._has_told_inventory:
-            # The GPUs that are there now: one that was removed is not waited for.
-            self._has_told_inventory = True
-            self._driver.note(cmd.AnnounceNode(self._node, boot_id(), tuple(map(_as_installed, readings))))
-        if not is_regular:
-            # This reading was made because leases ended, or after a take-over; the next regular one is soon enough for the other GPUs.
-            slots = self._driver.state.slots
-            readings = tuple(reading for reading in readings if _is_awaited(slots.get(reading.gpu.key)))
-        if readings and self._loop is not None:
-            self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
-
-    def _on_pool_clock(self, reading: Reading) -> Reading:
-        at = self._driver.pool_time(reading.at)
-        return reading if at == reading.at else replace(reading, at=at)
-
-    def _marked(self, reading: Reading, snapshot: Snapshot) -> Reading:
-        """The reading, with the process that holds the GPU under a lease of a server that is gone, if there is one."""
-        if reading.other_server is not None:
-            return reading
-        for mark in snapshot.marks:
-            if mark.uuid == reading.gpu.key.uuid and self._driver.state.find(mark.lease_id) is None:
-                text = f"held under a lease of another server, which does not run ({mark.who}); free when that process ends"
-                return replace(reading, other_server=text, is_other_server_up=False)
-        return reading
-
-    def _on_death(self, lease_id: str) -> None:
-        logger.info("the holder of lease %s is dead", lease_id)
-        self._driver.note(cmd.ReportDeath(lease_id))
-
-    def _watch(self, holder: Holder, lease_id: str) -> None:
-        process = holder.process_on(self._node)
-        if self._deaths is not None and process is not None:
-            self._deaths.watch(process, lease_id)
+        if self._box is not None:
+            self._box.observe(snapshot, is_regular=is_regular)
+        elif snapshot.readings and not self._driver.is_open:
+            # The leader has the readings of this box from its agent. Where none is known, they are only shown.
+            self._driver.note(cmd.Observe(snapshot.readings))
 
     def _is_alive(self, process: ProcessId) -> bool:
-        return self._deaths is None or self._deaths.is_alive(process)
-
-    def _follow_early(self, events: Sequence[ev.Event]) -> None:
-        left: set[GpuKey] = set()
-        for event in events:
-            if isinstance(event, ev.LeaseQueued):
-                self._watch(event.request.holder, event.lease_id)
-            elif isinstance(event, ev.LeaseEnded):
-                left.update(event.draining)
-        if left:
-            # Real hardware shows at once that a process has stopped; so must simulated GPUs.
-            self._update_simulated(left)
-        if left or self._late_sample is not None:
-            self._sample_after_release()
-
-    def _sample_after_release(self) -> None:
-        """Sample at once if a request waits; otherwise soon, so that many releases share one sample."""
-        if len(self._driver.state.queue):
-            if self._late_sample is not None:
-                self._late_sample.cancel()
-                self._late_sample = None
-            self._sampler.sample_soon()
-        elif self._late_sample is None:
-            self._late_sample = asyncio.get_running_loop().call_later(LATE_SAMPLE_S, self._sample_late)
-
-    def _sample_late(self) -> None:
-        self._late_sample = None
-        self._sampler.sample_soon()
+        """Whether a holder's process runs. In a fleet its box says so, before the grant is told."""
+        return self._box is None or self._box.is_alive(process)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         if not self._driver.is_in_charge:
             return
-        changed: set[GpuKey] = set()
-        if self._record is not None:
-            # The answers leave after this, so no holder is missing in the record if this server is killed.
-            ids = [event.lease_id for event in events if isinstance(event, ev.LeaseGranted)]
-            leases = [lease for id_ in ids if isinstance(lease := self._driver.state.leases.get(id_), ActiveLease)]
-            self._record.note(
-                _held_here(leases, self._node), [event.lease_id for event in events if isinstance(event, ev.LeaseEnded)]
-            )
         for event in events:
             if isinstance(event, ev.LeaseQueued) and self._presence.is_unclaimed(event.lease_id):
                 limit_s = min(UNCLAIMED_S, event.request.ttl_s)
                 asyncio.get_running_loop().call_later(limit_s, self._end_if_unclaimed, event.lease_id)
-            elif isinstance(event, ev.TakenOver):
-                self._sampler.sample_soon()  # all readings so far are void
             elif isinstance(event, ev.LeaseGranted):
-                changed.update(event.gpus)
                 if self._presence.is_away(event.lease_id):
                     asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
             elif isinstance(event, ev.LeaseEnded):
-                changed.update(event.draining)
                 if event.by is not None:
                     why = f": {event.why}" if event.why else ""
                     logger.info("lease %s was ended by %s (%s)%s", event.lease_id, event.by, event.reason, why)
                 self._presence.note_heartbeat(event.lease_id)
-                if self._deaths is not None:
-                    self._deaths.forget(event.lease_id)
-        self._update_simulated(changed)
 
     def _end_if_away(self, lease_id: str) -> None:
         lease = self._driver.state.leases.get(lease_id)
@@ -265,38 +181,3 @@ class Authority:
     def _end_if_unclaimed(self, lease_id: str) -> None:
         if self._presence.is_unclaimed(lease_id):
             self._driver.note(cmd.Release(lease_id, by="the server", why=NOT_ASKED_AGAIN))
-
-    def _update_simulated(self, keys: set[GpuKey]) -> None:
-        if self._simulated is None:
-            return
-        for key in keys:
-            slot = self._driver.state.slots.get(key)
-            holders = []
-            for lease_id, occupant in slot.occupants.items() if slot else ():
-                lease = self._driver.state.leases.get(lease_id)
-                if isinstance(lease, ActiveLease):
-                    # A holder without a local process gets a pid that no process can have.
-                    pid, started = occupant.process or ProcessId(10_000_000 + lease.fence, None)
-                    holders.append(SimulatedHolder(pid, started, occupant.asked_mb))
-            try:
-                self._simulated.occupy(key.uuid, holders)
-            except ValueError:
-                logger.debug("there is no simulated GPU %s any more", key.uuid)
-
-
-def _held_here(leases: Iterable[ActiveLease], node: str) -> dict[str, tuple[ProcessId, list[str]]]:
-    """The leases of processes of this node, with the UUIDs of their GPUs there."""
-    return {
-        lease.id: (process, [key.uuid for key in lease.gpus if key.node == node])
-        for lease in leases
-        if (process := lease.request.holder.process_on(node)) is not None
-    }
-
-
-def _as_installed(reading: Reading) -> InventoryGpu:
-    return InventoryGpu(reading.gpu.key.uuid, reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
-
-
-def _is_awaited(slot: GpuSlot | None) -> bool:
-    """Whether the next reading of a GPU is waited for: it drains, or its readings so far are void."""
-    return slot is None or slot.reading is None or slot.occupants.draining > 0

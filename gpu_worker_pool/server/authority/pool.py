@@ -15,16 +15,19 @@ from starlette.types import Receive
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
-from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.expectation import expected_starts
 from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
+from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import until_gone
+from gpu_worker_pool.server.http.forwarded import Forwarded
 from gpu_worker_pool.wire.service import FleetView
 
 from .presence import Presence
@@ -32,6 +35,12 @@ from .sampler import Sampler
 from .snapshot import Snapshot
 
 _WorkT = TypeVar("_WorkT")
+
+
+async def _written_is_confirmed(lease_id: str, timeout_s: float) -> bool:  # noqa: ARG001 - as in a fleet
+    return True
+
+
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
 # Expected starts are worked out again after so many times as long as that took.
@@ -50,7 +59,11 @@ class Pool:
         self.pool_id: str | None = None
         # What is known of the fleet that this server belongs to.
         self.fleet: Callable[[], FleetView | None] = lambda: None
+        # Whether the boxes of a grant have it on their disks, or do within so many seconds. The journal of one box is enough.
+        self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] = _written_is_confirmed
         self.node = node
+        # The fleet as this box sees it; None on a server without one.
+        self.membership: Membership | None = None
         self._driver = driver
         self._sampler = sampler
         self._machine = machine
@@ -138,6 +151,11 @@ class Pool:
         if not self._driver.is_open:
             raise self._driver.not_written()
 
+    def check_leads(self) -> None:
+        """Raise NotWritten if another server decides: what this one knows may be old."""
+        if not self._driver.is_leading:
+            raise self._driver.not_written()
+
     async def request(
         self,
         lease_id: str,
@@ -147,16 +165,20 @@ class Pool:
         is_known: bool,
         is_loopback: bool,
         uid: int | None = None,
+        forwarded: Forwarded | None = None,
+        is_admin: bool = False,
     ) -> list[ev.Event]:
         """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist,
-        ForeignProcess if that runs as another user than `uid`.
+        ForeignProcess if that runs as another user than `uid`. If another box passed the request on, that box has looked.
         """
         if not is_known:
-            process = self._machine.local_process(request.holder, is_loopback=is_loopback)
+            if forwarded is None:
+                process = self.local_process(request.holder, is_loopback=is_loopback, uid=uid)
+            else:
+                process = forwarded.holder_process(is_admin=is_admin)
             if process is not None:
-                if uid is not None:
-                    self._machine.check_owner(process, uid)
-                request = replace(request, holder=replace(request.holder, process=process, node=self.node))
+                node = self.node if forwarded is None else forwarded.node
+                request = replace(request, holder=replace(request.holder, process=process, node=node))
         try:
             events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
         except NotWritten:
@@ -165,6 +187,13 @@ class Pool:
             raise
         self._presence.note_heartbeat(lease_id)
         return events
+
+    def local_process(self, holder: Holder, *, is_loopback: bool, uid: int | None) -> ProcessId | None:
+        """The process of a holder, if it is on this machine; NoSuchProcess and ForeignProcess as in `request`."""
+        process = self._machine.local_process(holder, is_loopback=is_loopback)
+        if process is not None and uid is not None:
+            self._machine.check_owner(process, uid)
+        return process
 
     async def renew(self, *lease_ids: str, caller: str, arrived_at: float | None = None) -> list[ev.Event]:
         """Renew these leases; with `arrived_at`, in the turn that `heartbeat_turn` has waited for."""

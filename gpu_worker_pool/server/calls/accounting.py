@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from heapq import nsmallest
 from math import inf
 from typing import Any
@@ -23,6 +24,7 @@ from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import Pauses
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
+from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire import accounting as wire
 from gpu_worker_pool.wire.routes import HOURS, SINCE, UNTIL
 
@@ -89,40 +91,41 @@ class UsageCalls(PastLeases):
     async def show(self, call: Call) -> Response:
         query = call.query(SINCE, UNTIL)
         self.check_journal()  # not even the time is known before the journal is open
-        return Response(
-            200, await self.usage(read_time("since", query.get("since")), read_time("until", query.get("until")))
-        )
+        since, until = read_time("since", query.get("since")), read_time("until", query.get("until"))
+        return Response(200, await self.usage(since, until, call.view_scope))
 
-    async def usage_today(self) -> bytes:
+    async def usage_today(self, scope: Scope) -> bytes:
         """The usage since midnight in this machine's time zone."""
         self.check_journal()
         now = self._pool.wall_now()
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
-        return await self.usage(min(midnight.timestamp(), now - 1.0), None)
+        return await self.usage(min(midnight.timestamp(), now - 1.0), None, scope)
 
-    async def weeks(self, number: int) -> bytes:
+    async def weeks(self, number: int, scope: Scope) -> bytes:
         """GPU-hours by owner of so many weeks, from Monday to Sunday in this machine's time zone."""
         self.check_journal()
 
         def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
-            live = _live(leases)
+            live = _live(leases, scope)
 
             def begin() -> WeeklyUsage:
                 now = self._pool.wall_now()
                 return WeeklyUsage(_mondays(now, number), now)
 
-            weekly, complete_since = accounts.count(begin, but_for=live)
+            weekly, complete_since = accounts.count(begin, but_for=live, node=scope.node)
             for lease in live.values():
                 weekly.count(lease)
-            return self._encode_weeks(weekly, _mondays(weekly.now, number), complete_since)
+            return self._encode_weeks(weekly, _mondays(weekly.now, number), complete_since, scope)
 
         return await self.read(count)
 
-    def _encode_weeks(self, weekly: WeeklyUsage, starts: Sequence[float], complete_since: float | None) -> bytes:
+    def _encode_weeks(
+        self, weekly: WeeklyUsage, starts: Sequence[float], complete_since: float | None, scope: Scope
+    ) -> bytes:
         shown = nsmallest(MOST_OWNERS_BY_WEEK, weekly.by_owner.items(), key=lambda item: (-sum(item[1]), item[0] or ""))
         return encode(
             wire.WeeksView(
-                node=self._pool.node,
+                node=scope.name(self._pool.node),
                 weeks=tuple(
                     wire.WeekTotal(since=iso_time(start), gpu_hours=_hours(total))
                     for start, total in zip(starts, weekly.totals(), strict=True)
@@ -138,8 +141,10 @@ class UsageCalls(PastLeases):
             )
         )
 
-    async def usage(self, since: float | None, until: float | None) -> bytes:
-        """The usage from `since` to before `until`; by default the last day, until now."""
+    async def usage(self, since: float | None, until: float | None, scope: Scope) -> bytes:
+        """The usage from `since` to before `until`; by default the last day, until now. Of one box of a fleet, requests
+        that left the queue without a GPU are not counted: they were nowhere.
+        """
         now = self._pool.wall_now()
         end = now if until is None else min(until, now)
         since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
@@ -147,17 +152,18 @@ class UsageCalls(PastLeases):
             raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, the end of the span.")
 
         def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
-            live = _live(leases)
+            live = _live(leases, scope)
             account, complete_since = accounts.count(
-                lambda: UsageAccount(since, until, self._pool.wall_now()), but_for=live
+                lambda: UsageAccount(since, until, self._pool.wall_now()), but_for=live, node=scope.node
             )
             for lease in live.values():
-                account.count(lease)
-            return self._encode(account, complete_since)
+                if scope.node is None or lease.gpu_count:
+                    account.count(lease)
+            return self._encode(account, complete_since, scope)
 
         return await self.read(count)
 
-    def _encode(self, account: UsageAccount, complete_since: float | None) -> bytes:
+    def _encode(self, account: UsageAccount, complete_since: float | None, scope: Scope) -> bytes:
         shown = nsmallest(MOST_OWNERS, account.by_owner.items(), key=_most_use_first)
         names = {owner for owner, _ in shown}
         others = UsageTotals()
@@ -167,7 +173,7 @@ class UsageCalls(PastLeases):
         left_out = len(account.by_owner) - len(shown)
         return encode(
             wire.UsageView(
-                node=self._pool.node,
+                node=scope.name(self._pool.node),
                 since=iso_time(account.since),
                 until=iso_time(min(account.now, inf if account.until is None else account.until)),
                 complete_since=iso_time(complete_since),
@@ -190,12 +196,14 @@ def _mondays(now: float, number: int) -> list[float]:
     return [*starts[:-1], min(starts[-1], now)]
 
 
-def _live(leases: Iterable[LiveLease]) -> dict[str, LeaseTimes]:
-    """The live leases by id; a draining lease has ended for the accounting."""
+def _live(leases: Iterable[LiveLease], scope: Scope) -> dict[str, LeaseTimes]:
+    """The live leases by id, with their GPUs within the scope; a draining lease has ended for the accounting."""
     found = {}
     for lease in leases:
         if not isinstance(lease, DrainingLease):
-            granted_at, gpus = (lease.granted_at, len(lease.gpus)) if isinstance(lease, ActiveLease) else (None, 0)
+            granted_at, gpus = None, 0
+            if isinstance(lease, ActiveLease):
+                granted_at, gpus = lease.granted_at, sum(scope.node in {None, key.node} for key in lease.gpus)
             owner, is_shared = lease.request.holder.owner, lease.request.wishes.is_shared
             found[lease.id] = LeaseTimes(owner, gpus, is_shared, lease.requested_at, granted_at, None, is_live=True)
     return found
@@ -232,12 +240,12 @@ class TimelineCalls(PastLeases):
         return {"timeline": self.show}
 
     async def show(self, call: Call) -> Response:
-        return Response(200, await self.timeline(call.query(HOURS)["hours"]))
+        return Response(200, await self.timeline(call.query(HOURS)["hours"], call.view_scope))
 
-    async def timeline(self, hours: float) -> bytes:
+    async def timeline(self, hours: float, scope: Scope) -> bytes:
         span_s = hours * 3600
         self.check_journal()
-        gpus = _gpus(self._pool.state.slots.values())
+        gpus = _gpus(self._pool.state.slots_on(scope.node), with_nodes=scope.is_fleet)
 
         def trace(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
             # A draining lease has ended for its holder, and is written as ended.
@@ -246,17 +254,19 @@ class TimelineCalls(PastLeases):
 
             def begin() -> Timeline:
                 now = self._pool.wall_now()
-                timeline = Timeline(max(now - span_s, 0.0), now, most=MOST_SPANS)
+                timeline = Timeline(max(now - span_s, 0.0), now, most=MOST_SPANS, node=scope.node)
                 for lease in sorted(active, key=lambda lease: lease.granted_at, reverse=True):
                     timeline.add(lease)
                 return timeline
 
             timeline, complete_since = accounts.trace(begin, but_for=live)
-            return self._encode(timeline, complete_since, gpus)
+            return self._encode(timeline, complete_since, gpus, scope)
 
         return await self.read(trace)
 
-    def _encode(self, timeline: Timeline, complete_since: float | None, gpus: Sequence[wire.TimelineGpu]) -> bytes:
+    def _encode(
+        self, timeline: Timeline, complete_since: float | None, gpus: Sequence[wire.TimelineGpu], scope: Scope
+    ) -> bytes:
         known = {gpu.uuid for gpu in gpus}
         gone = [_gpu(uuid, None) for uuid in sorted(timeline.by_gpu.keys() - known)]
         pauses = Pauses()
@@ -270,7 +280,7 @@ class TimelineCalls(PastLeases):
             shown.append(encode_with(gpu, spans=spans))
         return encode_with(
             wire.TimelineView(
-                node=self._pool.node,
+                node=scope.name(self._pool.node),
                 since=iso_time(timeline.since),
                 until=iso_time(timeline.now),
                 complete_since=iso_time(complete_since),
@@ -284,14 +294,20 @@ class TimelineCalls(PastLeases):
         )
 
 
-def _gpus(slots: Iterable[GpuSlot]) -> list[wire.TimelineGpu]:
-    """The GPUs by index, each once, even if the node had another name before."""
+def _gpus(slots: Iterable[GpuSlot], *, with_nodes: bool) -> list[wire.TimelineGpu]:
+    """The GPUs by index, each once, even if the node had another name before; of a fleet by node first."""
     found: dict[str, wire.TimelineGpu] = {}
     for slot in slots:
         if slot.reading is not None or slot.key.uuid not in found:
-            found[slot.key.uuid] = _gpu(slot.key.uuid, slot.gpu)
-    return sorted(found.values(), key=lambda gpu: (inf if gpu.gpu_id is None else gpu.gpu_id, gpu.uuid))
+            found[slot.key.uuid] = _gpu(slot.key.uuid, slot.gpu, slot.key.node if with_nodes else None)
+    return sorted(found.values(), key=_place)
 
 
-def _gpu(uuid: str, gpu: Gpu | None) -> wire.TimelineGpu:
-    return wire.TimelineGpu(uuid=uuid, gpu_id=gpu.index if gpu else None, name=gpu.name if gpu else None, spans=())
+def _place(gpu: wire.TimelineGpu) -> tuple[str, float, str]:
+    node = gpu.node if isinstance(gpu, wire.FleetTimelineGpu) else ""
+    return (node, inf if gpu.gpu_id is None else gpu.gpu_id, gpu.uuid)
+
+
+def _gpu(uuid: str, gpu: Gpu | None, node: str | None = None) -> wire.TimelineGpu:
+    kind = wire.TimelineGpu if node is None else partial(wire.FleetTimelineGpu, node=node)
+    return kind(uuid=uuid, gpu_id=gpu.index if gpu else None, name=gpu.name if gpu else None, spans=())

@@ -53,7 +53,7 @@ class AdminCalls:
 
     async def drain(self, call: Call) -> Response:
         form = parse_form(DrainForm, await check_admin(call))
-        key = self._key(call.parameters["gpu"])
+        key = self._key(call)
         reason = form.reason.strip() or "drained by the operator"
         starts_at, now = read_time("at", form.at), self._pool.wall_now()
         if starts_at is not None and starts_at < now - CLOCKS_DIFFER_S:
@@ -69,7 +69,7 @@ class AdminCalls:
 
     async def undrain(self, call: Call) -> Response:
         await check_admin(call)
-        key = self._key(call.parameters["gpu"])
+        key = self._key(call)
         if _drain_id(key) in self._pool.state.bookings:
             await self._pool.command(cmd.CancelBooking(_drain_id(key)))
         await self._pool.operate(cmd.IncludeGpu(key))
@@ -87,14 +87,21 @@ class AdminCalls:
         names = tuple(sorted(self._pool.state.ignored_processes))
         return Response(200, encode(IgnoredProcesses(ignored_processes=names)))
 
-    def _key(self, gpu: str) -> GpuKey:
-        state = self._pool.state
-        for key, slot in state.slots.items():
-            if gpu == key.uuid or (slot.reading is not None and gpu == str(slot.reading.gpu.index)):
-                return key
-        if (key := GpuKey(self._pool.node, gpu)) in state.excluded:
+    def _key(self, call: Call) -> GpuKey:
+        """The GPU that a call names by its index or UUID; in a whole fleet, after the node and a colon."""
+        self._pool.check_leads()
+        state, gpu, node = self._pool.state, call.parameters["gpu"], call.scope_node
+        if call.view_scope.is_fleet:
+            node, colon, gpu = gpu.rpartition(":")
+            if not colon:
+                raise Refused(404, f"{gpu[:80]!r} does not name a node; write node:GPU, as in gpu-01:0.")
+        for slot in state.slots_on(node):
+            if gpu == slot.key.uuid or (slot.reading is not None and gpu == str(slot.reading.gpu.index)):
+                return slot.key
+        if (key := GpuKey(node or self._pool.node, gpu)) in state.excluded:
             return key  # drained, then removed from the box
-        raise Refused(404, f"There is no GPU {gpu[:80]!r} here; name it by its index or UUID as /pool shows it.")
+        where = f"on {node[:80]!r}" if call.view_scope.is_fleet and node else "here"
+        raise Refused(404, f"There is no GPU {gpu[:80]!r} {where}; name it by its index or UUID as /pool shows it.")
 
     def _gpu(self, key: GpuKey) -> Response:
         slot = self._pool.state.slots.get(key)

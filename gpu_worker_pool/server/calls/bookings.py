@@ -16,6 +16,7 @@ from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manag
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire.forms import BookingForm
 from gpu_worker_pool.wire.plans import BookingList
 from gpu_worker_pool.wire.strict import check_lease_id
@@ -38,10 +39,10 @@ class BookingCalls:
     def handlers(self) -> Handlers:
         return {"bookings": self.show, "book_gpus": self.book, "cancel_booking": self.cancel}
 
-    async def show(self, _: Call) -> Response:
+    async def show(self, call: Call) -> Response:
         self._pool.check_is_open()
         await self._pool.caught_up()
-        return self._list()
+        return self._list(call.view_scope)
 
     async def book(self, call: Call) -> Response:
         booking_id = check_lease_id(call.parameters["booking_id"])
@@ -60,7 +61,7 @@ class BookingCalls:
             raise Denied(403, f"The booking {booking_id} is not yours; use another id.")
         reason = form.reason.strip() or f"booked by {name_of(caller)}"
         booking = Booking(booking_id, (), starts_at or 0.0, ends_at, owner, reason, name_of(caller))
-        wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among)
+        wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among, node=call.scope_node)
         events = await self._pool.command(cmd.BookGpus(booking, wishes, must_be_free=not caller.is_admin))
         for event in events:
             if isinstance(event, ev.BookingRefused):
@@ -71,6 +72,7 @@ class BookingCalls:
         booking_id = check_lease_id(call.parameters["booking_id"])
         caller = call.caller()
         call.query()
+        self._pool.check_leads()
         known = self._pool.state.bookings.get(booking_id)
         if known is None:
             raise Refused(404, f"There is no booking {booking_id}; it may be over. GET /bookings lists all.")
@@ -81,7 +83,7 @@ class BookingCalls:
                 "the owner, may cancel it.",
             )
         await self._pool.command(cmd.CancelBooking(booking_id))
-        return self._list()
+        return self._list(call.view_scope)
 
     def _owner(self, caller: Caller, named: str | None) -> str:
         """For whom it is: an administrator may book for every owner, others for themselves."""
@@ -121,8 +123,9 @@ class BookingCalls:
                 f"{owner} {has}; only an administrator may book more. PUT /quotas/{owner} sets a quota.",
             )
 
-    def _list(self) -> Response:
-        return Response(200, encode(BookingList(node=self._pool.node, bookings=booking_views(self._pool.state))))
+    def _list(self, scope: Scope) -> Response:
+        views = booking_views(self._pool.state, scope)
+        return Response(200, encode(BookingList(node=scope.name(self._pool.node), bookings=views)))
 
 
 def _may_cancel(caller: Caller, booking: Booking, tokens: Tokens) -> bool:

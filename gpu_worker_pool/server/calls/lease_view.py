@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, Lease, QueuedLease
+from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
@@ -58,6 +59,7 @@ def lease_view(
     by_uuid: bool = False,
     pool_id: str | None = None,
     starts: Mapping[str, FreeTime] = MappingProxyType({}),
+    asked: str | None = None,
 ) -> wire.LeaseView:
     """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index. An active lease names the
     pool that granted it, if `pool_id` is given. `starts` are the expected starts of waiters.
@@ -77,15 +79,16 @@ def lease_view(
             )
         case ActiveLease():
             gpus = _refs(state, lease.gpus)
+            parts = _parts(gpus, by_uuid=by_uuid)
             return _view(
-                wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id),
+                _active_kind(parts, pool_id),
                 lease,
                 "active",
                 gpus=gpus,
                 fence=lease.fence,
                 granted_at=iso_time(lease.granted_at),
                 expires_in_s=left_s(state, lease.id, now),
-                env=_env(gpus, by_uuid=by_uuid),
+                env=next((part.env for part in parts if part.node == asked), parts[0].env),
                 ends_at=ends_at(state, lease),
                 warning=warning_view(state, lease, now),
                 idle_s=None if (idle := idle_s(state, lease, now)) is None else round(idle, 1),
@@ -131,7 +134,7 @@ def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **ow
         memory_mb=wishes.memory_mb,
         requested_at=iso_time(asked.requested_at),
         ttl_s=request.ttl_s,
-        wishes=wire.WishesView(
+        wishes=_wishes_kind(wishes)(
             gpus=wishes.gpus,
             memory_mb=wishes.memory_mb,
             model=wishes.model,
@@ -165,6 +168,26 @@ def _ended(
         end_note=lease.why or (None if lease.warned is None else after_warning(lease.warned)),
         **own,
     )
+
+
+def _wishes_kind(wishes: Wishes) -> Callable[..., wire.WishesView]:
+    """Only requests to a fleet say which nodes they are for."""
+    if wishes.nodes == 1 and wishes.node is None:
+        return wire.WishesView
+    return partial(wire.FleetWishesView, nodes=wishes.nodes, node=wishes.node)
+
+
+def _active_kind(parts: tuple[wire.NodePart, ...], pool_id: str | None) -> Callable[..., wire.LeaseView]:
+    if len(parts) > 1:
+        return partial(wire.GangLeaseView, pool_id=pool_id, nodes=parts)
+    return wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id)
+
+
+def _parts(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> tuple[wire.NodePart, ...]:
+    """The GPUs of each node, in the order of the lease, with the environment of processes there."""
+    nodes = dict.fromkeys(gpu.node for gpu in gpus)
+    on_nodes = ((node or "", tuple(gpu for gpu in gpus if gpu.node == node)) for node in nodes)
+    return tuple(wire.NodePart(node=node, gpus=own, env=_env(own, by_uuid=by_uuid)) for node, own in on_nodes)
 
 
 def _refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[wire.GpuRef, ...]:

@@ -7,7 +7,7 @@ from math import floor
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, Lease, QueuedLease, as_ended
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
@@ -15,6 +15,7 @@ from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
+from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Renewed
@@ -23,11 +24,17 @@ from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_view import lease_view, left_s, outcome_view, warning_view
 from .pool_view import encode_leases, encode_pool
+from .renewals import FleetRenewals
+from .scoped import live_leases
+
+# So long a call waits for the word of the boxes that have the GPUs of a grant.
+CONFIRM_S = 5.0
 
 
 class LeaseCalls:
-    def __init__(self, pool: Pool, tokens: Tokens) -> None:
+    def __init__(self, pool: Pool, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
         self._pool = pool
+        self._fleet_renewals = fleet_renewals
         self._tokens = tokens
         self._shared = SharedAnswers()
         self.stop = self._shared.stop
@@ -48,7 +55,17 @@ class LeaseCalls:
         caller = call.caller()
         query = call.query(DEVICES)
         form = await call.form(LeaseForm)
-        request = to_request(form, owner_for(caller, form.owner, self._tokens))
+        if form.nodes > 1 and not call.view_scope.is_fleet:
+            raise Refused(
+                422,
+                f"nodes is {form.nodes}, and this call means one box; ask a fleet for several nodes at /fleet/leases, or "
+                "leave nodes out.",
+            )
+        owner = owner_for(caller, form.owner, self._tokens)
+        try:
+            request = to_request(form, owner, call.scope_node)
+        except ValueError as error:
+            raise Refused(422, f"{error}.") from None
         known = await pool.find(lease_id)
         for involved in (known, request.parent and await pool.find(request.parent)):
             if involved:
@@ -60,6 +77,8 @@ class LeaseCalls:
             is_known=known is not None,
             is_loopback=call.is_loopback,
             uid=None if caller.is_admin else call.uid,
+            forwarded=call.forwarded,
+            is_admin=caller.is_admin,
         )
         _refuse(lease_id, events)
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
@@ -67,10 +86,11 @@ class LeaseCalls:
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
             await pool.wait(lease, form.wait_s, call.receive, renewed_by=call.turn_name(caller))
             lease = await self._known(lease_id)
+        lease = await self._told(lease)
         status = 200
         if is_new and not isinstance(lease, DrainingLease | EndedLease):
             status = 202 if isinstance(lease, QueuedLease) else 201
-        return Response(status, self._encode(lease, query))
+        return Response(status, self._encode(lease, query, call))
 
     async def show(self, call: Call) -> Response:
         """The lease as it is, or once it has left the queue within `wait_s`."""
@@ -89,9 +109,13 @@ class LeaseCalls:
                 lease = await self._known(lease_id)
         elif may_renew:
             self._pool.note_heartbeat(lease_id)
-        return Response(200, self._encode(lease, query))
+        lease = await self._told(lease)
+        return Response(200, self._encode(lease, query, call))
 
     async def renew(self, call: Call) -> Response:
+        membership = self._pool.membership
+        if membership is not None and self._fleet_renewals is not None:
+            return await self._fleet_renewals.renew(call, membership, self._renew_here)
         caller = call.caller()
         call.query()
         body = await call.body()
@@ -99,7 +123,14 @@ class LeaseCalls:
         # A thousand ids take long to read, so that is done in the caller's turn. Ids have no commas.
         arrived_at = await self._pool.heartbeat_turn(body.count(b",") + 1, name)
         form = parse_form(RenewForm, body)
-        ids = form.ids
+        return Response(200, encode(await self._renew(call, caller, form, arrived_at)))
+
+    async def _renew_here(self, call: Call, caller: Caller, form: RenewForm) -> RenewAnswer:
+        arrived_at = await self._pool.heartbeat_turn(len(form.ids), call.turn_name(caller))
+        return await self._renew(call, caller, form, arrived_at)
+
+    async def _renew(self, call: Call, caller: Caller, form: RenewForm, arrived_at: float) -> RenewAnswer:
+        ids, name = form.ids, call.turn_name(caller)
         state = self._pool.state
         leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
         others = [
@@ -116,7 +147,7 @@ class LeaseCalls:
         has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
         if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait_for(len(ids), name):
             outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
-        return Response(200, encode(outcome))
+        return outcome
 
     async def release(self, call: Call) -> Response:
         lease_id = check_lease_id(call.parameters["lease_id"])
@@ -134,18 +165,21 @@ class LeaseCalls:
         )
         return Response(200, encode(outcome_view(self._pool, await self._known(lease_id))))
 
-    async def list_leases(self, _: Call) -> Response:
+    async def list_leases(self, call: Call) -> Response:
         self._pool.check_is_open()
-        return Response(200, await self._shared.get("leases", self._encode_list))
+        scope = call.view_scope
+        return Response(200, await self._shared.get(("leases", scope), partial(self._encode_list, scope)))
 
-    async def _encode_list(self) -> bytes:
-        await self._pool.caught_up()
-        leases = [view async for _, view in encode_leases(self._pool, self._pool.state.leases, LoopShare())]
-        return encode_with(LeaseList(node=self._pool.node, leases=()), leases=leases)
+    async def _encode_list(self, scope: Scope) -> bytes:
+        pool = self._pool
+        await pool.caught_up()
+        ids = live_leases(pool.state, scope, pool.now())
+        leases = [view async for _, view in encode_leases(pool, ids, LoopShare())]
+        return encode_with(LeaseList(node=scope.name(pool.node), leases=()), leases=leases)
 
     async def show_pool(self, call: Call) -> Response:
-        most = call.lenient_query(QUEUE), call.lenient_query(LEASES)
-        return Response(200, await self._shared.get(most, partial(encode_pool, self._pool, *most)))
+        asked = call.view_scope, call.lenient_query(QUEUE), call.lenient_query(LEASES)
+        return Response(200, await self._shared.get(asked, partial(encode_pool, self._pool, *asked)))
 
     def _outcome(self, events: list[ev.Event], held_s: float = 0.0) -> RenewAnswer:
         state, now = self._pool.state, self._pool.now()
@@ -178,21 +212,37 @@ class LeaseCalls:
                 f"it{_you_are(caller)}.",
             )
 
+    async def _told(self, lease: Lease) -> Lease:
+        """The lease, once its client may be told. A grant in a fleet is told when its boxes have it; they may end it."""
+        if not isinstance(lease, ActiveLease):
+            return lease
+        if not await self._pool.confirmed(lease.id, CONFIRM_S):
+            nodes = ", ".join(dict.fromkeys(key.node for key in lease.gpus))
+            raise Refused(
+                503,
+                f"The lease {lease.id} is granted on {nodes}, and the box there has not confirmed it yet; ask again with the "
+                "same id.",
+                RETRY_AFTER,
+            )
+        return await self._known(lease.id)
+
     async def _known(self, lease_id: str) -> Lease:
         lease = await self._pool.find(lease_id)
         if lease is None:
             raise Refused(404, f"There is no lease {lease_id}; it may have ended long ago. Request a new one with PUT.")
         return lease
 
-    def _encode(self, lease: Lease, query: dict[str, Any]) -> bytes:
+    def _encode(self, lease: Lease, query: dict[str, Any], call: Call) -> bytes:
         pool, by_uuid = self._pool, query["devices"] == "uuid"
         starts = pool.expected_starts() if isinstance(lease, QueuedLease) else {}
-        view = lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, pool_id=pool.pool_id, starts=starts)
-        return encode(view)
+        asked = call.node or pool.node
+        return encode(
+            lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, pool_id=pool.pool_id, starts=starts, asked=asked)
+        )
 
 
-def to_request(form: LeaseForm, owner: str | None) -> Request:
-    """The request for the core, with the owner that was proven or accepted."""
+def to_request(form: LeaseForm, owner: str | None, node: str | None = None) -> Request:
+    """The request for the core, with the owner that was proven or accepted, and the only node that it means."""
     return Request(
         wishes=Wishes(
             gpus=form.gpus,
@@ -201,6 +251,8 @@ def to_request(form: LeaseForm, owner: str | None) -> Request:
             memory_threshold_percent=form.memory_threshold_percent,
             utilization_threshold_percent=form.utilization_threshold_percent,
             among=form.among,
+            nodes=form.nodes,
+            node=node,
         ),
         holder=Holder(
             worker_id=form.worker_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
@@ -13,15 +13,16 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Eligible, Verdict, judge
 from gpu_worker_pool.core.queue.explain import Explainer
 from gpu_worker_pool.core.queue.keeps import why_kept_from_newcomer
-from gpu_worker_pool.core.queue.order import Order
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode, encode_with
+from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
 from .lease_view import brief_view, verdict_view
 from .plan_view import booking_views, reservation_view
+from .scoped import holders, waiters
 
 # The state for each verdict on an ordinary request: one GPU, exclusive.
 _STATES: dict[str, GpuState] = {
@@ -46,13 +47,12 @@ ORDINARY = Wishes()
 
 
 async def encode_pool(
-    pool: Pool, most_queued: int | None, most_leases: int | None = None, *, most_gpus: int | None = None
+    pool: Pool, scope: Scope, most_queued: int | None, most_leases: int | None = None, *, most_gpus: int | None = None
 ) -> bytes:
-    """Encode the node, with at most so many waiters, other leases and GPUs. It yields to other work in between."""
+    """Encode what a scope has, with at most so many waiters, other leases and GPUs. It yields to other work in between."""
     await pool.caught_up()
     state, loop_share = pool.state, LoopShare()
-    others = (id_ for id_, lease in state.leases.items() if not isinstance(lease, QueuedLease))
-    waiting = chain(Order(state, pool.now()).lease_ids(), state.inside)
+    others, waiting = holders(state, scope), waiters(state, scope, pool.now())
     queue: list[bytes] = []
     leases: list[bytes] = []
     async for lease, view in encode_leases(
@@ -61,19 +61,19 @@ async def encode_pool(
         # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
-    for slot in islice(sorted(state.slots.values(), key=slot_order), most_gpus):
+    for slot in islice(sorted(state.slots_on(scope.node), key=slot_order), most_gpus):
         gpus.append(encode(gpu_view(pool, slot)))
         await loop_share.yield_if_due()
     limits = state.settings.thresholds
     return encode_with(
         PoolView(
-            node=pool.node,
+            node=scope.name(pool.node),
             gpus=(),
             thresholds=ThresholdsView(
                 memory_percent=limits.memory_percent, utilization_percent=limits.utilization_percent
             ),
             workers_per_gpu=state.settings.workers_per_gpu,
-            queue_length=len(state.queue) + len(state.inside),
+            queue_length=len(waiting),
             server_id=pool.id,
             pool_id=pool.pool_id,
             machine=machine_fingerprint(),
@@ -83,8 +83,8 @@ async def encode_pool(
             now=iso_time(pool.wall_now()) if pool.is_open else None,
             timestamp=pool.snapshot.timestamp,
             source=pool.snapshot.source,
-            reservation=reservation_view(state),
-            bookings=booking_views(state),
+            reservation=reservation_view(state, scope),
+            bookings=booking_views(state, scope),
             fleet=pool.fleet(),
         ),
         gpus=gpus,

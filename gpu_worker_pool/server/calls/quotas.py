@@ -15,6 +15,7 @@ from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
+from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
 from gpu_worker_pool.wire.forms import QuotaForm
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
@@ -35,8 +36,8 @@ class QuotaCalls:
     def handlers(self) -> Handlers:
         return {"quotas": self.show, "set_quota": self.set, "remove_quota": self.remove}
 
-    async def show(self, _: Call) -> Response:
-        return await self.listed()
+    async def show(self, call: Call) -> Response:
+        return await self._listed(call)
 
     async def set(self, call: Call) -> Response:
         form = parse_form(QuotaForm, await check_admin(call))
@@ -59,13 +60,14 @@ class QuotaCalls:
     async def remove(self, call: Call) -> Response:
         await check_admin(call)
         owner = _owner(call)
+        self._pool.check_leads()
         if owner not in self._pool.state.quotas:
             raise Refused(404, f"{owner} has no quota; GET /quotas lists all.")
         await self._pool.command(cmd.SetQuota(owner, None))
-        return await self.listed()
+        return await self._listed(call)
 
-    async def encoded(self) -> bytes:
-        """All quotas, with the use of their owners and of others. It yields to other work in between."""
+    async def encoded(self, scope: Scope) -> bytes:
+        """All quotas, which are those of the whole fleet, with the use of their owners and of others. It yields to other work in between."""
         self._pool.check_is_open()
         await self._pool.caught_up()
         state, uses, loop_share = self._pool.state, _Uses(self._pool), LoopShare()
@@ -77,12 +79,12 @@ class QuotaCalls:
             others.append(encode(uses.view(owner, quota_of(state, owner))))
             await loop_share.yield_if_due()
         frame = QuotaList(
-            node=self._pool.node, server_id=self._pool.id, fair_share=state.settings.fair_share, quotas=()
+            node=scope.name(self._pool.node), server_id=self._pool.id, fair_share=state.settings.fair_share, quotas=()
         )
         return encode_with(frame, quotas=quotas, others=others)
 
-    async def listed(self) -> Response:
-        return Response(200, await self.encoded())
+    async def _listed(self, call: Call) -> Response:
+        return Response(200, await self.encoded(call.view_scope))
 
 
 class _Uses:

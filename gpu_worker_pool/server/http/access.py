@@ -137,12 +137,11 @@ class AccessRules:
 def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> Caller:
     """Identify the caller of a writing call; Denied if it may not write. The headers' names are in lower case."""
     tokens = rules.tokens
-    _refuse_other_sites(headers)
+    refuse_other_sites(headers)
     authorization = headers.get("authorization")
     if authorization is not None:
         # Never taken as an anonymous call: a caller with a stale token must learn of it, also on this machine.
-        name = _name_by_token(authorization, tokens)
-        return Caller(name=name, is_admin=name == ADMIN)
+        return caller_by_token(authorization, tokens)
     _refuse_unless_local(origin, headers)
     how = f"call by its Unix socket {rules.socket}, or {HOW_TO_PROVE_IT}" if rules.socket else HOW_TO_PROVE_IT
     if not origin.is_unix and not rules.takes_loopback:
@@ -156,6 +155,12 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     if user is None:
         return Caller(is_local=True, is_admin=tokens.is_unset)
     return Caller(user.name, is_local=True, is_admin=user.is_admin)
+
+
+def caller_by_token(authorization: str, tokens: Tokens) -> Caller:
+    """The caller with this Authorization header; Denied if its token is not known."""
+    name = _name_by_token(authorization, tokens)
+    return Caller(name=name, is_admin=name == ADMIN)
 
 
 def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:
@@ -261,7 +266,7 @@ def _name_by_token(authorization: str, tokens: Tokens) -> str:
     raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
 
 
-def _refuse_other_sites(headers: Mapping[str, str]) -> None:
+def refuse_other_sites(headers: Mapping[str, str]) -> None:
     """Refuse pages of another origin, with a token or without."""
     site = headers.get("sec-fetch-site")
     if site is not None and site.strip().lower() not in {"same-origin", "none"}:

@@ -10,17 +10,31 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope
 
+from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.wire.bounds import is_printable
 from gpu_worker_pool.wire.routes import Parameter
 from gpu_worker_pool.wire.strict import FormT, parse_form
 
-from .access import AccessRules, Caller, Denied, Origin, identify, is_loopback, merge_headers, proxy_header
+from .access import (
+    AccessRules,
+    Caller,
+    Denied,
+    Origin,
+    caller_by_token,
+    identify,
+    is_loopback,
+    merge_headers,
+    proxy_header,
+    refuse_other_sites,
+)
 from .bodies import read_body
 from .connection import Connection
+from .forwarded import Forwarded
 from .problems import Refused
 from .response import Response
+from .scope import EVERYTHING
 from .time_limits import TimeLimits
 
 MAX_PARAMETERS = 20
@@ -39,13 +53,29 @@ class Call:
         self._users = users
         self._limits = limits
         self._connection = Connection.of_scope(scope)
+        # What the call means, and what the box says that passed it on, if one did.
+        self.view_scope = EVERYTHING
+        self.forwarded: Forwarded | None = None
 
     @cached_property
     def headers(self) -> dict[str, str]:
         return merge_headers(self.scope["headers"])
 
+    @property
+    def scope_node(self) -> str | None:
+        """The node that the call means; None for all."""
+        return self.view_scope.node
+
+    @property
+    def node(self) -> str | None:
+        """The box by which the call came, if that is not this one."""
+        return None if self.forwarded is None else self.forwarded.node
+
     def caller(self) -> Caller:
         """The caller of a writing call; Denied if it may not write."""
+        if self.forwarded is not None:
+            known = self.forwarded.identified()
+            return known or caller_by_token(self.headers.get("authorization", ""), self.rules.tokens)
         connection = self._connection
         return identify(Origin(connection.host, connection.is_unix, self._find_user), self.headers, self.rules)
 
@@ -57,7 +87,7 @@ class Call:
 
     def turn_name(self, caller: Caller) -> str:
         """The name under which this caller takes turns with others: its own, or its address where it has none."""
-        return caller.name or self._connection.host or ""
+        return caller.name or self._host
 
     @property
     def reader_name(self) -> str:
@@ -65,21 +95,47 @@ class Call:
         caller = self.caller_or_none() if "authorization" in self.headers else None
         if caller is not None and caller.name is not None:
             return caller.name
-        return (self._connection.host or "") if self.uid is None else f"uid {self.uid}"
+        if self.uid is None:
+            return self._host
+        return f"uid {self.uid}" if self.node is None else f"uid {self.uid} of {self.node}"
+
+    @property
+    def _host(self) -> str:
+        """Where the caller is, as far as that is known."""
+        if self.forwarded is not None:
+            return f"{self.forwarded.host or ''} by {self.forwarded.node}"
+        return self._connection.host or ""
 
     @property
     def is_loopback(self) -> bool:
         """Whether the call came directly from this machine, without a proxy."""
+        if self.forwarded is not None:
+            return False  # it was another machine
         is_here = self._connection.is_unix or is_loopback(self._connection.host)
         return is_here and proxy_header(self.headers) is None
 
     @property
     def uid(self) -> int | None:
-        """The Unix user of a caller on this machine; None if the caller is elsewhere, or the user is not known."""
+        """The Unix user of a caller on the box that was asked; None if the caller is elsewhere, or the user is not known."""
+        if self.forwarded is not None:
+            return self.forwarded.uid
         try:
             return self._connection.uid if self.is_loopback else None
         except UserNotKnown:
             return None
+
+    def forwarded_by(
+        self, node: str, key: str, process: ProcessId | None = None, no_process: tuple[int, str] | None = None
+    ) -> Forwarded:
+        """What this box says of the call when it passes it on."""
+        caller, denied = None, None
+        try:
+            refuse_other_sites(self.headers)
+            caller = None if "authorization" in self.headers else self.caller()
+        except Denied as why:
+            denied = (why.status, why.detail)
+        host = self._connection.host
+        return Forwarded(key, node, caller, denied, self.uid, self.is_loopback, process, no_process, host)
 
     def _find_user(self) -> User | None:
         uid = self._connection.uid

@@ -80,7 +80,7 @@ def _routes(table: Iterable[Resource], prefix: str) -> Iterator[APIRoute]:
                 f"{prefix}{resource.path}",
                 _endpoint(resource.path, route),
                 methods=[route.method],
-                name=route.name,
+                name=f"fleet_{route.name}" if resource.is_fleet else route.name,
                 summary=route.summary,
                 tags=list(TAGS[resource.tag]),
                 response_model=None if route.answer is None else model_type(route.answer),

@@ -28,6 +28,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection whose head is not complete in time, or too large. `read_body` bounds the bodies."""
 
     stalled_s = STALLED_S
+    # The only path at which a WebSocket may be opened; None: nowhere.
+    websocket_path: bytes | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -95,6 +97,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
         super().on_response_complete()
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return self.websocket_path is not None and self.url.partition(b"?")[0] == self.websocket_path
 
     def pause_writing(self) -> None:
         """Cut off a caller that takes nothing of its answer for so long: what is buffered for it is not freed otherwise."""

@@ -48,17 +48,19 @@ class RouteIndex:
         self._exact: dict[str, RouteMatch] = {}
         self._patterns: list[tuple[PathPattern, RouteMatch]] = []
         by_name = _only_once(handlers)
+        without_route = set(by_name)
         for resource in table:
             path = f"{prefix}{resource.path}"
-            match = RouteMatch(resource, {route.method: _take(by_name, route) for route in resource.routes}, {})
+            match = RouteMatch(resource, {route.method: _find(by_name, route) for route in resource.routes}, {})
+            without_route.difference_update(route.name for route in resource.routes)
             if "{" in path:
                 self._patterns.append((PathPattern(*_PARAMETER.split(path)), match))
                 continue
             self._exact[path] = match
             if isinstance(handler := match.handlers.get("GET"), Polled):
                 self.polled[path] = handler.body
-        if by_name:
-            raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(by_name))}")
+        if without_route:
+            raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(without_route))}")
 
     def find(self, path: str) -> list[RouteMatch]:
         """The resources at this path; several if one resource's name matches another one's parameter."""
@@ -81,8 +83,8 @@ def _only_once(handlers: Iterable[Handlers]) -> dict[str, Handler]:
     return found
 
 
-def _take(handlers: dict[str, Handler], route: Route) -> Handler:
+def _find(handlers: Mapping[str, Handler], route: Route) -> Handler:
     try:
-        return handlers.pop(route.name)
+        return handlers[route.name]
     except KeyError:
         raise ValueError(f"the route {route.name} ({route.method}) has no handler") from None

@@ -19,6 +19,7 @@ from .accept import wants_page
 from .access import AccessRules
 from .bodies import ClientGone
 from .call import Call, Handlers
+from .fleet_routing import FleetRouting
 from .head import check_head
 from .problems import Refused, problem_of
 from .response import Headers, Response
@@ -47,6 +48,7 @@ class Router:
         users: Users,
         enable_cors: bool,
         page_headers: Headers,
+        fleet: FleetRouting | None = None,
     ) -> None:
         self._index = RouteIndex(table, handlers, prefix=prefix)
         self._polled = self._index.polled
@@ -57,6 +59,7 @@ class Router:
         # Ends the time limits of all calls that are under way.
         self.stop = self._limits.stop
         self._page_headers = page_headers
+        self._fleet = fleet or FleetRouting()
         # GET only, and never with credentials: a page of any origin may read, none may write.
         self._cors = (
             CORSMiddleware(_unused_app, allow_origins=["*"], allow_methods=sorted(READING)) if enable_cors else None
@@ -100,7 +103,7 @@ class Router:
             handler = match.handlers.get(method)
             if handler is not None:
                 call.parameters = match.parameters
-                return await handler(call)
+                return await self._fleet.answer(match.resource, handler, call)
         path = call.scope["path"]
         if not matches:
             shorter = path.rstrip("/")

@@ -105,6 +105,11 @@ class SharedAnswer:
         finally:
             mine.waiting -= 1
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, and nothing is made."""
+        return self._maker is None
+
     def stop(self) -> None:
         """Refuse all calls, and make nothing more."""
         self._is_closed = True
@@ -154,23 +159,42 @@ def _compress(plain: bytes) -> bytes:
 
 class SharedAnswers:
     """Answers that are shared by all callers with the same query. At most so many different queries share; any other
-    is answered by itself.
+    is answered by itself. A query that is not asked at present makes room for another.
     """
 
-    def __init__(self, pace_s: float = 0.0, most: int = 16) -> None:
+    def __init__(
+        self, pace_s: float = 0.0, most: int = 16, *, may_be_old: bool = False, is_compressed: bool = False
+    ) -> None:
         self._pace_s = pace_s
         self._most = most
+        self._may_be_old = may_be_old
+        self._is_compressed = is_compressed
         self._by_query: dict[Hashable, SharedAnswer] = {}
         self._is_stopped = False
 
     async def get(self, query: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """The answer that `make` gives for this query, made once for all that ask meanwhile."""
+        return (await self.get_body(query, make)).plain
+
+    async def get_body(self, query: Hashable, make: Callable[[], Awaitable[bytes]]) -> Body:
         answer = self._by_query.get(query)
         if answer is None:
-            if len(self._by_query) >= self._most or self._is_stopped:
-                return await make()
-            answer = self._by_query[query] = SharedAnswer(make, self._pace_s, is_compressed=False)
-        return (await answer.get()).plain
+            if self._is_stopped:
+                raise Refused(503, STOPPING)
+            if len(self._by_query) >= self._most:
+                self._drop_an_idle_one()
+            if len(self._by_query) >= self._most:
+                return await Body.of(await make(), is_compressed=self._is_compressed)
+            answer = self._by_query[query] = SharedAnswer(
+                make, self._pace_s, may_be_old=self._may_be_old, is_compressed=self._is_compressed
+            )
+        return await answer.get()
+
+    def _drop_an_idle_one(self) -> None:
+        """Drop the answer that was made first of those that are not asked for."""
+        idle = next((query for query, answer in self._by_query.items() if answer.is_idle), None)
+        if idle is not None:
+            del self._by_query[idle]
 
     def stop(self) -> None:
         self._is_stopped = True

@@ -35,7 +35,7 @@ class ChangeStream:
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:
-            if isinstance(event, ev.GpusObserved):
+            if isinstance(event, ev.GpusObserved) and self._pool.membership is None:
                 self.note_snapshot(self._pool.snapshot)
             elif not isinstance(event, _NO_CHANGE):
                 self._change()

@@ -6,16 +6,17 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.queue.order import Order
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.calls.lease_view import lease_view
+from gpu_worker_pool.server.calls.scoped import nodes_of, waiters
 from gpu_worker_pool.server.http.response import encode
+from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
 from .listener import HEARTBEAT_S, Listener, event_number
@@ -30,6 +31,22 @@ MOST_QUEUED = 100
 RETURN_S = 60.0
 
 
+class Audience(NamedTuple):
+    """The nodes that an event concerns, None for all; and whether it is for listeners to everything too."""
+
+    nodes: frozenset[str] | None
+    is_for_all: bool = True
+
+    def includes(self, scope: Scope) -> bool:
+        if scope.node is None:
+            return self.is_for_all
+        return self.nodes is None or scope.node in self.nodes
+
+
+FOR_ALL = Audience(None)
+FOR_WHOLE = Audience(frozenset())
+
+
 class EventStream:
     """Keeps the last events and sends them to all listeners. Each listener has a position in one shared list, so a slow
     one costs no memory; one that falls behind the start of the list must start over.
@@ -38,11 +55,12 @@ class EventStream:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._epoch = secrets.token_hex(4)
-        self._kept: deque[bytes] = deque()
+        self._kept: deque[tuple[Audience, bytes]] = deque()
         self._kept_bytes = 0
         self._count = 0
-        self._listeners: set[Listener] = set()
-        self._wanted_until = float("-inf")
+        self._listeners: dict[Listener, Scope] = {}
+        # Until when each scope is recorded for the return of its last listener.
+        self._wanted_until: dict[Scope, float] = {}
         pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
@@ -56,11 +74,13 @@ class EventStream:
                     self._record_lease(event)
                     was_queue_changed = was_queue_changed or not isinstance(event, ev.LeaseWarned)
                 case ev.GpuDrained():
-                    self._record("gpu_drained", DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu)))
+                    drained = DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu))
+                    self._record("gpu_drained", drained, _at(event.gpu))
                 case ev.GpuExcluded():
-                    self._record("gpu_out_of_service", GpuOutOfService(**_gpu(event.gpu), reason=event.reason))
+                    excluded = GpuOutOfService(**_gpu(event.gpu), reason=event.reason)
+                    self._record("gpu_out_of_service", excluded, _at(event.gpu))
                 case ev.GpuIncluded():
-                    self._record("gpu_in_service", GpuInService(**_gpu(event.gpu)))
+                    self._record("gpu_in_service", GpuInService(**_gpu(event.gpu)), _at(event.gpu))
                 case ev.QuotaChanged() | ev.GpusBooked() | ev.BookingEnded():
                     self._record("plans", Nothing())
                 case ev.ProcessIgnored() | ev.ProcessCounted():
@@ -72,12 +92,16 @@ class EventStream:
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
         if self._is_wanted():
-            self._record("readings", snapshot.summary)
+            # They are of the box of this server, and of no other.
+            whole = self._pool.membership is None
+            self._record("readings", snapshot.summary, Audience(frozenset({self._pool.node}), is_for_all=whole))
             self._wake()
 
-    async def messages(self, listener: Listener, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
+    async def messages(
+        self, listener: Listener, last_event_id: str | None, scope: Scope = EVERYTHING
+    ) -> AsyncGenerator[bytes, None]:
         cursor = self._cursor(last_event_id)
-        self._listeners.add(listener)
+        self._listeners[listener] = scope
         try:
             opening = b"retry: 1000\n: connected\n\n"
             if cursor is None:
@@ -86,17 +110,27 @@ class EventStream:
                 cursor = self._count
             yield opening
             while not listener.is_over:
-                body, cursor = self._since(cursor)
+                before = cursor
+                body, cursor = self._since(cursor, scope)
                 if body:
                     yield body
+                elif cursor != before:
+                    continue  # what there was is not for this scope
                 elif not await listener.wait(HEARTBEAT_S):
                     yield b": still here\n\n"
         finally:
-            self._listeners.discard(listener)
-            self._wanted_until = self._pool.now() + RETURN_S
+            self._listeners.pop(listener, None)
+            self._wanted_until[scope] = self._pool.now() + RETURN_S
 
     def _is_wanted(self) -> bool:
-        return bool(self._listeners) or self._pool.now() < self._wanted_until
+        return bool(self._listeners) or bool(self._scopes())
+
+    def _scopes(self) -> set[Scope]:
+        """The scopes of those who listen, or may come back."""
+        now = self._pool.now()
+        if self._wanted_until:
+            self._wanted_until = {scope: until for scope, until in self._wanted_until.items() if now < until}
+        return {*self._listeners.values(), *self._wanted_until}
 
     def _stop_recording(self) -> None:
         """Stop recording: a client that comes back later must start over."""
@@ -111,40 +145,49 @@ class EventStream:
         if lease is not None:
             # More may have happened since; the event shows the lease as it was.
             name, as_it_was = _AS_IT_WAS[type(event)]
-            self._record(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was))
+            nodes = nodes_of(state, lease)
+            # A waiter that any node may serve concerns them all.
+            audience = FOR_ALL if isinstance(event, ev.LeaseQueued) and not nodes else Audience(nodes)
+            self._record(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was), audience)
 
     def _record_queue(self) -> None:
+        """The waiters, once for each scope that is listened to."""
         state = self._pool.state
-        first = tuple(islice(chain(Order(state, self._pool.now()).lease_ids(), state.inside), MOST_QUEUED))
-        parents = {id_: parent for id_ in first if (parent := state.queued(id_).request.parent) is not None}
-        length = len(state.queue) + len(state.inside)
-        self._record("queue", QueueChange(length=length, first=first, parents=parents))
+        for node in {scope.node for scope in self._scopes()}:
+            waiting = waiters(state, Scope(node), self._pool.now())
+            first = tuple(waiting[:MOST_QUEUED])
+            parents = {id_: parent for id_ in first if (parent := state.queued(id_).request.parent) is not None}
+            audience = FOR_WHOLE if node is None else Audience(frozenset({node}), is_for_all=False)
+            self._record("queue", QueueChange(length=len(waiting), first=first, parents=parents), audience)
 
-    def _record(self, name: str, data: object) -> None:
+    def _record(self, name: str, data: object, audience: Audience | None = None) -> None:
         self._count += 1
         head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
         message = head + encode(data) + b"\n\n"
-        self._kept.append(message)
+        self._kept.append((audience or FOR_ALL, message))
         self._kept_bytes += len(message)
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
-            self._kept_bytes -= len(self._kept.popleft())
+            self._kept_bytes -= len(self._kept.popleft()[1])
 
     def _wake(self) -> None:
         for listener in self._listeners:
             listener.wake()
 
-    def _since(self, cursor: int) -> tuple[bytes, int]:
+    def _since(self, cursor: int, scope: Scope) -> tuple[bytes, int]:
         missing = self._count - cursor
         if missing > len(self._kept):
             return b"event: reset\ndata: {}\n\n", self._count
         messages: list[bytes] = []
         size = 0
-        for message in islice(self._kept, len(self._kept) - missing, None):
+        for audience, message in islice(self._kept, len(self._kept) - missing, None):
+            cursor += 1
+            if not audience.includes(scope):
+                continue
             messages.append(message)
             size += len(message)
             if size >= PIECE_BYTES:
                 break
-        return b"".join(messages), cursor + len(messages)
+        return b"".join(messages), cursor
 
     def _cursor(self, last_event_id: str | None) -> int | None:
         """The position of a listener: the end, or after the last event that it saw; None if that is unknown."""
@@ -165,6 +208,10 @@ _AS_IT_WAS: dict[type[ev.Event], tuple[str, dict[str, Any]]] = {
     ev.LeaseWarned: ("lease_warned", {}),
     ev.LeaseEnded: ("lease_ended", {}),
 }
+
+
+def _at(key: GpuKey) -> Audience:
+    return Audience(frozenset({key.node}))
 
 
 def _gpu(key: GpuKey) -> dict[str, str]:

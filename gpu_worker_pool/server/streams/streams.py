@@ -62,7 +62,7 @@ class Streams:
                     raise Refused(503, detail, {"Retry-After": "5"})
         listener = Listener()
         messages = (
-            self._events.messages(listener, last_event_id)
+            self._events.messages(listener, last_event_id, call.view_scope)
             if pace_s is None
             else self._changes.messages(listener, last_event_id, pace_s)
         )

@@ -16,8 +16,10 @@ from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.calls.lease_view import ends_at, lease_view, warning_view
 from gpu_worker_pool.server.calls.pool_view import encode_pool, gpu_states, gpu_view, slot_order
+from gpu_worker_pool.server.calls.scoped import holders
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode, fill
+from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire.page import GpuDetails
 from gpu_worker_pool.wire.pool import GpuState
 
@@ -25,16 +27,19 @@ from gpu_worker_pool.wire.pool import GpuState
 MOST_IN_FULL = 256
 
 
-async def encode_brief(pool: Pool, most_queued: int) -> bytes:
-    """Encode the pool as `/pool`, without the keys that no tile shows. Keys with their default are left out."""
-    frame = await encode_pool(pool, most_queued, 0, most_gpus=0)
+async def encode_brief(pool: Pool, scope: Scope, most_queued: int) -> bytes:
+    """Encode what a scope has as `/pool`, without the keys that no tile shows. Keys with their default are left out."""
+    frame = await encode_pool(pool, scope, most_queued, 0, most_gpus=0)
     state, loop_share, now = pool.state, LoopShare(), pool.now()
     gpus: list[tuple[tuple[str, float, str], bytes]] = []
     for slot, word in gpu_states(pool):
+        if scope.node not in {None, slot.key.node}:
+            continue
         gpus.append((slot_order(slot), encode(_gpu(state, slot, word))))
         await loop_share.yield_if_due()
     leases: list[bytes] = []
-    for lease in list(state.leases.values()):
+    for lease_id in list(holders(state, scope)):
+        lease = state.leases.get(lease_id)
         if (
             isinstance(lease, ActiveLease | DrainingLease)
             and lease.request.parent is None

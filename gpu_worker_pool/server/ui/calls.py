@@ -12,11 +12,10 @@ from gpu_worker_pool.server.http.call import Call, Handler, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode, secure_headers
 from gpu_worker_pool.server.http.router import redirect
-from gpu_worker_pool.server.http.shared_answer import SharedAnswer
 from gpu_worker_pool.wire.page import MeView
 from gpu_worker_pool.wire.routes import HOURS_OF_PAGE, NODE_OF_GPU, UUID_OF_GPU, WEEKS_OF_PAGE
 
-from .data import PageData
+from .data import PageData, ScopedAnswer
 
 FOLDER = "page"
 INDEX = "index.html"
@@ -96,7 +95,7 @@ class PageCalls:
         return Response(200, file.body, (*headers, (b"content-type", file.content_type)))
 
 
-def _share(answer: SharedAnswer) -> Handler:
+def _share(answer: ScopedAnswer) -> Handler:
     async def share(call: Call) -> Response:
         call.query()
         return await _get(answer, call)
@@ -104,8 +103,8 @@ def _share(answer: SharedAnswer) -> Handler:
     return share
 
 
-async def _get(answer: SharedAnswer, call: Call) -> Response:
-    body = await answer.get()
+async def _get(answer: ScopedAnswer, call: Call) -> Response:
+    body = await answer.get(call.view_scope)
     if takes_gzip(call.headers.get("accept-encoding")):
         return Response(200, body.gzipped, _SHARED_GZIPPED)
     return Response(200, body.plain, _SHARED)

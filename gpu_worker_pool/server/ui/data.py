@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
-from importlib import import_module
 
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
@@ -16,17 +16,32 @@ from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.http.response import encode
-from gpu_worker_pool.server.http.shared_answer import SharedAnswer
+from gpu_worker_pool.server.http.scope import Scope
+from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.page import GpuDetails, PageExtras
 from gpu_worker_pool.wire.routes import PAGE_HOURS, PAGE_WEEKS
 
 from .brief import MOST_IN_FULL, encode_brief, gpu_details
 from .recent_events import RecentEvents
 
-# Imported by name: the import contracts take the package itself for the client, which the server must not load.
-VERSION: str = import_module("gpu_worker_pool").__version__
 MOST_QUEUED = 200
+# A page shows one box or the whole fleet; of more boxes than this the pages do not share their data.
+MOST_SCOPES = 64
+
+
+class ScopedAnswer:
+    """An answer that is shared by all pages with the same scope."""
+
+    def __init__(self, make: Callable[[Scope], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False) -> None:
+        self._make = make
+        self._shared = SharedAnswers(pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True)
+        self.stop = self._shared.stop
+        self.close = self._shared.close
+
+    async def get(self, scope: Scope) -> Body:
+        return await self._shared.get_body(scope, partial(self._make, scope))
 
 
 class PageData:
@@ -54,17 +69,17 @@ class PageData:
         self._has_tokens = has_tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
-            hours: SharedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
+            hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
         }
         # Weeks of leases take seconds to read, and change slowly.
         self.weeks = {
-            number: SharedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
+            number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
         }
-        self.pool = SharedAnswer(self._make_pool, 0.5)
-        self.history = SharedAnswer(self._make_history, 2.0, may_be_old=True)
-        self.usage = SharedAnswer(usage.usage_today, 10.0, may_be_old=True)
-        self.peers = SharedAnswer(peers.encoded, 1.0, may_be_old=True)
-        self.quotas = SharedAnswer(quotas.encoded, 2.0, may_be_old=True)
+        self.pool = ScopedAnswer(self._make_pool, 0.5)
+        self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
+        self.usage = ScopedAnswer(usage.usage_today, 10.0, may_be_old=True)
+        self.peers = ScopedAnswer(lambda _: peers.encoded(), 1.0, may_be_old=True)
+        self.quotas = ScopedAnswer(quotas.encoded, 2.0, may_be_old=True)
         by_span = (*self.timelines.values(), *self.weeks.values())
         self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *by_span)
 
@@ -79,9 +94,9 @@ class PageData:
     def gpu(self, node: str, uuid: str) -> GpuDetails | None:
         return gpu_details(self._pool, node, uuid)
 
-    async def _make_pool(self) -> bytes:
-        is_brief = len(self._pool.state.slots) > MOST_IN_FULL
-        pool = await (encode_brief if is_brief else encode_pool)(self._pool, MOST_QUEUED)
+    async def _make_pool(self, scope: Scope) -> bytes:
+        is_brief = len(self._pool.state.slots_on(scope.node)) > MOST_IN_FULL
+        pool = await (encode_brief if is_brief else encode_pool)(self._pool, scope, MOST_QUEUED)
         settings, sampler = self._settings, self._sampler
         extras = PageExtras(
             # By the clock of the leases' times; by the wall clock before the journal is open.
@@ -92,7 +107,7 @@ class PageData:
             stale_after_s=settings.stale_after_s,
             refresh_interval_s=settings.refresh_interval,
             max_history=settings.max_history,
-            happened=self._recent_events.views(),
+            happened=self._recent_events.views(scope),
             has_peers=self._has_peers,
             has_tokens=self._has_tokens,
             title=settings.title,
@@ -102,6 +117,6 @@ class PageData:
         )
         return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
 
-    async def _make_history(self) -> bytes:
+    async def _make_history(self, _: Scope) -> bytes:
         snapshots = list(self._sampler.history)
         return await asyncio.to_thread(self._lines.encode, snapshots)

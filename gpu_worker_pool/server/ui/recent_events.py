@@ -11,6 +11,7 @@ from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.calls.lease_view import gpu_ref
+from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
 from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
 KEPT = 50
@@ -47,9 +48,11 @@ class RecentEvents:
             if lease_id not in granted or not isinstance(event, ev.LeaseQueued):
                 self._kept.append((event, None if lease_id is None else find(lease_id)))
 
-    def views(self) -> tuple[RecentEvent, ...]:
-        """The views, latest first."""
-        return tuple(self._view(event, lease) for event, lease in reversed(self._kept))
+    def views(self, scope: Scope = EVERYTHING) -> tuple[RecentEvent, ...]:
+        """The views of those within a scope, latest first."""
+        return tuple(
+            self._view(event, lease) for event, lease in reversed(self._kept) if _is_within(event, lease, scope)
+        )
 
     def _view(self, event: ev.Event, lease: Lease | None) -> RecentEvent:
         state = self._state()
@@ -67,6 +70,15 @@ class RecentEvents:
             note=event.why if isinstance(event, ev.LeaseEnded) else None,
             parent=request.parent if request else None,
         )
+
+
+def _is_within(event: ev.Event, lease: Lease | None, scope: Scope) -> bool:
+    """Whether an event is of a GPU within the scope, or of a waiter that GPUs there may serve."""
+    if scope.node is None:
+        return True
+    nodes = {key.node for key in _gpus(event, lease)}
+    request = event.request if isinstance(event, ev.LeaseQueued) else lease.request if lease else None
+    return scope.node in nodes or (not nodes and request is not None and request.wishes.node in {None, scope.node})
 
 
 def _reason(event: ev.Event) -> str | None:

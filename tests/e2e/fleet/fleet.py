@@ -1,4 +1,4 @@
-"""Candidates of a fleet as real processes that see the same simulated GPUs, and a real PostgreSQL behind silent proxies."""
+"""Boxes of a fleet as real processes, each with simulated GPUs of its own, and a real PostgreSQL behind silent proxies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.ledger.postgres.server import PostgresServer
 
 from .silent_proxy import SilentProxy
 
-NODE = "fleet"
 GPUS = 2
 # Only so that a test ends at all where something is broken.
 LIMIT_S = 60.0
@@ -28,26 +27,22 @@ LIMIT_S = 60.0
 TTL_S = 30.0
 
 
-class Candidate(ServerProcess):
-    """A server that reaches the database through a network of its own."""
+class Box(ServerProcess):
+    """A box of the fleet; its node has the name of its folder."""
 
-    def __init__(self, database: PostgresServer, name: str, folder: Path, **settings: str) -> None:
-        self.proxy = SilentProxy(database.url(name))
+    def __init__(self, fleet: str, folder: Path, **settings: str) -> None:
         super().__init__(
             {
                 "SIMULATED_GPUS": str(GPUS),
-                "GPU_POOL_NODE": NODE,
-                "GPU_POOL_FLEET": self.proxy.url,
+                "GPU_POOL_NODE": folder.name,
+                "GPU_POOL_FLEET": fleet,
                 "REFRESH_INTERVAL": "0.5",
                 "ACCESS_LOG": "false",
                 **settings,
             },
             folder=folder,
         )
-
-    def close(self) -> None:
-        super().close()
-        self.proxy.close()
+        self.node = folder.name
 
     def send(self, what: signal.Signals) -> None:
         assert self.process is not None
@@ -72,6 +67,18 @@ class Candidate(ServerProcess):
     @property
     def epoch(self) -> int:
         return int(self.health()["fleet"]["epoch"] or 0)
+
+
+class Candidate(Box):
+    """A box that can lead. It reaches the database through a network of its own."""
+
+    def __init__(self, database: PostgresServer, name: str, folder: Path, **settings: str) -> None:
+        self.proxy = SilentProxy(database.url(name))
+        super().__init__(self.proxy.url, folder, **settings)
+
+    def close(self) -> None:
+        super().close()
+        self.proxy.close()
 
 
 def until(what: Any, why: str) -> Any:

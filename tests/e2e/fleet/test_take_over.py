@@ -34,7 +34,15 @@ READ = (
     "/livez",
     "/readyz",
 )
-CHANGE = (("PUT", "/leases/x"), ("GET", "/leases/x"), ("DELETE", "/leases/x"), ("POST", "/leases/renew"))
+CHANGE = (
+    ("PUT", "/leases/x"),
+    ("GET", "/leases/x"),
+    ("DELETE", "/leases/x"),
+    ("POST", "/leases/renew"),
+    ("DELETE", "/quotas/x"),
+    ("DELETE", "/bookings/x"),
+    ("POST", "/admin/gpus/77/drain"),
+)
 
 
 def test_a_follower_answers_what_only_reads_and_names_the_leader_for_the_rest(fleet: Fleet) -> None:
@@ -48,8 +56,9 @@ def test_a_follower_answers_what_only_reads_and_names_the_leader_for_the_rest(fl
     told, pool = health["fleet"], follower.json("/pool")
     assert (told["role"], told["leader_url"]) == ("follower", leader.json("/health")["fleet"]["leader_url"])
     assert pool["fleet"]["id"] == leader.json("/pool")["fleet"]["id"]
+    assert b"gpupool_can_grant 1.0" in follower.ask("/metrics").body
     for method, path in CHANGE:
-        body = {"ids": ["x"]} if method == "POST" else {} if method == "PUT" else None
+        body = {"ids": ["x"]} if path == "/leases/renew" else {} if method == "PUT" else None
         answer = follower.ask(path, method, body=body)
         assert (answer.status, answer.json["leader"]) == (503, told["leader_url"]), (method, path)
         assert answer.headers["retry-after"]

@@ -20,6 +20,7 @@ from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.scope import EVERYTHING
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
@@ -197,7 +198,7 @@ def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Pat
     account = UsageAccount(THEN, None, THEN + 1e6)
     for number in range(MOST_OWNERS + 3):
         account.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))
-    answer = json.loads(calls._encode(account, None))
+    answer = json.loads(calls._encode(account, None, EVERYTHING))
 
     assert len(answer["owners"]) == MOST_OWNERS
     assert answer["owners"][0]["owner"] == f"owner-{MOST_OWNERS + 2}"

@@ -85,7 +85,7 @@ SELECT complete_since FROM accounting;
 -- by the index on ended_at. If a clock was set, any of the three times may be the first. Unknown end times are included.
 -- Leases inside another lease are left out here and below: they are part of that one. A text in JSON cannot contain
 -- the key with its quotes, so its presence in the body tells.
-SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at, reason
+SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at, reason, gpus
 FROM ended_lease
 WHERE (ended_at >= ?1 AND (ended_at < ?2 OR requested_at < ?2 OR granted_at < ?2) OR ended_at IS NULL)
     AND instr(body, '"parent":') = 0;

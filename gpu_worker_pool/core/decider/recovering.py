@@ -1,0 +1,69 @@
+"""A lease that the database lost is brought back by a box that keeps it."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, KeptLease, QueuedLease
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.quotas import time_limit_of, weight_of
+
+from .condense import NO_SEQ
+
+
+def recover_lease(state: PoolState, command: cmd.RecoverLease, now: float) -> list[ev.Event]:
+    """Grant a lease again that the journal does not know, with its old fence. A fence that the journal knows tells that the
+    lease has ended since. Each node of a gang brings its own part.
+    """
+    kept, node = command.kept, command.node
+    gpus = tuple(GpuKey(node, uuid) for uuid in kept.gpus)
+    known = state.find(kept.id)
+    if kept.fence <= state.fences.get(node, 0) or not gpus or not _have_room(state, kept, gpus):
+        return []
+    if isinstance(known, ActiveLease) and (known.fence, known.request) == (kept.fence, kept.request):
+        return [ev.LeaseExtended(now, kept.id, gpus, _weight(state, kept, gpus))]
+    granted = ev.LeaseGranted(
+        now, kept.id, gpus, kept.fence, kept.granted_at, _limit(state, kept, now), _unusual_weight(state, kept, gpus)
+    )
+    if known is None:
+        return [ev.LeaseQueued(now, kept.id, kept.request, NO_SEQ, kept.requested_at), granted]
+    # The grant alone may be lost, and the request be there.
+    return [granted] if isinstance(known, QueuedLease) and known.request == kept.request else []
+
+
+def _have_room(state: PoolState, kept: KeptLease, gpus: tuple[GpuKey, ...]) -> bool:
+    """Whether no other lease has these GPUs. What drains there has left them, or the box would not have granted again."""
+    parent = kept.request.parent
+    if parent is not None:
+        outer = state.leases.get(parent)
+        return isinstance(outer, ActiveLease) and set(gpus) <= set(outer.gpus)
+    slots = [slot.without_draining() for key in gpus if (slot := state.slots.get(key)) is not None]
+    return all(
+        slot.is_open_for(
+            shared=kept.request.wishes.is_shared,
+            workers_per_gpu=state.settings.workers_per_gpu,
+            max_sharers=state.settings.max_sharers,
+        )
+        for slot in slots
+    )
+
+
+def _limit(state: PoolState, kept: KeptLease, now: float) -> float | None:
+    """When its time limit ends it. The time that it has lasted is known by the time of day only."""
+    request = kept.request
+    is_inside = request.parent is not None
+    limit_s = request.time_limit_s if is_inside else time_limit_of(state, request.holder.owner, request.time_limit_s)
+    lasted_s = max(now + state.wall_offset_s - kept.granted_at, 0.0)
+    return None if limit_s is None else max(now + limit_s - lasted_s, now)
+
+
+def _weight(state: PoolState, kept: KeptLease, gpus: tuple[GpuKey, ...]) -> int:
+    slots = [state.slots.get(key) for key in gpus]
+    sizes_mb = [slot.installed.memory_total_mb if slot and slot.installed else None for slot in slots]
+    return sum(weight_of(size_mb, kept.request.wishes) for size_mb in sizes_mb)
+
+
+def _unusual_weight(state: PoolState, kept: KeptLease, gpus: tuple[GpuKey, ...]) -> int | None:
+    weight = _weight(state, kept, gpus)
+    return None if weight == FULL_WEIGHT * len(gpus) else weight

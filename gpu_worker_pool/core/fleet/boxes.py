@@ -1,0 +1,330 @@
+"""What the leader does about the boxes of its fleet: it tells them what was written, and hears how their leases fare.
+
+A box is told of a grant or an end only once it is written. So the leases that are told are followed by the written events
+alone: the pool's state is ahead of the journal. Times named `now` are pool times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.lease import EndReason, KeptLease
+from gpu_worker_pool.core.model.state import PoolState
+
+from .messages import (
+    AgentMessage,
+    Announce,
+    GrantKept,
+    HolderIsDead,
+    LeaderMessage,
+    LeaseOver,
+    Orders,
+    Rejected,
+    Report,
+    Welcome,
+)
+from .written_leases import WrittenLeases
+
+# An agent hears from the leader so often.
+SIGN_OF_LIFE_S = 1.0
+# An agent that has said nothing for so long is silent. One that has read no GPU yet has more time.
+SILENT_S = 3.0
+FIRST_REPORT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message on this session. Messages of one session keep their order."""
+
+    session: int
+    message: LeaderMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Carry out a command; the order of commands counts. What it leads to comes back by `written`."""
+
+    command: cmd.Command
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a session, after what was told on it. `closed` need not be called for it."""
+
+    session: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """All boxes of a grant have it: its client may be told."""
+
+    lease_id: str
+
+
+BoxAction = Tell | Do | Close | Confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class BoxInfo:
+    """A box that announced itself in this epoch. `heard_at` is the pool time at which it was last heard."""
+
+    url: str
+    version: str
+    is_candidate: bool
+    is_up: bool
+    heard_at: float
+
+
+@dataclass(slots=True)
+class _Session:
+    """A connection from an agent, which speaks for its own node and no other."""
+
+    node: str
+    key: str
+    heard_at: float
+    is_welcome: bool = False
+    # The leases of its announcement, with their fences.
+    listed: dict[str, int] = field(default_factory=dict)
+    # Its last readings, what the last report had heard, and the time of those that the pool has.
+    readings: dict[str, Reading] = field(default_factory=dict)
+    reported: float = -inf
+    observed: float = -inf
+    told_at: float = -inf
+
+    def is_silent(self, now: float) -> bool:
+        return now >= self.heard_at + (FIRST_REPORT_S if self.reported == -inf else SILENT_S)
+
+
+class Boxes:
+    """The boxes of one epoch. It does no I/O: it returns actions, to be carried out in order.
+
+    Call `written` with the events of each step, durable and volatile, once the durable ones are written; first with those
+    of the take-over. After the leadership is lost, close all sessions and throw this away.
+    """
+
+    def __init__(self, epoch: int, pool_id: str, new_key: Callable[[], str]) -> None:
+        self.epoch, self.pool_id = epoch, pool_id
+        self._new_key = new_key
+        self._sessions: dict[int, _Session] = {}
+        self._session_of: dict[str, int] = {}
+        self._keys: dict[str, str] = {}
+        self._boxes: dict[str, BoxInfo] = {}
+        self._have_boxes_changed = False
+        # Announcements of a node that are not written yet.
+        self._announcing: dict[str, int] = {}
+        self._written: WrittenLeases | None = None
+        self._next_round = -inf
+
+    @property
+    def boxes(self) -> Mapping[str, BoxInfo]:
+        """The nodes that announced themselves in this epoch."""
+        for session in self._sessions.values():
+            box = self._boxes[session.node]
+            if box.heard_at != session.heard_at:
+                self._boxes[session.node] = replace(box, heard_at=session.heard_at)
+        return self._boxes
+
+    def is_confirmed(self, lease_id: str) -> bool:
+        """Whether all boxes of a lease have it. Leases from before the take-over count as confirmed."""
+        return self._written is not None and lease_id not in self._written.unconfirmed
+
+    def node_of_key(self, key: str) -> str | None:
+        """The node whose agent was given this key, if it is connected."""
+        return self._keys.get(key)
+
+    def next_due_at(self) -> float:
+        """When `tick` is to be called at the latest; infinite if nothing is due."""
+        return self._next_round if self._sessions else inf
+
+    # --- from the agents ---------------------------------------------------------------------------------------------
+
+    def receive(self, session: int, message: AgentMessage, state: PoolState, now: float) -> list[BoxAction]:
+        """What a message of an agent leads to."""
+        if isinstance(message, Announce):
+            return self._announced(session, message, state, now)
+        known = self._sessions.get(session)
+        if known is None:
+            return [Close(session, "its first message was not an announcement")]
+        known.heard_at = now
+        match message:
+            case Report():
+                return self._reported(known, message, state)
+            case GrantKept():
+                return self._kept(known.node, message.lease_id, message.fence)
+            case LeaseOver():
+                return self._over(session, known.node, message, now)
+            case HolderIsDead():
+                return self._holder_died(known.node, message, state)
+
+    def _announced(self, session: int, message: Announce, state: PoolState, now: float) -> list[BoxAction]:
+        node = message.node
+        if (why := self._why_rejected(message, state)) is not None:
+            return [Tell(session, Rejected(why)), Close(session, why)]
+        actions: list[BoxAction] = []
+        if (former := self._session_of.get(node)) is not None:
+            actions.append(Close(former, f"the agent of {node} has connected again"))
+            self._drop(former)
+        key = self._new_key()
+        self._sessions[session] = _Session(node, key, now)
+        self._session_of[node], self._keys[key] = session, node
+        if self._next_round == -inf:
+            self._next_round = now + SIGN_OF_LIFE_S
+        info = BoxInfo(message.url, message.version, message.is_candidate, is_up=True, heard_at=now)
+        known = self._boxes.get(node)
+        self._have_boxes_changed |= known is None or known.url != info.url
+        self._boxes[node] = info
+        self._announcing[node] = self._announcing.get(node, 0) + 1
+        self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
+        for kept in message.leases:
+            actions += self._kept(node, kept.id, kept.fence)
+        return [*actions, *map(Do, self._commands_of(message))]
+
+    def _commands_of(self, message: Announce) -> list[cmd.Command]:
+        """What an announcement leads to. Silence first: then the announcement is written as an event, and the Welcome
+        follows it. Leases are brought back before the fences rise to what the box has seen.
+        """
+        node, there = message.node, {each.id for each in message.leases} | {each.lease_id for each in message.over}
+        commands: list[cmd.Command] = [cmd.SilenceNode(node)]
+        commands += [command for over in message.over if (command := self._end_of(node, over)) is not None]
+        # What the box has seen and does not have any more has ended; the database lost the end.
+        gone = [kept for kept in self._leases_of(node).values() if kept.fence <= message.fence_seen]
+        commands += [cmd.ExpireLease(kept.id) for kept in gone if kept.id not in there]
+        commands += [cmd.RecoverLease(kept, node) for kept in sorted(message.leases, key=lambda kept: kept.fence)]
+        announced = cmd.AnnounceNode(node, message.boot_id, message.gpus, message.machine_id, message.fence_seen)
+        return [*commands, announced]
+
+    def _why_rejected(self, message: Announce, state: PoolState) -> str | None:
+        if message.epoch_seen > self.epoch:
+            return f"this leader has epoch {self.epoch}, and the box has seen epoch {message.epoch_seen}"
+        known = state.nodes.get(message.node)
+        if known is not None and known.machine_id not in (None, message.machine_id):
+            return (
+                f"another machine has the node name {message.node}: its id is {known.machine_id}, and this one's is "
+                f"{message.machine_id}; give this box another name, or have an operator forget the node if that machine "
+                f"is gone"
+            )
+        return None
+
+    def _reported(self, session: _Session, message: Report, state: PoolState) -> list[BoxAction]:
+        if not session.is_welcome or message.heard < session.reported:
+            return []
+        session.reported = message.heard
+        for reading in message.changed:
+            if reading.gpu.key.node == session.node:
+                session.readings[reading.gpu.key.uuid] = reading
+        readings: Iterable[Reading] = message.changed
+        if message.heard - session.observed >= state.settings.stale_after_s / 3:
+            session.observed = message.heard
+            readings = session.readings.values()  # those that did not change would grow stale
+        stamped = tuple(
+            replace(reading, at=message.heard) for reading in readings if reading.gpu.key.node == session.node
+        )
+        return [Do(cmd.Observe(stamped))] if stamped else []
+
+    def _kept(self, node: str, lease_id: str, fence: int) -> list[BoxAction]:
+        written = self._written
+        return [Confirmed(lease_id)] if written is not None and written.confirm(lease_id, node, fence) else []
+
+    def _over(self, session: int, node: str, over: LeaseOver, now: float) -> list[BoxAction]:
+        if (command := self._end_of(node, over)) is not None:
+            return [Do(command)]
+        if over.lease_id in self._leases_of(node):
+            return []  # it has a later fence, so it is another lease
+        return [Tell(session, Orders(self.epoch, now, ended=(over.lease_id,)))]
+
+    def _end_of(self, node: str, over: LeaseOver) -> cmd.Command | None:
+        """The command that ends what a box has ended; None if it has ended already."""
+        kept = self._leases_of(node).get(over.lease_id)
+        if kept is None or over.fence not in (None, kept.fence):
+            return None
+        if over.reason is EndReason.HOLDER_DIED:
+            return cmd.ReportDeath(over.lease_id)
+        return cmd.ExpireLease(over.lease_id)
+
+    def _leases_of(self, node: str) -> Mapping[str, KeptLease]:
+        return {} if self._written is None else self._written.of(node)
+
+    def _holder_died(self, node: str, message: HolderIsDead, state: PoolState) -> list[BoxAction]:
+        lease = state.leases.get(message.lease_id)
+        is_its_own = lease is not None and lease.request.holder.node == node
+        return [Do(cmd.ReportDeath(message.lease_id))] if is_its_own else []
+
+    # --- to the agents -----------------------------------------------------------------------------------------------
+
+    def written(self, events: Sequence[ev.Event], state: PoolState, now: float) -> list[BoxAction]:
+        """Tell the boxes what was written."""
+        if self._written is None:
+            self._written = WrittenLeases(state)
+            return []
+        news = self._written.take(events, state, now)
+        actions: list[BoxAction] = []
+        for node in [event.node for event in events if isinstance(event, ev.NodeAnnounced)]:
+            self._announcing[node] = max(self._announcing.get(node, 0) - 1, 0)
+            session = self._session_of.get(node)
+            if session is not None and not self._announcing[node] and not self._sessions[session].is_welcome:
+                news.pop(node, None)  # the Welcome has it all
+                actions += self._welcomed(session, self._sessions[session], now)
+        for node, of_node in news.items():
+            session = self._session_of.get(node)
+            if session is not None and self._sessions[session].is_welcome:
+                self._sessions[session].told_at = now
+                actions.append(Tell(session, of_node.orders(self.epoch, now)))
+        return actions
+
+    def _welcomed(self, session: int, known: _Session, now: float) -> list[BoxAction]:
+        written, node = self._written, known.node
+        assert written is not None  # noqa: S101 - it was there for the announcement
+        known.is_welcome, known.told_at, known.heard_at = True, now, now
+        confirmed = [id_ for id_, fence in known.listed.items() if written.confirm(id_, node, fence)]
+        known.listed = {}
+        actions: list[BoxAction] = [Confirmed(lease_id) for lease_id in confirmed]
+        leases, watches = tuple(written.of(node).values()), tuple(written.watches_of(node))
+        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, self._urls())))
+        if warnings := written.warnings_of(node, now):
+            actions.append(Tell(session, Orders(self.epoch, now, warnings=warnings)))
+        return actions
+
+    def _urls(self) -> tuple[tuple[str, str], ...]:
+        return tuple((node, box.url) for node, box in sorted(self._boxes.items()))
+
+    def closed(self, session: int, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
+        """The connection is gone."""
+        return self._silenced(session) if session in self._sessions else []
+
+    def tick(self, state: PoolState, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
+        """Time has passed: tell all agents the time, and close those that are silent."""
+        if now < self._next_round:
+            return []
+        self._next_round = now + SIGN_OF_LIFE_S
+        actions: list[BoxAction] = []
+        for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
+            node = self._sessions[session].node
+            actions += [Close(session, f"the agent of {node} has said nothing for too long"), *self._silenced(session)]
+        # One message for all, so that it need be encoded only once.
+        orders = Orders(self.epoch, now, boxes=self._urls() if self._have_boxes_changed else None)
+        for session, known in self._sessions.items():
+            if known.is_welcome and (self._have_boxes_changed or now >= known.told_at + SIGN_OF_LIFE_S / 2):
+                known.told_at = now
+                actions.append(Tell(session, orders))
+        self._have_boxes_changed = False
+        return actions
+
+    def _silenced(self, session: int) -> list[BoxAction]:
+        node = self._sessions[session].node
+        self._drop(session)
+        self._boxes[node] = replace(self._boxes[node], is_up=False)
+        return [Do(cmd.SilenceNode(node))]
+
+    def _drop(self, session: int) -> None:
+        gone = self._sessions.pop(session)
+        self._boxes[gone.node] = replace(self._boxes[gone.node], heard_at=gone.heard_at)
+        del self._session_of[gone.node], self._keys[gone.key]
+
+    def __repr__(self) -> str:
+        return f"<Boxes of epoch {self.epoch}: {len(self._sessions)} of {len(self._boxes)} are up>"

@@ -1,0 +1,81 @@
+"""What an agent tells the leader of its readings, on one connection.
+
+The time of a reading is the last pool time that was heard before the look began. It cannot be too late, however long
+messages take and whatever the clocks of the two machines say.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import inf
+
+from gpu_worker_pool.core.model.gpu import Reading
+
+from .messages import Report
+
+# A look that takes longer than this tells nothing that the leader could use.
+HEARD_FOR_S = 60.0
+# Smaller changes of the temperature and of the power are not told.
+TEMPERATURE_STEP_C = 3.0
+POWER_STEP_W = 10.0
+
+
+class Reporting:
+    def __init__(self) -> None:
+        # When the leader was heard, on the boot clock, and the pool time that it told.
+        self._heard: list[tuple[float, float]] = []
+        # The last reading of each GPU that was told.
+        self._told: dict[str, Reading] = {}
+        # GPUs whose lease ended, and the pool time of the order: the leader waits for a later reading.
+        self._awaited: dict[str, float] = {}
+        # The last report that was made.
+        self.last: Report | None = None
+
+    def hear(self, now: float, time: float) -> None:
+        """The leader told this pool time."""
+        self._heard.append((now, time))
+        if self._heard[0][0] < now - 2 * HEARD_FOR_S:
+            del self._heard[: bisect_right(self._heard, (now - HEARD_FOR_S, inf))]
+
+    def heard_before(self, boot_s: float) -> float | None:
+        index = bisect_right(self._heard, (boot_s, inf))
+        return self._heard[index - 1][1] if index else None
+
+    def await_reading(self, gpus: Iterable[str], time: float) -> None:
+        """The leader waits for a reading of these GPUs that began after this pool time."""
+        self._awaited.update(dict.fromkeys(gpus, time))
+
+    def report(self, readings: Sequence[Reading], began_s: float) -> Report | None:
+        """What to tell of a look at all GPUs that began at `began_s`; None if the leader cannot use it."""
+        heard = self.heard_before(began_s)
+        if heard is None or (self.last is not None and heard < self.last.heard):
+            return None
+        changed = [reading for reading in readings if self._is_news(reading, heard)]
+        for reading in changed:
+            uuid = reading.gpu.key.uuid
+            self._told[uuid] = reading
+            if self._awaited.get(uuid, inf) <= heard:
+                del self._awaited[uuid]
+        self.last = Report(heard)
+        return Report(heard, tuple(replace(reading, at=heard) for reading in changed))
+
+    def _is_news(self, reading: Reading, heard: float) -> bool:
+        uuid = reading.gpu.key.uuid
+        told = self._told.get(uuid)
+        return told is None or self._awaited.get(uuid, inf) <= heard or not _is_same(told, reading)
+
+
+def _is_same(told: Reading, reading: Reading) -> bool:
+    """Whether a reading says nothing new. Temperature and power change all the time and decide nothing."""
+    alike = replace(reading, at=told.at, temperature_c=told.temperature_c, power_draw_w=told.power_draw_w)
+    return (
+        alike == told
+        and _is_near(told.temperature_c, reading.temperature_c, TEMPERATURE_STEP_C)
+        and _is_near(told.power_draw_w, reading.power_draw_w, POWER_STEP_W)
+    )
+
+
+def _is_near(one: float | None, other: float | None, step: float) -> bool:
+    return one == other if one is None or other is None else abs(one - other) < step

@@ -1,0 +1,197 @@
+"""The leases of each box as the journal has them, and what each box has to hear of a change.
+
+The pool's state is ahead of the journal, so these are followed by the written events alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, Ending, KeptLease, QueuedLease, custodian
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.state import PoolState
+
+from .messages import EndWarning, Orders, Watch
+
+
+@dataclass(slots=True)
+class News:
+    """What a box has to hear."""
+
+    grants: dict[str, KeptLease] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    watches: dict[str, Watch] = field(default_factory=dict)
+    unwatched: list[str] = field(default_factory=list)
+    warnings: dict[str, EndWarning] = field(default_factory=dict)
+    look: bool = False
+
+    def orders(self, epoch: int, now: float) -> Orders:
+        return Orders(
+            epoch,
+            now,
+            tuple(self.grants.values()),
+            tuple(self.ended),
+            tuple(self.watches.values()),
+            tuple(self.unwatched),
+            tuple(self.warnings.values()),
+            look=self.look,
+        )
+
+
+class WrittenLeases:
+    """Made from the state of a pool of which everything is written, and kept up by `take`."""
+
+    def __init__(self, state: PoolState) -> None:
+        self._active: dict[str, ActiveLease] = {}
+        self._by_node: dict[str, dict[str, KeptLease]] = {}
+        self._watches: dict[str, dict[str, Watch]] = {}
+        self._watched_by: dict[str, str] = {}
+        # The nodes that have not said yet that they keep a grant.
+        self.unconfirmed: dict[str, set[str]] = {}
+        self._news: dict[str, News] = {}
+        for lease in state.leases.values():
+            if isinstance(lease, QueuedLease):
+                self._watch(lease.id, lease.request)
+            elif isinstance(lease, ActiveLease):
+                self._watch(lease.id, lease.request)
+                self._grant(lease)
+        self._news.clear()
+        self.unconfirmed.clear()
+
+    def of(self, node: str) -> Mapping[str, KeptLease]:
+        """The active leases that have GPUs of this node."""
+        return self._by_node.get(node, {})
+
+    def watches_of(self, node: str) -> Iterable[Watch]:
+        """The processes of this node that hold nothing here: they wait, or have GPUs of other nodes only."""
+        return self._watches.get(node, {}).values()
+
+    def warnings_of(self, node: str, now: float) -> tuple[EndWarning, ...]:
+        leases = [self._active[lease_id] for lease_id in self.of(node)]
+        return tuple(_warning(lease.id, lease.ending, now) for lease in leases if lease.ending is not None)
+
+    def confirm(self, lease_id: str, node: str, fence: int) -> bool:
+        """A node has a grant; return whether all have it now, and had not before."""
+        waiting, kept = self.unconfirmed.get(lease_id), self.of(node).get(lease_id)
+        if waiting is None or kept is None or kept.fence != fence:
+            return False
+        waiting.discard(node)
+        if waiting:
+            return False
+        del self.unconfirmed[lease_id]
+        return True
+
+    def take(self, events: Iterable[ev.Event], state: PoolState, now: float) -> dict[str, News]:
+        """Follow the written events; return what each node has to hear. A lease of a later event is in the state, or in
+        an event before it.
+        """
+        for event in events:
+            match event:
+                case ev.LeaseQueued():
+                    self._watch(event.lease_id, event.request)
+                case ev.LeaseGranted():
+                    self._granted(event, state)
+                case ev.LeaseExtended():
+                    self._extended(event)
+                case ev.LeaseWarned():
+                    self._warned(event, now)
+                case ev.LeaseEnded():
+                    self._ended(event)
+        news, self._news = self._news, {}
+        return news
+
+    def _news_of(self, node: str) -> News:
+        return self._news.setdefault(node, News())
+
+    def _watch(self, lease_id: str, request: Request) -> None:
+        node, process = request.holder.node, request.holder.process
+        if node is not None and process is not None:
+            watch = Watch(lease_id, process)
+            self._watches.setdefault(node, {})[lease_id] = watch
+            self._watched_by[lease_id] = node
+            self._news_of(node).watches[lease_id] = watch
+
+    def _granted(self, event: ev.LeaseGranted, state: PoolState) -> None:
+        lease = state.find(event.lease_id)
+        lease = lease.ended if isinstance(lease, DrainingLease) else lease
+        if lease is not None:  # else it has ended since, and was forgotten
+            self._grant(
+                ActiveLease(
+                    lease.id,
+                    lease.request,
+                    event.gpus,
+                    event.fence,
+                    lease.requested_at,
+                    event.granted_at,
+                    event.weight or 0,
+                    event.limit,
+                )
+            )
+
+    def _grant(self, lease: ActiveLease) -> None:
+        self._active[lease.id] = lease
+        nodes = dict.fromkeys(key.node for key in lease.gpus)
+        self.unconfirmed[lease.id] = set(nodes)
+        own = lease.request.holder.node
+        if own is not None and own in nodes and self._watched_by.pop(lease.id, None) is not None:
+            del self._watches[own][lease.id]
+            self._news_of(own).watches.pop(lease.id, None)
+        for node in nodes:
+            kept = kept_by(lease, node)
+            self._by_node.setdefault(node, {})[lease.id] = kept
+            self._news_of(node).grants[lease.id] = kept
+
+    def _extended(self, event: ev.LeaseExtended) -> None:
+        lease = self._active.get(event.lease_id)
+        if lease is not None:
+            self._grant(replace(lease, gpus=(*lease.gpus, *event.gpus)))
+
+    def _warned(self, event: ev.LeaseWarned, now: float) -> None:
+        lease = self._active.get(event.lease_id)
+        if lease is None:
+            return
+        ending = None if event.reason is None else Ending(event.reason, event.ends)
+        self._active[lease.id] = replace(lease, ending=ending)
+        for node in {key.node for key in lease.gpus}:
+            self._news_of(node).warnings[lease.id] = _warning(lease.id, ending, now)
+
+    def _ended(self, event: ev.LeaseEnded) -> None:
+        lease_id = event.lease_id
+        lease = self._active.pop(lease_id, None)
+        self.unconfirmed.pop(lease_id, None)
+        for node in {key.node for key in lease.gpus} if lease is not None else ():
+            del self._by_node[node][lease_id]
+            news = self._news_of(node)
+            news.warnings.pop(lease_id, None)
+            news.grants.pop(lease_id, None)
+            news.ended.append(lease_id)
+        for node in {key.node for key in event.draining}:
+            self._news_of(node).look = True
+        watched_by = self._watched_by.pop(lease_id, None)
+        if watched_by is not None:
+            del self._watches[watched_by][lease_id]
+            news = self._news_of(watched_by)
+            news.watches.pop(lease_id, None)
+            news.unwatched.append(lease_id)
+
+
+def kept_by(lease: ActiveLease, node: str) -> KeptLease:
+    """A lease as this node keeps it."""
+    return KeptLease(
+        lease.id,
+        lease.fence,
+        lease.request,
+        tuple(key.uuid for key in lease.gpus if key.node == node),
+        lease.ttl_s,
+        custodian(lease) == node,
+        lease.requested_at,
+        lease.granted_at,
+    )
+
+
+def _warning(lease_id: str, ending: Ending | None, now: float) -> EndWarning:
+    if ending is None:
+        return EndWarning(lease_id, None, 0.0)
+    return EndWarning(lease_id, ending.reason, max(ending.at - now, 0.0))

@@ -1,0 +1,97 @@
+"""The disk of a box's custody: its leases, their ends, and what it has seen of leaders. One thread writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from gpu_worker_pool.core.fleet.custody import Custody, CustodyAction, Drop, Keep, NoteOver, NoteSeen
+from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
+from gpu_worker_pool.ledger.faults import journal_errors
+from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
+from gpu_worker_pool.ledger.sqlite.journal import Durability
+from gpu_worker_pool.ledger.sqlite.migrations import create_private
+from gpu_worker_pool.ledger.sqlite.quarantine import sync_folder
+from gpu_worker_pool.ledger.state_dir import check_files
+
+from .message_codec import decode_kept, encode_kept
+
+LEASE, OVER, SEEN = "lease", "over", ("seen", "")
+
+
+class CustodyStore:
+    def __init__(self, file: CustodyFile, machine_id: str, thread: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._thread = thread
+        # Tells this box from another one of the same name. It is not in the database, so it outlives damage to that.
+        self.machine_id = machine_id
+
+    @classmethod
+    async def open(cls, path: Path, durability: Durability) -> Self:
+        """Open the file, or make it. JournalInUse if another server has it, JournalError if it cannot be used."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="custody")
+        loop = asyncio.get_running_loop()
+        try:
+            file = await loop.run_in_executor(thread, lambda: CustodyFile(path, durability=durability))
+            return cls(file, await loop.run_in_executor(thread, _machine_id, path), thread)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+
+    def custody(self, node: str, boot_id: str, now: float) -> Custody:
+        """What the disk has. What was written by another version and cannot be read is left out: the leader knows it."""
+        rows = self._file.rows
+        seen = json.loads(rows.get(SEEN, "[0, 0]"))
+        return Custody(
+            node,
+            self.machine_id,
+            boot_id,
+            now,
+            epoch_seen=int(seen[0]),
+            fence_seen=int(seen[1]),
+            leases=[decode_kept(KeptLease, body) for (kind, _), body in rows.items() if kind == LEASE],
+            over=[decode_kept(LeaseOver, body) for (kind, _), body in rows.items() if kind == OVER],
+        )
+
+    async def write(self, actions: Iterable[CustodyAction]) -> None:
+        """Write what these actions say, all or none. JournalError if that cannot be done now."""
+        changes: dict[tuple[str, str], str | None] = {}
+        for action in actions:
+            match action:
+                case Keep(lease=lease):
+                    changes[LEASE, lease.id], changes[OVER, lease.id] = encode_kept(lease), None
+                case NoteOver(over=over):
+                    changes[LEASE, over.lease_id], changes[OVER, over.lease_id] = None, encode_kept(over)
+                case Drop(lease_id=lease_id):
+                    changes[LEASE, lease_id] = changes[OVER, lease_id] = None
+                case NoteSeen(epoch=epoch, fence=fence):
+                    changes[SEEN] = json.dumps([epoch, fence])
+                case _:
+                    pass
+        if changes:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._file.write, changes)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._file.close)
+        self._thread.shutdown(wait=False)
+
+
+def _machine_id(path: Path) -> str:
+    """The id in the file beside the leases, which is made once."""
+    file = Path(f"{path}.id")
+    with journal_errors(file):
+        check_files(file)
+        if file.exists() and (known := file.read_text("ascii").strip()):
+            return known
+        draft = Path(f"{file}.new")
+        draft.unlink(missing_ok=True)
+        create_private(draft)
+        draft.write_text(secrets.token_hex(16), "ascii")
+        draft.rename(file)
+        sync_folder(file.parent)
+        return file.read_text("ascii")

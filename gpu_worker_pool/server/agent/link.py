@@ -1,0 +1,144 @@
+"""The connection of a box to its leader: one WebSocket, which begins with the proof of the fleet's key on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Rejected
+
+from .handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce
+from .message_codec import decode_message, encode_message
+
+PATH = "/fleet/agent"
+# What a box has to say at once: a thousand leases. More is not sent.
+MOST_BYTES = 8 * 1024 * 1024
+CONNECT_S = 3.0
+CLOSE_S = 0.5
+# The code with which a box that does not lead closes; the reason is the URL of the leader, if it knows that.
+NOT_LEADING = 4001
+
+
+class LinkLost(Exception):  # noqa: N818 - a state of affairs, not a mistake
+    """There is no connection to the leader any more; the message says why. `leader` is whom to ask instead, if known."""
+
+    def __init__(self, why: str, leader: str | None = None) -> None:
+        super().__init__(why)
+        self.leader = leader
+
+
+class Link:
+    """One connection. `send` never waits: what is not taken in time ends the connection."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._waiting: deque[str] = deque()
+        self._bytes = 0
+        self._has_more = asyncio.Event()
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def send(self, message: AgentMessage) -> None:
+        text = encode_message(message)
+        self._waiting.append(text)
+        self._bytes += len(text)
+        if self._bytes > MOST_BYTES:
+            self.close("the leader does not take what this box tells")
+        self._has_more.set()
+
+    def close(self, why: str) -> None:
+        if not self._end.done():
+            self._end.set_result(why)
+
+    async def run(self, take: Callable[[LeaderMessage], None]) -> None:
+        """Pass the leader's messages on, and send, until the connection ends: always LinkLost."""
+        tasks = [asyncio.ensure_future(self._read(take)), asyncio.ensure_future(self._write())]
+        futures: list[asyncio.Future[Any]] = [*tasks, self._end]
+        try:
+            done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            if self._end in done:
+                raise LinkLost(self._end.result())
+            for future in done:
+                future.result()
+        except (aiohttp.ClientError, OSError) as error:
+            raise LinkLost(f"the connection to the leader broke ({error})") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, take: Callable[[LeaderMessage], None]) -> None:
+        while True:
+            message = await read_message(self._socket, LeaderMessage)
+            if message is not None:
+                take(message)
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_more.wait()
+            self._has_more.clear()
+            while self._waiting:
+                text = self._waiting.popleft()
+                self._bytes -= len(text)
+                await self._socket.send_str(text)
+
+
+async def read_message(socket: aiohttp.ClientWebSocketResponse, expected: Any) -> Any:
+    """The next message; None if its kind is not known. LinkLost if there is none."""
+    frame = await socket.receive()
+    if frame.type is aiohttp.WSMsgType.TEXT:
+        try:
+            return decode_message(frame.data, expected)
+        except ValueError as error:
+            raise LinkLost(f"the leader told what this box does not understand: {error}") from None
+    code = socket.close_code
+    reason = str(frame.extra or "") if frame.type is aiohttp.WSMsgType.CLOSE else ""
+    if code == NOT_LEADING:
+        raise LinkLost(f"that box does not lead{f'; {reason} does' if reason else ''}", reason or None)
+    if frame.type is aiohttp.WSMsgType.ERROR:
+        raise LinkLost(f"the connection to the leader broke ({socket.exception()})")
+    raise LinkLost(f"the leader closed the connection{f': {reason}' if reason else ''}")
+
+
+async def connect(
+    session: aiohttp.ClientSession, url: str, node: str, version: str, key: FleetKey
+) -> aiohttp.ClientWebSocketResponse:
+    """Connect to the leader at this URL, and prove the key on both sides. LinkLost says why that failed."""
+    timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_S)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            socket = await session.ws_connect(
+                f"{url}{PATH}", timeout=timeout, max_msg_size=MOST_BYTES, autoping=True, compress=0
+            )
+            try:
+                await _shake_hands(socket, url, Hello(node, new_nonce(), version), key)
+            except BaseException:
+                await socket.close()
+                raise
+    except aiohttp.WSServerHandshakeError as error:
+        raise LinkLost(f"{url} takes no agents (HTTP {error.status}); is it a box of this fleet?") from None
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        why = f"no answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+        raise LinkLost(f"the leader at {url} cannot be reached ({why})") from None
+    return socket
+
+
+async def _shake_hands(socket: aiohttp.ClientWebSocketResponse, url: str, hello: Hello, key: FleetKey) -> None:
+    await socket.send_str(encode_message(hello))
+    challenge = await _expect(socket, Challenge)
+    await socket.send_str(encode_message(key.prove("agent", hello, challenge)))
+    proof = await _expect(socket, Proof)
+    if not key.is_proven(proof, "leader", hello, challenge):
+        raise LinkLost(f"the box at {url} has {OTHER_KEY}")
+
+
+async def _expect(socket: aiohttp.ClientWebSocketResponse, kind: type) -> Any:
+    message = await read_message(socket, kind | Rejected)
+    if isinstance(message, Rejected):
+        raise LinkLost(message.why)
+    if message is None:
+        raise LinkLost("the leader speaks another version of the protocol; install the same version on all boxes")
+    return message

@@ -1,0 +1,198 @@
+"""The GPUs and processes of a server that shares its pool with no other: readings go to the pool, and deaths of holders."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.request import Holder
+from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
+from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.holder_record import HolderRecord
+from gpu_worker_pool.ledger.driver import Driver
+
+from .deaths import DeathWatch
+from .sampler import Sampler
+from .snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+# How soon a released GPU is read if no request waits.
+LATE_SAMPLE_S = 0.1
+
+
+class OwnBox:
+    def __init__(self, driver: Driver, sampler: Sampler, *, node: str, simulated: SimulatedProbe | None) -> None:
+        self._driver = driver
+        self._sampler = sampler
+        self._node = node
+        self._simulated = simulated
+        self._deaths: DeathWatch | None = None
+        self._late_sample: asyncio.TimerHandle | None = None
+        self._record: HolderRecord | None = None
+        self._has_told_inventory = False
+        driver.early_listeners.append(self._follow_early)
+        driver.listeners.append(self._follow)
+
+    def start(self) -> None:
+        self._deaths = DeathWatch(self._on_death, asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        if self._late_sample is not None:
+            self._late_sample.cancel()
+        if self._deaths is not None:
+            self._deaths.close()
+
+    def close(self) -> None:
+        """Leave the record of the holders; the driver is closed."""
+        if self._record is not None:
+            self._record.close()
+
+    def is_alive(self, process: ProcessId) -> bool:
+        return self._deaths is None or self._deaths.is_alive(process)
+
+    def lead(self, state: PoolState, pool_id: str) -> None:
+        """The driver has taken charge of this pool."""
+        self._has_told_inventory = False
+        if self._simulated is None:
+            self._record = HolderRecord(pool_id)
+            self._sampler.records.own = self._record.path
+            active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
+            self._record.begin(_held_here(active, self._node))
+        for lease in list(state.leases.values()):
+            if not isinstance(lease, DrainingLease):
+                self._watch(lease.request.holder, lease.id)
+        self.observe(self._sampler.snapshot, is_regular=True)
+        self._update_simulated(set(state.slots))
+
+    def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
+        """Take in new readings."""
+        readings = tuple(self._marked(reading, snapshot) for reading in snapshot.readings)
+        if readings and is_regular and self._driver.is_leading and not self._has_told_inventory:
+            # The GPUs that are there now: one that was removed is not waited for.
+            self._has_told_inventory = True
+            self._driver.note(cmd.AnnounceNode(self._node, boot_id(), tuple(map(as_installed, readings))))
+        if not is_regular:
+            # This reading was made because leases ended, or after a take-over; the next regular one is soon enough for the other GPUs.
+            slots = self._driver.state.slots
+            readings = tuple(reading for reading in readings if _is_awaited(slots.get(reading.gpu.key)))
+        if readings and self._deaths is not None:
+            self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
+
+    def _on_pool_clock(self, reading: Reading) -> Reading:
+        at = self._driver.pool_time(reading.at)
+        return reading if at == reading.at else replace(reading, at=at)
+
+    def _marked(self, reading: Reading, snapshot: Snapshot) -> Reading:
+        """The reading, with the process that holds the GPU under a lease of a server that is gone, if there is one."""
+        if reading.other_server is not None:
+            return reading
+        for mark in snapshot.marks:
+            if mark.uuid == reading.gpu.key.uuid and self._driver.state.find(mark.lease_id) is None:
+                return replace(reading, other_server=left_by_another_server(mark.who), is_other_server_up=False)
+        return reading
+
+    def _on_death(self, lease_id: str) -> None:
+        logger.info("the holder of lease %s is dead", lease_id)
+        self._driver.note(cmd.ReportDeath(lease_id))
+
+    def _watch(self, holder: Holder, lease_id: str) -> None:
+        process = holder.process_on(self._node)
+        if self._deaths is not None and process is not None:
+            self._deaths.watch(process, lease_id)
+
+    def _follow_early(self, events: Sequence[ev.Event]) -> None:
+        left: set[GpuKey] = set()
+        for event in events:
+            if isinstance(event, ev.LeaseQueued):
+                self._watch(event.request.holder, event.lease_id)
+            elif isinstance(event, ev.LeaseEnded):
+                left.update(event.draining)
+        if left:
+            # Real hardware shows at once that a process has stopped; so must simulated GPUs.
+            self._update_simulated(left)
+        if left or self._late_sample is not None:
+            self._sample_after_release()
+
+    def _sample_after_release(self) -> None:
+        """Sample at once if a request waits; otherwise soon, so that many releases share one sample."""
+        if len(self._driver.state.queue):
+            if self._late_sample is not None:
+                self._late_sample.cancel()
+                self._late_sample = None
+            self._sampler.sample_soon()
+        elif self._late_sample is None:
+            self._late_sample = asyncio.get_running_loop().call_later(LATE_SAMPLE_S, self._sample_late)
+
+    def _sample_late(self) -> None:
+        self._late_sample = None
+        self._sampler.sample_soon()
+
+    def _follow(self, events: Sequence[ev.Event]) -> None:
+        if not self._driver.is_in_charge:
+            return
+        changed: set[GpuKey] = set()
+        if self._record is not None:
+            # The answers leave after this, so no holder is missing in the record if this server is killed.
+            ids = [event.lease_id for event in events if isinstance(event, ev.LeaseGranted)]
+            leases = [lease for id_ in ids if isinstance(lease := self._driver.state.leases.get(id_), ActiveLease)]
+            self._record.note(
+                _held_here(leases, self._node), [event.lease_id for event in events if isinstance(event, ev.LeaseEnded)]
+            )
+        for event in events:
+            if isinstance(event, ev.TakenOver):
+                self._sampler.sample_soon()  # all readings so far are void
+            elif isinstance(event, ev.LeaseGranted):
+                changed.update(event.gpus)
+            elif isinstance(event, ev.LeaseEnded):
+                changed.update(event.draining)
+                if self._deaths is not None:
+                    self._deaths.forget(event.lease_id)
+        self._update_simulated(changed)
+
+    def _update_simulated(self, keys: set[GpuKey]) -> None:
+        if self._simulated is None:
+            return
+        for key in keys:
+            slot = self._driver.state.slots.get(key)
+            holders = []
+            for lease_id, occupant in slot.occupants.items() if slot else ():
+                lease = self._driver.state.leases.get(lease_id)
+                if isinstance(lease, ActiveLease):
+                    # A holder without a local process gets a pid that no process can have.
+                    pid, started = occupant.process or ProcessId(10_000_000 + lease.fence, None)
+                    holders.append(SimulatedHolder(pid, started, occupant.asked_mb))
+            try:
+                self._simulated.occupy(key.uuid, holders)
+            except ValueError:
+                logger.debug("there is no simulated GPU %s any more", key.uuid)
+
+
+def _held_here(leases: Iterable[ActiveLease], node: str) -> dict[str, tuple[ProcessId, list[str]]]:
+    """The leases of processes of this node, with the UUIDs of their GPUs there."""
+    return {
+        lease.id: (process, [key.uuid for key in lease.gpus if key.node == node])
+        for lease in leases
+        if (process := lease.request.holder.process_on(node)) is not None
+    }
+
+
+def as_installed(reading: Reading) -> InventoryGpu:
+    return InventoryGpu(reading.gpu.key.uuid, reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
+
+
+def left_by_another_server(who: str) -> str:
+    return f"held under a lease of another server, which does not run ({who}); free when that process ends"
+
+
+def _is_awaited(slot: GpuSlot | None) -> bool:
+    """Whether the next reading of a GPU is waited for: it drains, or its readings so far are void."""
+    return slot is None or slot.reading is None or slot.occupants.draining > 0

@@ -1,0 +1,51 @@
+"""GET /fleet: the boxes of a fleet, as its leader knows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.http.call import Call, Handlers
+from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.wire.fleet import BoxView, FleetList
+
+from .scoped import nodes_of
+
+
+class FleetCalls:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def handlers(self) -> Handlers:
+        return {"fleet": self.show}
+
+    async def show(self, call: Call) -> Response:
+        call.query()
+        pool, view = self._pool, self._pool.fleet()
+        pool.check_is_open()
+        await pool.caught_up()
+        state, now = pool.state, pool.now()
+        infos = {} if pool.membership is None else pool.membership.box_infos
+        gpus = Counter(key.node for key in state.slots)
+        leases = Counter(node for lease in state.leases.values() for node in nodes_of(state, lease))
+        leader = (view and view.leader) or pool.node
+        boxes = []
+        for node in sorted({*state.nodes, *infos}):
+            info = infos.get(node)
+            boxes.append(
+                BoxView(
+                    node=node,
+                    url=info.url if info else None,
+                    state="up" if info and info.is_up else "unknown",
+                    version=info.version if info else None,
+                    is_candidate=info.is_candidate if info else None,
+                    is_leader=node == leader,
+                    heard_ago_s=round(max(now - info.heard_at, 0.0), 3) if info else None,
+                    gpus=gpus[node],
+                    leases=leases[node],
+                )
+            )
+        shown = FleetList(
+            id=view.id if view else pool.pool_id, epoch=view.epoch if view else None, leader=leader, boxes=tuple(boxes)
+        )
+        return Response(200, encode(shown))

@@ -1,0 +1,241 @@
+"""Renewals in a fleet: each lease is renewed at the box that keeps it, whichever box is asked.
+
+The box that is asked renews what it keeps itself, also while there is no leader. The rest goes to the box that is known to
+keep it, and otherwise to the leader, which knows where each lease is. An id that no box answers for is not in the answer:
+its holder asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
+
+from gpu_worker_pool.core.model.lease import ActiveLease, custodian
+from gpu_worker_pool.server.agent.membership import BoxRenewal, Membership
+from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
+from gpu_worker_pool.server.agent.signature import is_signed, sign
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage
+from gpu_worker_pool.server.http.bodies import ClientGone
+from gpu_worker_pool.server.http.call import Call, Handlers, until_gone
+from gpu_worker_pool.server.http.forwarding import Forwarding
+from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
+from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.wire.fleet import BoxRenewAnswer, BoxRenewForm
+from gpu_worker_pool.wire.forms import RenewForm
+from gpu_worker_pool.wire.leases import RenewAnswer
+from gpu_worker_pool.wire.reader import read
+from gpu_worker_pool.wire.routes import RENEW_AT_BOX
+from gpu_worker_pool.wire.strict import parse_form
+
+# What another box may take beyond the time that it may hold the answer.
+ANSWER_S = 5.0
+
+# Renews leases here, as a server without a fleet does: the ids, how long to wait, and of which the warning is known.
+RenewHere = Callable[[Call, Caller, RenewForm], Awaitable[RenewAnswer]]
+
+
+class Part(NamedTuple):
+    """Ids that one box renews, and how: with how long to wait. It returns None if that box does not answer."""
+
+    ids: tuple[str, ...]
+    run: Callable[[float], Awaitable[RenewAnswer | None]]
+
+
+class FleetRenewals:
+    """`secret` is the key of the fleet."""
+
+    def __init__(self, pool: Pool, tokens: Tokens, forwarding: Forwarding, secret: str | None) -> None:
+        self._pool = pool
+        self._tokens = tokens
+        self._forwarding = forwarding
+        self._secret = secret or ""
+
+    def handlers(self) -> Handlers:
+        return {"renew_at_box": self.renew_at_box}
+
+    async def renew(self, call: Call, membership: Membership, renew_here: RenewHere) -> Response:
+        body = await call.body()
+        call.query()
+        try:
+            caller = call.caller()
+        except Denied:
+            if "authorization" in call.headers and not membership.is_leader:
+                # The leader knows the tokens of the fleet.
+                answer = await self._forwarding.renew(call, body)
+                return Response(answer.status, encode(answer.data))
+            raise
+        form = parse_form(RenewForm, body)
+        kept = await membership.renew(form.ids, self._may(caller))
+        self._check(kept.denied, caller)
+        parts = self._parts(call, caller, form, membership, kept, renew_here)
+        answers = await self._run(parts, form, call)
+        if not any(answers):
+            raise Refused(
+                503,
+                f"These leases cannot be renewed now: {membership.trouble or 'the box that keeps them does not answer'}. "
+                "Ask again.",
+                RETRY_AFTER,
+            )
+        return Response(200, encode(_together(filter(None, answers), self._pool.pool_id)))
+
+    async def renew_at_box(self, call: Call) -> Response:
+        """A renewal that another box passes on, for a caller that it knows."""
+        body = await call.body()
+        membership = self._pool.membership
+        if not self._secret or not is_signed(call.headers.get(SIGNATURE, ""), self._secret, "POST", RENEW_AT_BOX, body):
+            raise Refused(403, "This call is for boxes of the fleet; it is not signed with the fleet's key.")
+        if membership is None:
+            raise Refused(404, "This server belongs to no fleet.")
+        said = read(BoxRenewForm, json.loads(body))
+        caller = Caller(said.caller, said.is_local, said.is_admin)
+        kept = await membership.renew(said.ids, self._may(caller), wait_s=said.wait_s, warned=said.warned)
+        return Response(
+            200,
+            encode(
+                BoxRenewAnswer(
+                    renewed=kept.renewed,
+                    lost=kept.lost,
+                    held_s=kept.held_s,
+                    pool_id=self._pool.pool_id,
+                    elsewhere=kept.elsewhere,
+                    denied=tuple(f"{id_} (of {owner})" for id_, owner in kept.denied),
+                )
+            ),
+        )
+
+    def _may(self, caller: Caller) -> Callable[[str | None], bool]:
+        return lambda owner: may_manage(caller, owner, self._tokens)
+
+    @staticmethod
+    def _check(denied: Sequence[tuple[str, str | None]], caller: Caller) -> None:
+        if denied:
+            named = ", ".join(f"{id_} (of {owner})" for id_, owner in denied[:5])
+            you = "" if caller.name is None else f", and you are {caller.name}"
+            raise Denied(403, f"Only their owner or an administrator may renew these leases: {named}{you}.")
+
+    def _parts(  # noqa: PLR0917 - what a renewal consists of
+        self,
+        call: Call,
+        caller: Caller,
+        form: RenewForm,
+        membership: Membership,
+        kept: BoxRenewal,
+        renew_here: RenewHere,
+    ) -> list[Part]:
+        """Who renews which of the ids."""
+        here = tuple(id_ for id_ in form.ids if id_ not in set(kept.elsewhere))
+        by_node: dict[str | None, list[str]] = {}
+        for lease_id in kept.elsewhere:
+            node = self._keeper(lease_id, membership)
+            known = node != membership.node and node in membership.boxes
+            by_node.setdefault(node if known else None, []).append(lease_id)
+        parts = [Part(here, lambda wait_s: self._renew_kept(here, caller, membership, form, wait_s))] if here else []
+        for node, found in by_node.items():
+            ids = tuple(found)
+
+            async def at_leader(wait_s: float, ids: tuple[str, ...] = ids) -> RenewAnswer | None:
+                less = RenewForm(ids=ids, wait_s=wait_s, warned=_within(form.warned, ids))
+                if membership.is_leader:
+                    return await renew_here(call, caller, less)
+                return await self._at_leader(call, less)
+
+            async def at_box(
+                wait_s: float, ids: tuple[str, ...] = ids, node: str | None = node, otherwise: RenewPart = at_leader
+            ) -> RenewAnswer | None:
+                answer = await self._at_box(membership.boxes.get(node or ""), caller, ids, form, wait_s)
+                return await otherwise(wait_s) if answer is None else answer
+
+            parts.append(Part(ids, at_leader if node is None else at_box))
+        return parts
+
+    def _keeper(self, lease_id: str, membership: Membership) -> str | None:
+        if not membership.is_leader:
+            return self._forwarding.keeper_of(lease_id)
+        lease = self._pool.state.leases.get(lease_id)
+        return custodian(lease) if isinstance(lease, ActiveLease) else None
+
+    async def _renew_kept(
+        self, ids: tuple[str, ...], caller: Caller, membership: Membership, form: RenewForm, wait_s: float
+    ) -> RenewAnswer:
+        warned = _within(form.warned, ids)
+        kept = await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned)
+        return RenewAnswer(renewed=kept.renewed, lost=kept.lost, held_s=kept.held_s, pool_id=self._pool.pool_id)
+
+    async def _at_leader(self, call: Call, form: RenewForm) -> RenewAnswer | None:
+        try:
+            answer = await self._forwarding.renew(call, encode(asdict(form)))
+        except Refused as why:
+            if why.status in {502, 503}:
+                return None
+            raise
+        if answer.status in {401, 403}:
+            raise Denied(answer.status, str(answer.data.get("detail")))
+        return read(RenewAnswer, answer.data) if answer.status == 200 else None
+
+    async def _at_box(
+        self, url: str | None, caller: Caller, ids: tuple[str, ...], form: RenewForm, wait_s: float
+    ) -> RenewAnswer | None:
+        said = BoxRenewForm(
+            ids=ids,
+            wait_s=wait_s,
+            warned=_within(form.warned, ids),
+            caller=caller.name,
+            is_local=caller.is_local,
+            is_admin=caller.is_admin,
+        )
+        body = encode(said)
+        headers = {SIGNATURE: sign(self._secret, "POST", RENEW_AT_BOX, body), "content-type": "application/json"}
+        if url is None:
+            return None
+        answer = await self._forwarding.ask_box(f"{url.rstrip('/')}{RENEW_AT_BOX}", body, headers, wait_s + ANSWER_S)
+        if answer is None or answer.status != 200:
+            return None
+        found = read(BoxRenewAnswer, answer.data)
+        if found.denied:
+            raise Denied(
+                403, f"Only their owner or an administrator may renew these leases: {', '.join(found.denied[:5])}."
+            )
+        return None if found.elsewhere else found
+
+    async def _run(self, parts: Sequence[Part], form: RenewForm, call: Call) -> list[RenewAnswer | None]:
+        """The answers of all parts. While no part has news, all wait; the first that has some ends the waiting."""
+        gone = asyncio.ensure_future(until_gone(call.receive))
+        tasks = [asyncio.ensure_future(part.run(form.wait_s)) for part in parts]
+        try:
+            await asyncio.wait({*tasks, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not any(task.done() for task in tasks):
+                raise ClientGone("The client went away while it waited.")
+            late = [(number, part) for number, part in enumerate(parts) if not tasks[number].done()]
+            answers = [task.result() if task.done() else None for task in tasks]
+            for number, _ in late:
+                tasks[number].cancel()
+            for (number, _), answer in zip(
+                late, await asyncio.gather(*(part.run(0.0) for _, part in late)), strict=True
+            ):
+                answers[number] = answer
+            return answers
+        finally:
+            gone.cancel()
+            for task in tasks:
+                task.cancel()
+
+
+RenewPart = Callable[[float], Awaitable[RenewAnswer | None]]
+
+
+def _within(ids: Iterable[str], some: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(ids) & set(some)))
+
+
+def _together(answers: Iterable[RenewAnswer], pool_id: str | None) -> RenewAnswer:
+    found = list(answers)
+    return RenewAnswer(
+        renewed=tuple(each for answer in found for each in answer.renewed),
+        lost=tuple(each for answer in found for each in answer.lost),
+        held_s=min((answer.held_s or 0.0) for answer in found),
+        pool_id=next((answer.pool_id for answer in found if answer.pool_id), pool_id),
+    )

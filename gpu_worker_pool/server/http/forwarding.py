@@ -1,0 +1,251 @@
+"""Passes calls on to the leader of the fleet, as they came, and its answers back.
+
+A call that was passed on is never passed on again (forwarded.py). What is sent is bounded; what comes back is streamed. If
+the caller goes away, the connection to the leader is closed, so that the leader notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpu_worker_pool.core.model.request import Holder
+from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
+from gpu_worker_pool.server.agent.membership import Membership
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.wire.forms import LeaseForm
+from gpu_worker_pool.wire.strict import FormError, parse_form
+
+from .bodies import ClientGone
+from .call import Call, until_gone
+from .forwarded import HEADER
+from .problems import RETRY_AFTER, Refused
+from .response import Headers, Response
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECT_S = 3.0
+# The leader answers within five minutes, the longest that a caller may wait; a stream says something every 15 seconds.
+SILENT_S = 330.0
+# How often it is checked whether the leader is still the leader.
+CHECK_S = 0.5
+# A short answer is read before it is sent. A lease with all of its GPUs is short.
+SHORT_BYTES = 512 * 1024
+MOST_LEARNED = 20_000
+SENT = ("authorization", "accept", "accept-encoding", "content-type", "content-encoding", "last-event-id", "user-agent")
+ANSWERED = (
+    "content-type", "content-encoding", "cache-control", "vary", "etag", "retry-after", "www-authenticate",
+    "x-accel-buffering", "accept-encoding",
+)  # fmt: skip
+
+
+class Answer(NamedTuple):
+    status: int
+    data: Any
+
+
+class Forwarding:
+    """`membership` is the fleet as this box sees it; None without one."""
+
+    def __init__(self, pool: Pool, membership: Callable[[], Membership | None], *, prefix: str) -> None:
+        self._pool = pool
+        self._membership = membership
+        self._prefix = prefix
+        self._session: aiohttp.ClientSession | None = None
+        self._is_stopping = False
+        # The box that keeps a lease, as answers that passed through have told.
+        self._learned: OrderedDict[str, str] = OrderedDict()
+
+    async def pass_on(self, call: Call) -> Response:
+        """Pass a call on; Refused if the leader cannot be reached, ClientGone if the caller goes away meanwhile."""
+        method = call.scope["method"]
+        body = b"" if method in {"GET", "HEAD"} else await call.body()
+        process: dict[str, Any] = self._process(call, body) if method == "PUT" and "lease_id" in call.parameters else {}
+        gone = asyncio.ensure_future(until_gone(call.receive))
+        try:
+            answer = await self._ask(call, body, process, gone)
+            length = int(answer.headers.get("content-length", -1))
+            if method != "HEAD" and 0 <= length <= SHORT_BYTES:
+                whole = await self._race(asyncio.ensure_future(answer.read()), gone, None)
+                answer.release()
+                self._learn(call, answer.status, whole)
+                gone.cancel()
+                return Response(answer.status, whole, _headers(answer, with_length=False))
+        except BaseException:
+            gone.cancel()
+            raise
+        return Response(answer.status, self._stream(answer, gone), _headers(answer, with_length=length >= 0))
+
+    async def renew(self, call: Call, body: bytes) -> Answer:
+        """Pass a renewal on to the leader, with another body than the caller's."""
+        gone = asyncio.ensure_future(until_gone(call.receive))
+        try:
+            answer = await self._ask(call, body, {}, gone)
+            return Answer(answer.status, json.loads(await self._race(asyncio.ensure_future(answer.read()), gone, None)))
+        finally:
+            gone.cancel()
+
+    async def ask_box(self, url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> Answer | None:
+        """Ask another box; None if it does not answer."""
+        import aiohttp  # noqa: PLC0415 - it loads slowly, and servers without a fleet do not need it
+
+        limit = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_S)
+        try:
+            async with self._opened().post(url, data=body, headers=headers, timeout=limit) as answer:
+                return Answer(answer.status, json.loads(await answer.read()))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
+    def keeper_of(self, lease_id: str) -> str | None:
+        """The node that keeps a lease, if an answer that passed through has told."""
+        return self._learned.get(lease_id)
+
+    def stop(self) -> None:
+        """End all calls that are under way."""
+        self._is_stopping = True
+
+    async def close(self) -> None:
+        self.stop()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(
+        self, call: Call, body: bytes, process: dict[str, Any], gone: asyncio.Future[None]
+    ) -> aiohttp.ClientResponse:
+        import aiohttp  # noqa: PLC0415 - it loads slowly, and servers without a fleet do not need it
+        from yarl import URL  # noqa: PLC0415 - it comes with it
+
+        membership = self._membership()
+        url, key = (None, None) if membership is None else (membership.leader_url, membership.key)
+        if membership is None or url is None or key is None:
+            why = (membership and membership.trouble) or "no box is known to lead the fleet"
+            raise Refused(
+                503, f"This call cannot be passed on to the leader of the fleet: {why}. Ask again.", RETRY_AFTER
+            )
+        headers = {name: call.headers[name] for name in SENT if name in call.headers}
+        headers[HEADER] = call.forwarded_by(membership.node, key, **process).header()
+        if body and "content-type" not in headers:
+            headers["content-type"] = "application/json"
+        target = URL(f"{url.rstrip('/')}{_target(call, self._prefix)}", encoded=True)
+        for is_last in (False, True):
+            sent = self._opened().request(call.scope["method"], target, data=body or None, headers=headers)
+            try:
+                return await self._race(asyncio.ensure_future(sent), gone, url)  # type: ignore[arg-type]
+            except aiohttp.ServerDisconnectedError:
+                # The leader closed a connection that it had kept open. All calls may be made twice.
+                if is_last:
+                    raise _broken(url) from None
+            except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+                raise Refused(
+                    503,
+                    f"The leader of the fleet cannot be reached at {url}: {error or 'no answer in time'}.",
+                    RETRY_AFTER,
+                ) from None
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                raise _broken(url) from None
+        raise AssertionError("unreachable")
+
+    async def _race(self, work: asyncio.Future[Any], gone: asyncio.Future[None], url: str | None) -> Any:
+        """The outcome of the work, unless the caller goes away, this server stops, or another box leads."""
+        try:
+            while True:
+                await asyncio.wait({work, gone}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    return work.result()
+                if gone.done():
+                    raise ClientGone("The client went away while it waited.")
+                membership = self._membership()
+                if self._is_stopping or (url is not None and (membership is None or membership.leader_url != url)):
+                    raise _broken(url or "the leader")
+        finally:
+            work.cancel()
+
+    async def _stream(self, answer: aiohttp.ClientResponse, gone: asyncio.Future[None]) -> AsyncGenerator[bytes, None]:
+        try:
+            with suppress(ClientGone, Refused):
+                while piece := await self._race(asyncio.ensure_future(answer.content.readany()), gone, None):
+                    yield piece
+        finally:
+            gone.cancel()
+            answer.close()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp  # noqa: PLC0415 - it loads slowly, and servers without a fleet do not need it
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENT_S),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
+            )
+        return self._session
+
+    def _process(self, call: Call, body: bytes) -> dict[str, Any]:
+        """The holder's process on this box. What is wrong with the request itself, the leader says."""
+        try:
+            form = parse_form(LeaseForm, body)
+        except FormError:
+            return {}
+        holder = Holder(
+            host=form.host,
+            pid=form.pid,
+            pid_started=form.pid_started,
+            boot_id=form.boot_id,
+            pid_namespace=form.pid_namespace,
+        )
+        caller = call.caller_or_none()
+        is_admin = caller is not None and caller.is_admin
+        try:
+            process = self._pool.local_process(holder, is_loopback=call.is_loopback, uid=None)
+        except NoSuchProcess as error:
+            return {"no_process": (422, f"{error}.")}
+        if process is not None and not is_admin and call.uid is not None:
+            try:
+                self._pool.local_process(holder, is_loopback=call.is_loopback, uid=call.uid)
+            except ForeignProcess as error:
+                return {"process": process, "no_process": (403, f"{error}.")}
+            except NoSuchProcess as error:
+                return {"no_process": (422, f"{error}.")}
+        return {"process": process}
+
+    def _learn(self, call: Call, status: int, body: bytes) -> None:
+        """Note which box keeps an active lease, so that its renewals find it also while there is no leader."""
+        if status not in {200, 201} or "lease_id" not in call.parameters:
+            return
+        with suppress(ValueError, TypeError, KeyError, IndexError):
+            lease = json.loads(body)
+            if lease["state"] == "active":
+                self._learned[lease["id"]] = str(lease["gpus"][0]["node"])
+                self._learned.move_to_end(lease["id"])
+            else:
+                self._learned.pop(lease["id"], None)
+        while len(self._learned) > MOST_LEARNED:
+            self._learned.popitem(last=False)
+
+
+def _broken(url: str) -> Refused:
+    return Refused(
+        502,
+        f"The connection to the leader of the fleet ({url}) broke, or another box leads now. Whether the call was carried out "
+        "is not known: make the same call again, which is harmless.",
+        RETRY_AFTER,
+    )
+
+
+def _target(call: Call, prefix: str) -> str:
+    path = (call.scope.get("raw_path") or call.scope["path"].encode()).decode("latin-1").partition("?")[0]
+    query = call.scope.get("query_string", b"").decode("latin-1")
+    return f"{path.removeprefix(prefix)}{'?' if query else ''}{query}"
+
+
+def _headers(answer: aiohttp.ClientResponse, *, with_length: bool) -> Headers:
+    names = (*ANSWERED, "content-length") if with_length else ANSWERED
+    found = ((name, answer.headers[name]) for name in names if name in answer.headers)
+    return tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in found)

@@ -1,0 +1,1 @@
+"""The leader's side of a fleet: the connections of the agents."""

@@ -1,0 +1,22 @@
+"""What a candidate's own agent knows of the leadership: it reads it from the database."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.server.authority.pool import Pool
+
+from .fleet_leader import FleetLeader
+
+
+class CandidateLeadership:
+    def __init__(self, pool: Pool, leader: FleetLeader) -> None:
+        self._pool = pool
+        self._leader = leader
+        self.node_of_key = leader.node_of_key
+
+    @property
+    def is_leading(self) -> bool:
+        return self._leader.is_leading
+
+    def leader_url(self) -> str | None:
+        fleet = self._pool.fleet()
+        return None if fleet is None else fleet.leader_url

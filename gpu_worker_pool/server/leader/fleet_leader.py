@@ -1,0 +1,149 @@
+"""The boxes of the fleet that this server leads: tells them what was written, and carries out what their agents say.
+
+What to do is decided in core/fleet/boxes.py; here it is carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from itertools import count
+from math import inf
+from typing import Protocol
+
+from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, BoxInfo, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.turn import Waiters
+from gpu_worker_pool.server.agent.message_codec import encode_message
+
+logger = logging.getLogger(__name__)
+
+NO_BOXES: Mapping[str, BoxInfo] = {}
+
+
+class AgentSession(Protocol):
+    """A connection from an agent that has proven the key of the fleet."""
+
+    def tell(self, text: str) -> None:
+        """Send a message; never waits."""
+
+    def close(self, why: str) -> None:
+        """End the connection, after what was sent."""
+
+
+class FleetLeader:
+    """It leads from `begin` to `end`. `sessions` are the agents that are connected."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._boxes: Boxes | None = None
+        self.sessions: dict[int, AgentSession] = {}
+        self._numbers = count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiters = Waiters()
+        self._last: tuple[LeaderMessage | None, str] = (None, "")
+        driver.listeners.append(self._written)
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this server leads now, and is sure of it."""
+        return self._boxes is not None and self._driver.is_leading
+
+    @property
+    def boxes(self) -> Mapping[str, BoxInfo]:
+        """The boxes that have announced themselves to this leader."""
+        return NO_BOXES if self._boxes is None else self._boxes.boxes
+
+    def node_of_key(self, key: str) -> str | None:
+        return None if self._boxes is None else self._boxes.node_of_key(key)
+
+    def begin(self, epoch: int, pool_id: str) -> None:
+        self._boxes = Boxes(epoch, pool_id, lambda: secrets.token_hex(32))
+
+    def end(self, why: str) -> None:
+        """Lead no more: the agents look for another leader."""
+        self._boxes = None
+        self._set_timer()
+        self._waiters.release_all()
+        sessions, self.sessions = self.sessions, {}
+        for session in sessions.values():
+            session.close(why)
+
+    def add(self, session: AgentSession) -> int:
+        """Take a connection; return its number."""
+        number = next(self._numbers)
+        self.sessions[number] = session
+        return number
+
+    def remove(self, number: int) -> None:
+        """The connection is gone."""
+        if self.sessions.pop(number, None) is not None and self._boxes is not None:
+            self._carry_out(self._boxes.closed(number, self._driver.now()))
+
+    def receive(self, number: int, message: AgentMessage) -> None:
+        if self._boxes is not None and number in self.sessions:
+            self._carry_out(self._boxes.receive(number, message, self._driver.state, self._driver.now()))
+
+    def is_confirmed(self, lease_id: str) -> bool:
+        """Whether all boxes of a grant have it on their disks."""
+        return self._boxes is not None and self._boxes.is_confirmed(lease_id)
+
+    async def confirmed(self, lease_id: str, timeout_s: float) -> bool:
+        """Wait until all boxes of a grant have it; whether that was in time."""
+        if not self.is_confirmed(lease_id):
+            await self._waiters.wait((lease_id,), timeout_s)
+        return self.is_confirmed(lease_id)
+
+    def _written(self, events: Sequence[ev.Event]) -> None:
+        if self._boxes is not None and self._driver.is_in_charge:
+            self._carry_out(self._boxes.written(events, self._driver.state, self._driver.now()))
+            for event in events:
+                if isinstance(event, ev.LeaseEnded):
+                    self._wake(event.lease_id)
+
+    def _carry_out(self, actions: Sequence[BoxAction]) -> None:
+        for action in actions:
+            match action:
+                case Tell(session=number, message=message):
+                    if (session := self.sessions.get(number)) is not None:
+                        session.tell(self._encoded(message))
+                case Do(command=command):
+                    self._driver.note(command)
+                case Close(session=number, why=why):
+                    if (session := self.sessions.pop(number, None)) is not None:
+                        logger.info("the connection of an agent is closed: %s", why)
+                        session.close(why)
+                case Confirmed(lease_id=lease_id):
+                    self._wake(lease_id)
+        self._set_timer()
+
+    def _encoded(self, message: LeaderMessage) -> str:
+        """The same sign of life goes to all boxes."""
+        if self._last[0] is not message:
+            text = encode_message(message)
+            if not isinstance(message, Orders):
+                return text
+            self._last = message, text
+        return self._last[1]
+
+    def _wake(self, lease_id: str) -> None:
+        for waiter in self._waiters.pop(lease_id):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_at = inf if self._boxes is None else self._boxes.next_due_at()
+        if due_at < inf:
+            self._timer = asyncio.get_running_loop().call_later(max(due_at - self._driver.now(), 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._boxes is not None:
+            self._carry_out(self._boxes.tick(self._driver.state, self._driver.now()))

@@ -1,0 +1,72 @@
+"""How a box finds its leader."""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.fleet.leader_search import PACE, AskBox, JoinLeader, LeaderSearch, PauseUntil
+
+ONE, TWO, THREE = "http://one:8000", "http://two:8000", "http://three:8000"
+
+
+def after_pause(search: LeaderSearch, now: float, known: str | None = None) -> object:
+    step = search.next_step(now, known)
+    assert isinstance(step, PauseUntil)
+    assert step.at > now
+    return search.next_step(step.at, known)
+
+
+def test_boxes_are_asked_one_after_the_other_until_one_knows_the_leader() -> None:
+    search = LeaderSearch([ONE, TWO], 0.5)
+    assert search.next_step(0.0, None) == AskBox(ONE)
+    search.silent(ONE, "connection refused")
+    assert search.next_step(0.0, None) == AskBox(TWO)
+    search.told(TWO, THREE)
+    assert search.next_step(0.0, None) == JoinLeader(THREE)
+
+
+def test_the_database_is_believed_before_all_boxes() -> None:
+    search = LeaderSearch([ONE], 0.5)
+    assert search.next_step(0.0, TWO) == JoinLeader(TWO)
+    search.parted("connection refused", 0.0)
+    assert after_pause(search, 0.0, TWO) == JoinLeader(TWO)
+
+
+def test_a_round_without_a_leader_is_repeated_after_a_pause_that_grows_to_a_limit() -> None:
+    search, now, pauses = LeaderSearch([ONE], 0.9), 0.0, []
+    for _ in range(12):
+        assert search.next_step(now, None) == AskBox(ONE)
+        search.told(ONE, None)
+        step = search.next_step(now, None)
+        assert isinstance(step, PauseUntil)
+        pauses.append(round(step.at - now, 6))
+        now = step.at
+    assert pauses == sorted(pauses)
+    assert max(pauses) <= PACE.max_s
+    assert search.trouble == "http://one:8000 answers, and knows no leader"
+
+
+def test_after_a_leader_is_lost_it_is_asked_first_and_learned_boxes_last() -> None:
+    search = LeaderSearch([ONE], 0.5)
+    search.next_step(0.0, None)
+    search.told(ONE, TWO)
+    search.joined(TWO)
+    search.learn([ONE, TWO, THREE])
+    search.parted("the connection broke", 10.0)
+    assert after_pause(search, 10.0) == AskBox(TWO)
+    assert [search.next_step(20.0, None) for _ in range(2)] == [AskBox(ONE), AskBox(THREE)]
+
+
+def test_a_box_that_was_told_of_nobody_says_so() -> None:
+    search = LeaderSearch([], 0.0)
+    assert isinstance(search.next_step(5.0, None), PauseUntil)
+    assert search.trouble == "no box of the fleet says who leads"
+
+
+def test_many_boxes_do_not_ask_at_the_same_moment() -> None:
+    found = set()
+    for spread in (0.0, 0.25, 0.5, 0.75, 0.9):
+        search = LeaderSearch([ONE], spread)
+        search.parted("the leader is gone", 100.0)
+        step = search.next_step(100.0, None)
+        assert isinstance(step, PauseUntil)
+        found.add(step.at)
+    assert len(found) == 5
