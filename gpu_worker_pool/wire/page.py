@@ -59,9 +59,9 @@ class PageExtras:
     has_tokens: bool
     title: str
     docs: str | None
-    version: str
     boxes: tuple[PageBox, ...] | None = None
     is_brief: bool = False
+    version: str
 
 
 @dataclass(frozen=True, kw_only=True)

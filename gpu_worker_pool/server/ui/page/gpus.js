@@ -106,7 +106,7 @@ export class Gpus {
   #draw() {
     if (this.#access === null) return;
     const isMine = (gpu, box) => this.#mine.name !== null && holdersOf(gpu, box.pool).some((lease) => this.#mine.owns(lease));
-    const isIdle = (gpu, box) => holdersOf(gpu, box.pool).some((lease) => lease.idle_s !== null);
+    const isIdle = (gpu, box) => box.pool.hasIdle && holdersOf(gpu, box.pool).some((lease) => lease.idle_s !== null);
     const counts = new Map([[ALL, 0]]);
     const count = (state) => counts.set(state, (counts.get(state) ?? 0) + 1);
     if (this.#mine.name !== null) counts.set(MINE, 0);

@@ -4,20 +4,21 @@ export const TILE_HEIGHT = 36;
 export const GAP = 4;
 export const HEAD_HEIGHT = 22;
 export const BOX_GAP = 12;
-const LEAST_TILE = 66;
+// On a laptop two boxes of eight GPUs stand abreast; in a large box an index has three or four digits.
+const LEAST_TILE = 70;
+const LEAST_WIDE_TILE = 86;
 // A box with up to so many GPUs is one block, and several blocks stand abreast; a larger one has the whole width.
 const MOST_IN_BLOCK = 16;
 const TILES_ABREAST = 8;
-const ROWS_IN_LINE = 4;
 
 /**
  * The lines of the grid. Each has `top`, `height` and its `parts`: a box, the range of its GPUs, and whether its name
  * stands above them.
  */
 export function layOut(boxes, width, hasHeads) {
-  const columns = Math.max(1, Math.floor((width + GAP) / (LEAST_TILE + GAP)));
   const most = boxes.reduce((size, box) => Math.max(size, box.gpus.length), 1);
   const isWide = boxes.length === 1 || most > MOST_IN_BLOCK;
+  const columns = Math.max(1, Math.floor((width + GAP) / ((isWide ? LEAST_WIDE_TILE : LEAST_TILE) + GAP)));
   const perRow = isWide ? columns : Math.min(columns, most, TILES_ABREAST);
   const blockWidth = perRow * (LEAST_TILE + GAP) - GAP;
   const abreast = isWide ? 1 : Math.max(1, Math.floor((width + BOX_GAP) / (blockWidth + BOX_GAP)));
@@ -33,10 +34,9 @@ export function layOut(boxes, width, hasHeads) {
   };
   const whole = (box) => ({ box, from: 0, to: box.gpus.length, hasHead: hasHeads });
   if (isWide) {
-    const step = perRow * ROWS_IN_LINE;
     for (const box of boxes) {
-      for (let from = 0; from < Math.max(box.gpus.length, 1); from += step) {
-        const to = Math.min(from + step, box.gpus.length);
+      for (let from = 0; from < Math.max(box.gpus.length, 1); from += perRow) {
+        const to = Math.min(from + perRow, box.gpus.length);
         add([{ box, from, to, hasHead: hasHeads && from === 0 }], to === box.gpus.length);
       }
     }

@@ -29,6 +29,8 @@ const ACCOUNTS_LAG_MS = 2000;
 const PEERS_EVERY_MS = 2000;
 const DONE_SHOWN_MS = 8000;
 const REDRAW_AFTER_MS = 900;
+// Of very many GPUs only tiles are seen, whose times are coarse.
+const REDRAW_MANY_AFTER_MS = 5000;
 
 const access = new Access(() => draw());
 const actions = new Actions(access, (kind, words) => {
@@ -254,6 +256,7 @@ byId("weeks-number").addEventListener("change", (event) => {
 live.start();
 setInterval(() => {
   // Times advance although nothing arrives.
-  if (!document.hidden && performance.now() - drawnAt > REDRAW_AFTER_MS) draw();
+  if (!document.hidden && performance.now() - drawnAt > (gpus.keepsReadings ? REDRAW_AFTER_MS : REDRAW_MANY_AFTER_MS)) draw();
+  else if (!document.hidden) drawConnection();
   repeatOthers();
 }, 1000);

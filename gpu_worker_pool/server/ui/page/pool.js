@@ -42,6 +42,7 @@ export function readPool(answer) {
     leases,
     inside,
     queue,
+    hasIdle: [...leases.values()].some((lease) => lease.idle_s !== null),
     reservation: readReservation(pool.reservation),
     bookings: objects(pool.bookings).map(readBooking),
     queueLength: Math.max(number(pool.queue_length) ?? 0, queue.length),

@@ -31,7 +31,7 @@ export class Summary {
     const busy = held.map(({ gpu }) => gpu.utilization_percent).filter((value) => value !== null);
     stat("held", String(held.length), busy.length ? `${percent(busy.reduce((a, b) => a + b, 0) / busy.length)} utilization` : "");
     this.#waiting(pools);
-    const idle = all.filter(({ gpu, box }) => holdersOf(gpu, box.pool).some((lease) => lease.idle_s !== null)).length;
+    const idle = all.filter(({ gpu, box }) => box.pool.hasIdle && holdersOf(gpu, box.pool).some((lease) => lease.idle_s !== null)).length;
     stat("idle", String(idle), idle ? "held, not computing" : "no holder is idle");
     const out = sum(OUT);
     stat("out", String(out), out ? OUT.filter((state) => byState.has(state)).map((state) => `${byState.get(state)} ${stateWord(state)}`).join(", ") : "all can be used");

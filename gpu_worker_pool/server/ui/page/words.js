@@ -95,7 +95,7 @@ export function gpuNames(gpus) {
   if (gpus.length === 0) return "no GPU";
   if (!naming.isFleet) return listed(gpus.map(gpuName));
   const byNode = Map.groupBy(gpus, (gpu) => gpu.node ?? "an unknown box");
-  return listed([...byNode].map(([node, its]) => `${its.length > MOST_NAMED ? plural(its.length, "GPU") : listed(its.map(gpuName))} of ${node}`));
+  return [...byNode].map(([node, its]) => `${its.length > MOST_NAMED ? plural(its.length, "GPU") : listed(its.map(gpuName))} of ${node}`).join("; ");
 }
 
 const listed = (names) => (names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0]);
