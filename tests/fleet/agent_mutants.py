@@ -172,7 +172,7 @@ def kept(custody: type[Custody], fleet: Fleet = Fleet()) -> Fleet:  # noqa: B008
 
 AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("a box announces itself first", led(LooksItself)),
-    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge)),
+    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=2110),
     FleetMutant("the box ends a lease by its TTL, not the leader", led(ExpiresItself)),
     FleetMutant("a client is told of a grant that its box keeps", led(TellsUnkept)),
     FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence)),
@@ -181,7 +181,7 @@ AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("the fence tells that a lease has ended", Fleet(ChecksNoFence)),
     FleetMutant("boxes are told what is written", Fleet(TellsAtOnce)),
     FleetMutant("an agent obeys no older epoch", kept(ObeysAll, boxed(TakesAll))),
-    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst)),
+    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst), near=771),
     FleetMutant("a grant is on the disk before it is confirmed", kept(KeepsLast)),
     FleetMutant("the box counts heartbeats, not a leader", Fleet(client=RenewsAtLeader)),
     FleetMutant("an agent has its leases on its disk", Fleet(agent=ForgetsAtRestart)),

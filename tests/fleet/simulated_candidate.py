@@ -47,7 +47,8 @@ from tests.fleet.simulated_process import SimulatedProcess
 if TYPE_CHECKING:
     from tests.fleet.simulated_world import World
 
-SETTINGS = PoolSettings()
+# Ended leases are soon forgotten: then only its fence tells that a lease has ended.
+SETTINGS = PoolSettings(remembered_ended_leases=1)
 SNAPSHOT_EVERY = 8
 
 
