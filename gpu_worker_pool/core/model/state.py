@@ -151,8 +151,8 @@ class PoolState:
         slot = self.slots.get(lease.gpus[0])
         occupant = None if slot is None else slot.occupants.get(lease_id)
         since = -inf if occupant is None else occupant.since
-        # Its TTL began after the grant. That of a lease from before the take-over, or that a box brought back, may have run
-        # out since.
+        # Its TTL began after the grant. A lease from before the take-over, or one that a box brought back, may have expired
+        # there since.
         is_brought_back = abs(since + self.wall_offset_s - lease.granted_at) > 0.001
         return -inf if is_brought_back else since + lease.ttl_s
 
