@@ -132,13 +132,15 @@ MUTANTS = (
     ),
     FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=215),
     FleetMutant("an append checks the head", Fleet(database=partial(SimulatedDatabase, checks_head=False))),
-    FleetMutant("an append has an id", Fleet(NoBatchId)),
+    FleetMutant("an append has an id", Fleet(NoBatchId), near=174),
     FleetMutant("a take-over ends no lease", Fleet(BootIdEndsLeases)),
-    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=150),
+    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=2446),
     FleetMutant("trust ends", Fleet(NoTrustWindow)),
     FleetMutant("the pool's clock goes on", Fleet(OwnBootClock)),
     FleetMutant(
-        "no snapshot is ahead of the head", Fleet(SnapshotsAhead, partial(SimulatedDatabase, checks_snapshot=False))
+        "no snapshot is ahead of the head",
+        Fleet(SnapshotsAhead, partial(SimulatedDatabase, checks_snapshot=False)),
+        near=424,
     ),
     FleetMutant("lost commits are repaired", Fleet(NoRepair)),
     FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
