@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Do
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Keep, NoteOver
@@ -83,18 +82,6 @@ class BringsNothingBack(Boxes):
 class RaisesNoFence(Boxes):
     def _commands_of(self, message: Announce) -> list[cmd.Command]:
         return super()._commands_of(replace(message, fence_seen=0))
-
-
-class ChecksNoFence(SimulatedCandidate):
-    """Brings back every lease that it does not know."""
-
-    def do(self, command: cmd.Command) -> list[ev.Event]:
-        if not isinstance(command, cmd.RecoverLease):
-            return super().do(command)
-        fences, self.state.fences = self.state.fences, {}
-        events = step(self.state, command, self.pool_now())
-        self.state.fences = {**self.state.fences, **fences}
-        return events
 
 
 class TellsAtOnce(SimulatedCandidate):
@@ -178,7 +165,6 @@ AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence)),
     FleetMutant("boxes bring back what the database lost", boxed(BringsNothingBack)),
     FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence), near=280),
-    FleetMutant("the fence tells that a lease has ended", Fleet(ChecksNoFence), near=5368),
     FleetMutant("boxes are told what is written", Fleet(TellsAtOnce)),
     FleetMutant("an agent obeys no older epoch", kept(ObeysAll, boxed(TakesAll))),
     FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst), near=771),

@@ -146,6 +146,6 @@ MUTANTS = (
     FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
     FleetMutant("the journal is compared with what is known", Fleet(NothingCompared)),
-    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=255),
+    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=1884),
     *AGENT_MUTANTS,
 )

@@ -47,8 +47,7 @@ from tests.fleet.simulated_process import SimulatedProcess
 if TYPE_CHECKING:
     from tests.fleet.simulated_world import World
 
-# Ended leases are soon forgotten: then only its fence tells that a lease has ended.
-SETTINGS = PoolSettings(remembered_ended_leases=1)
+SETTINGS = PoolSettings()
 SNAPSHOT_EVERY = 8
 
 
