@@ -106,7 +106,7 @@ class SimulatedAgent(SimulatedProcess):
             link.close_by_agent()
             return
         self.link = link
-        link.up(self.custody.announce(f"http://{self.name}", "1", False, self.box.inventory))  # noqa: FBT003
+        link.up(self.custody.announce(f"http://{self.name}", "1", False, self.box.inventory))
         self.tick()
 
     def hear(self, link: Link, message: LeaderMessage) -> None:
