@@ -134,7 +134,15 @@ class FleetRenewals:
             node = self._keeper(lease_id, membership)
             known = node != membership.node and node in membership.boxes
             by_node.setdefault(node if known else None, []).append(lease_id)
-        parts = [Part(here, lambda wait_s: self._renew_kept(here, caller, membership, form, wait_s))] if here else []
+        parts = []
+        if here:
+
+            async def at_home(wait_s: float) -> RenewAnswer:
+                # Just now, without waiting, they have been renewed already.
+                is_done = not form.wait_s
+                return self._answer(kept) if is_done else await self._renew_kept(here, caller, membership, form, wait_s)
+
+            parts.append(Part(here, at_home))
         for node, found in by_node.items():
             ids = tuple(found)
 
@@ -163,7 +171,9 @@ class FleetRenewals:
         self, ids: tuple[str, ...], caller: Caller, membership: Membership, form: RenewForm, wait_s: float
     ) -> RenewAnswer:
         warned = _within(form.warned, ids)
-        kept = await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned)
+        return self._answer(await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned))
+
+    def _answer(self, kept: BoxRenewal) -> RenewAnswer:
         return RenewAnswer(renewed=kept.renewed, lost=kept.lost, held_s=kept.held_s, pool_id=self._pool.pool_id)
 
     async def _at_leader(self, call: Call, form: RenewForm) -> RenewAnswer | None:
