@@ -236,8 +236,14 @@ def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
 
 
 def left_s(state: PoolState, lease_id: str, now: float) -> float | None:
-    """How long until the lease expires without a heartbeat; None if it does not."""
+    """How long until the lease expires without a heartbeat; None if it does not. In a fleet only the box that keeps an
+    active lease knows its heartbeats: then it is what is left without any.
+    """
     due_at = state.deadlines.due_at(lease_id)
+    if due_at is None and state.epoch > 0:
+        lease = state.leases.get(lease_id)
+        if isinstance(lease, ActiveLease) and lease.ttl_s is not None:
+            due_at = lease.granted_at - state.wall_offset_s + lease.ttl_s
     return None if due_at is None else round(max(due_at - now, 0.0), 3)
 
 
