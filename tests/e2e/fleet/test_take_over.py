@@ -79,6 +79,6 @@ def test_nothing_was_lost_or_granted_twice(fleet: Fleet) -> None:
 
     history = histories.read(fleet.folder)
 
-    assert not check(history)
+    assert not check(history, is_fleet=True)
     assert {lease.is_local for lease in history.tenures} == {True, False}
     assert not [line for line in history.lines if line.get("why") in {"gave up", "lost"}]
