@@ -16,7 +16,7 @@ from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, P
 from gpu_worker_pool.server.agent.message_codec import decode_kept, decode_message, encode_kept, encode_message
 
 HOLDER = Holder("worker", "ada", process=ProcessId(7, 1.5), node="box")
-KEPT = msg.KeptLease("a", 3, Request(Wishes(memory_mb=8000), HOLDER), ("GPU-1",), None, True, 1.0, 2.0)  # noqa: FBT003
+KEPT = msg.KeptLease("a", 3, Request(Wishes(memory_mb=8000), HOLDER), ("GPU-1",), None, True, 1.0, 2.0)
 READING = Reading(
     Gpu(GpuKey("box", "GPU-1"), 0, "A100"), 5.0, 80000, 10.5, processes=(GpuProcess(ProcessId(7), ancestors=()),)
 )
@@ -33,7 +33,7 @@ MESSAGES: list[Any] = [
         3,
         (InventoryGpu("GPU-1", 0, "A100", None),),
         (KEPT,),
-        (OVER,),  # noqa: FBT003
+        (OVER,),
     ),
     msg.Report(4.0, (READING,)),
     msg.Report(4.0),
