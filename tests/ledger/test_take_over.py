@@ -112,19 +112,22 @@ async def test_only_processes_of_this_node_are_looked_for() -> None:
 
 async def test_readings_of_one_box_do_not_replace_those_of_another_that_wait() -> None:
     """A box with many GPUs is taken in piece by piece; meanwhile another box reports, and the first tells what changed."""
-    driver = opened(MemoryJournal(), 100.0, WALL, epoch=1)
+    times = [100.0]
+    driver = Driver(PoolSettings(), clock=lambda: times[-1])
+    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=WALL, node="box", epoch=1)
+    times.append(110.0)
     many = [Gpu(GpuKey("big", f"GPU-{number}"), number, "A100") for number in range(3 * MOST_ON_GPUS)]
     driver.note(cmd.AnnounceNode("big", "boot"))
-    driver.note(observed(*many, at=100.0))  # the GPUs are not known yet, so this is one piece
+    driver.note(observed(*many, at=103.0))  # the GPUs are not known yet, so this is one piece
 
-    driver.note(observed(*many, at=99.0))
-    driver.note(observed(GPU, at=99.0))
-    driver.note(observed(many[-1], at=100.0))
+    driver.note(observed(*many, at=102.0))
+    driver.note(observed(GPU, at=102.0))
+    driver.note(observed(many[-1], at=103.0))
     for _ in range(5):
         await asyncio.sleep(0)
 
     read_at = {slot.reading.at for slot in driver.state.slots.values() if slot.reading is not None}
-    assert read_at == {99.0, 100.0}
+    assert read_at == {102.0, 103.0}
     assert len(driver.state.slots) == len(many) + 1
 
 
