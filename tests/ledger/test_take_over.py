@@ -118,7 +118,7 @@ async def test_readings_of_one_box_do_not_replace_those_of_another_that_wait() -
     times.append(110.0)
     many = [Gpu(GpuKey("big", f"GPU-{number}"), number, "A100") for number in range(3 * MOST_ON_GPUS)]
     driver.note(cmd.AnnounceNode("big", "boot"))
-    driver.note(observed(*many, at=103.0))  # the GPUs are not known yet, so this is one piece
+    driver.note(observed(*many, at=101.0))  # the GPUs are not known yet, so this is one piece
 
     driver.note(observed(*many, at=102.0))
     driver.note(observed(GPU, at=102.0))
