@@ -43,10 +43,11 @@ def test_a_follower_answers_and_names_the_leader(fleet: Fleet) -> None:
 
     assert {path: follower.ask(path).status for path in READ} == dict.fromkeys(READ, 200)
     health = follower.health()
-    assert (health["status"], health["can_grant"]) == ("healthy", False)
+    assert (health["status"], health["can_grant"]) == ("healthy", True)
     told, pool = health["fleet"], follower.json("/pool")
     assert (told["role"], told["leader_url"]) == ("follower", leader.json("/health")["fleet"]["leader_url"])
     assert pool["fleet"]["id"] == leader.json("/pool")["fleet"]["id"]
+    assert b"gpupool_can_grant 1.0" in follower.ask("/metrics").body
 
 
 def measure(fleet: Fleet, fault: faults.Fault, record_property: Callable[[str, object], None]) -> None:
