@@ -74,11 +74,16 @@ export class Live {
     this.#scheduleRead(performance.now());
   }
 
-  /** Follow the events of the whole fleet (`fleet/`), or of this box. */
+  /** Show the whole fleet (`fleet/`), or this box. */
   set scope(scope) {
     if (scope === this.#scope) return;
     this.#scope = scope;
     this.#open();
+    this.read();
+  }
+
+  get scope() {
+    return this.#scope;
   }
 
   #scheduleRead(at) {
@@ -100,7 +105,7 @@ export class Live {
     this.#readAt = performance.now();
     let view = null;
     try {
-      view = checked(await ask("ui/data/pool", { withinMs: ANSWER_WITHIN_MS }));
+      view = checked(await ask(`${this.#scope}ui/data/pool`, { withinMs: ANSWER_WITHIN_MS }));
       this.#hasAnswered = true;
       this.whyLost = null;
       this.#silenceMs = Math.min(Math.max(3000 * view.refresh_interval_s, LEAST_SILENCE_MS), MOST_SILENCE_MS);
