@@ -95,7 +95,7 @@ class WeeksView:
     for an unknown time, because a clock was set meanwhile.
     """
 
-    node: str
+    node: str | None
     weeks: tuple[WeekTotal, ...]
     until: str | None
     owners: tuple[OwnerWeeks, ...]
