@@ -38,6 +38,9 @@ export class Live {
   #silenceMs = MOST_SILENCE_MS;
   #scope = "";
 
+  /** Whether the server has the calls of a whole fleet, as far as is known. */
+  hasFleetCalls = true;
+
   /** Why there is no answer; null if there is one. */
   whyLost = null;
 
@@ -110,6 +113,8 @@ export class Live {
       this.whyLost = null;
       this.#silenceMs = Math.min(Math.max(3000 * view.refresh_interval_s, LEAST_SILENCE_MS), MOST_SILENCE_MS);
     } catch (error) {
+      // A server of an older version has no calls of the whole fleet: its own box is shown.
+      if (error.status === 404 && this.#scope !== "") this.hasFleetCalls = false;
       this.whyLost = error.message;
     } finally {
       this.#isReading = false;

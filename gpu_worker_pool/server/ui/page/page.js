@@ -104,7 +104,7 @@ function receivePeers(answer) {
 
 function receive(answer) {
   // A box of a fleet is asked for the whole fleet.
-  if (live.scope === "" && readFleet(answer.fleet ?? answer.pool.fleet) !== null) {
+  if (live.scope === "" && live.hasFleetCalls && readFleet(answer.fleet ?? answer.pool.fleet) !== null) {
     home = readPool(answer.pool).node;
     setScope("fleet/");
     return;
@@ -162,6 +162,7 @@ function clocksOf(sentMs, ageS, isUp) {
 }
 
 function draw() {
+  if (!live.hasFleetCalls && live.scope !== "") setScope("");
   drawConnection();
   if (view === null) return;
   drawnAt = performance.now();
