@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .core.endpoints.balancing import STRATEGIES
 from .core.model.checks import check_number, check_whole
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_ENDPOINT = "http://localhost:8000"
 DEFAULT_STRATEGY = "availability"
+Scope = Literal["box", "fleet"]
 PLURAL_VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS")
 SINGULAR_VARIABLE = "GPU_SERVICE_ENDPOINT"
 STRATEGY_VARIABLE = "GPU_LOAD_BALANCING_STRATEGY"
@@ -112,6 +113,13 @@ class ClientConfig:
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     # Whether the user named the endpoints. The default endpoint may be reached by a socket that the user named.
     is_named: bool = True
+    # Of endpoints that belong to a fleet: GPUs of the whole fleet, or of these boxes. None: by the number of endpoints.
+    scope: Scope | None = None
+
+    @property
+    def uses_fleets(self) -> bool:
+        """Whether endpoints of a fleet are entry points of the whole fleet. One endpoint alone stands for its own box."""
+        return self.scope == "fleet" or (self.scope is None and len(self.endpoints) > 1)
 
     @property
     def memory_threshold(self) -> float:
@@ -140,6 +148,7 @@ class ClientConfig:
         endpoint_health_check_interval: float | None = None,
         token: str | Mapping[str, str] | None = None,
         workers_per_gpu: int | None = None,
+        scope: Scope | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> ClientConfig:
         """Build from the values of a constructor, which win over the environment; None means not given.
@@ -148,9 +157,11 @@ class ClientConfig:
         """
         environ = os.environ if environ is None else environ
         endpoints, is_multi = _endpoints(service_endpoint, service_endpoints, environ)
+        if scope not in (None, "box", "fleet"):
+            raise ValueError(f"scope is {scope!r}; it must be box or fleet, or be left out")
         return cls(
             endpoints=endpoints,
-            is_multi=is_multi,
+            is_multi=is_multi or scope == "fleet",  # GPUs of several boxes need names that tell them apart
             strategy=_strategy(load_balancing_strategy, environ),
             asked_memory_threshold=_MEMORY.asked(memory_threshold, environ),
             asked_utilization_threshold=_UTILIZATION.asked(utilization_threshold, environ),
@@ -164,6 +175,7 @@ class ClientConfig:
             ttl_s=_TTL.chosen(None, environ),
             ca_file=_text(environ, CA_FILE_VARIABLE),
             tokens=_tokens(token, endpoints, environ),
+            scope=scope,
             is_named=service_endpoint is not None
             or service_endpoints is not None
             or any(split_endpoints(environ.get(variable, "")) for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),

@@ -72,6 +72,8 @@ class LeaseFacts:
     # The URL of the server that granted it; None where this process decides by itself.
     server_url: str | None = None
     env: Mapping[str, str] = MappingProxyType({})
+    # The environment on each node of a fleet, where the GPUs are on several; `env` is that of the first.
+    node_envs: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     lost: Loss | None = None
     warned: EndNotice | None = None
     ends_at: datetime | None = None

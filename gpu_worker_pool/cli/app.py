@@ -18,6 +18,7 @@ from gpu_worker_pool.errors import PoolError
 from .batch.command import batch
 from .commands.drain import drain, undrain
 from .commands.explain import explain
+from .commands.fleet import forget_node, show_fleet
 from .commands.leases import leases
 from .commands.quota import list_quotas, remove_quota, set_quota
 from .commands.release import release
@@ -28,9 +29,11 @@ from .commands.wait import wait
 from .demo.command import demo
 from .doctor.command import doctor
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
+from .options import Endpoints, Json
 from .output import complain, stop_printing
 from .plain_values import spare_conversion
 from .run.command import run
+from .run.join import join
 from .serve.command import serve
 from .top.command import top
 
@@ -116,6 +119,7 @@ def _show_version(is_wanted: bool) -> None:
 
 # Everything after the command's name belongs to the command.
 app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(join)
 app.command(cls=_Command, rich_help_panel="Run")(batch)
 
 
@@ -148,6 +152,19 @@ quota.command("set", cls=_Command)(set_quota)
 quota.command("list", cls=_Command)(list_quotas)
 quota.command("remove", cls=_Command)(remove_quota)
 app.add_typer(quota, name="quota", rich_help_panel="Operate")
+
+fleet = typer.Typer(cls=_Commands, help="Show the boxes of a fleet, and forget those that are gone.")
+
+
+@fleet.callback(invoke_without_command=True)
+def _show_fleet(ctx: typer.Context, endpoint: Endpoints = None, *, json: Json = False) -> None:
+    """Show the boxes of the fleet: who leads, who follows, which are agents only, and which are not heard of."""
+    if ctx.invoked_subcommand is None:
+        show_fleet(endpoint, json=json)
+
+
+fleet.command("forget", cls=_Command)(forget_node)
+app.add_typer(fleet, name="fleet", rich_help_panel="Operate")
 
 
 def main(arguments: Sequence[str]) -> int:

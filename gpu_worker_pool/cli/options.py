@@ -19,6 +19,10 @@ Endpoints = Annotated[
         "GPU_STATS_SERVICE_ENDPOINTS, GPU_SERVICE_ENDPOINTS and GPU_SERVICE_ENDPOINT, else http://localhost:8000.",
     ),
 ]
+FleetScope = Annotated[
+    bool,
+    typer.Option("--fleet", help="The whole fleet that the server belongs to, and not only the box that is asked."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, as docs/CLI.md describes it.")]
 Gpus = Annotated[
     int,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.config import ClientConfig, Scope
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 from gpu_worker_pool.core.model.memory import asked_mb
 from gpu_worker_pool.core.model.request import Request, Wishes
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .acquire.lost import Lost
     from .acquire.release import Releases
     from .acquire.warned import Warned
-    from .endpoints.fleet import Fleet
+    from .endpoints.known_endpoints import KnownEndpoints
     from .reports import Reports
 
 logger = logging.getLogger("gpu_worker_pool.client")
@@ -65,7 +65,8 @@ class _Kept:
 class GPUWorkerPoolClient:
     """Requests GPUs and releases them; `async with` starts and stops it.
 
-    What is not given here comes from the environment (see .env.example), and from defaults after that. `on_lost` is
+    What is not given here comes from the environment (see .env.example), and from defaults after that. Several endpoints of
+    one fleet are entry points of one pool; a single one stands for its own box. `scope` says otherwise: "fleet" or "box". `on_lost` is
     called with an assignment that is lost, `on_ending` with one whose `ending` has changed, `on_event` with everything
     that happens; all are called in the event loop, so they must be quick.
     """
@@ -86,6 +87,7 @@ class GPUWorkerPoolClient:
         endpoint_health_check_interval: float | None = None,
         token: str | Mapping[str, str] | None = None,
         workers_per_gpu: int | None = None,
+        scope: Scope | None = None,
         on_lost: Callable[[Assignment], None] | None = None,
         on_ending: Callable[[Assignment], None] | None = None,
         on_event: Hook | None = None,
@@ -103,11 +105,12 @@ class GPUWorkerPoolClient:
             endpoint_health_check_interval=endpoint_health_check_interval,
             token=token,
             workers_per_gpu=workers_per_gpu,
+            scope=scope,
         )
         self._config, self._lease = config_inside(build, service_endpoint, service_endpoints)
         self._on_lost, self._on_ending = on_lost, on_ending
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
-        self._fleet: Fleet | None = None
+        self._known: KnownEndpoints | None = None
         self._tally, self._numbers = Tally(), itertools.count(1)
         self._kept: dict[str, _Kept] = {}
         self._releases: Releases | None = None
@@ -117,32 +120,32 @@ class GPUWorkerPoolClient:
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
-        state = "stopped" if self._fleet is None else f"{len(self._kept)} GPUs assigned"
+        state = "stopped" if self._known is None else f"{len(self._kept)} GPUs assigned"
         return f"<GPUWorkerPoolClient: {', '.join(self._config.endpoints)}; {state}>"
 
     async def start(self) -> None:
         """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
-        if self._fleet is not None:
+        if self._known is not None:
             raise RuntimeError("the client is already started")
         from .acquire.release import Releases  # noqa: PLC0415 - see above
-        from .endpoints.fleet import Fleet  # noqa: PLC0415
+        from .endpoints.known_endpoints import KnownEndpoints  # noqa: PLC0415
 
         self._pid = os.getpid()
-        fleet = Fleet(self._config, self._lose, self._warn)
-        self._fleet, self._releases = fleet, Releases(self._config)
+        known = KnownEndpoints(self._config, self._lose, self._warn)
+        self._known, self._releases = known, Releases(self._config)
         try:
-            await fleet.start()
+            await known.start()
         except BaseException:
-            self._fleet = None
-            await fleet.stop()
+            self._known = None
+            await known.stop()
             raise
 
     async def stop(self) -> None:
         """Release all GPUs, and stop. Stopping twice is harmless."""
-        fleet, self._fleet = self._fleet, None
-        if fleet is None or os.getpid() != self._pid:
+        known, self._known = self._known, None
+        if known is None or os.getpid() != self._pid:
             return  # in a forked child the GPUs and the connections are its parent's
-        fleet.say_that_it_stops()
+        known.say_that_it_stops()
         for kept in list(self._kept.values()):
             # A worker that still uses the GPU must hear that the lease has ended.
             kept.lost.set("the client was stopped")
@@ -153,7 +156,7 @@ class GPUWorkerPoolClient:
             if self._releases is not None:
                 await self._releases.finish(STOP_S)
         finally:
-            await fleet.stop()
+            await known.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -177,10 +180,11 @@ class GPUWorkerPoolClient:
         new: bool = False,
         time_limit: float | str | None = None,
         preemptible: bool = False,
+        nodes: int = 1,
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
-        Several `gpus` are all on one server. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
+        Several `gpus` are all on one server; with `nodes`, so many on each of so many boxes of a fleet, all or nothing. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
         name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
         lease; `command` is this program's script unless they have a `command` or a `name`. `pid` is the process that is to
         use the GPU, where that is not this one: its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request
@@ -190,7 +194,7 @@ class GPUWorkerPoolClient:
         after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError where no endpoint could ever
         serve it. A cancelled request leaves nothing behind.
         """
-        fleet = self._started()
+        known = self._started()
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
@@ -204,6 +208,7 @@ class GPUWorkerPoolClient:
             self._config.asked_memory_threshold,
             self._config.asked_utilization_threshold,
             None if among is None else as_gpu_names(among),
+            nodes,
         )
         parent = None if new or self._lease is None else self._lease.id
         labelled = tuple(sorted(with_own_label(labels or {}).items()))
@@ -216,7 +221,7 @@ class GPUWorkerPoolClient:
         self._tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
         try:
-            won = await self._acquire(fleet, lease_id, request, timeout_s)
+            won = await self._acquire(known, lease_id, request, timeout_s)
         except WorkerTimeoutError as error:
             self._tally.failed += 1
             self._tell(ClientEvent("timed_out", worker_id, lease_id, detail=error.reason))
@@ -234,7 +239,7 @@ class GPUWorkerPoolClient:
         if kept.lost.is_set():
             # Seen here first: the clock says so, and no timer has run yet.
             kept.lost.set("no heartbeat got through in time")
-            kept.won.member.heartbeat.drop(kept.won.lease_id)
+            kept.won.place.heartbeat.drop(kept.won.lease_id)
             self._lose(kept.won.lease_id, kept.lost.reason or "")
             raise StaleAssignmentError(assignment, kept.lost.reason)
         leaving = self._release_kept(kept)
@@ -255,7 +260,7 @@ class GPUWorkerPoolClient:
 
     def get_endpoints_info(self) -> list[dict[str, Any]] | None:
         """Each endpoint; None where the client is not started or has a single one."""
-        if self._fleet is None or not self._config.is_multi:
+        if self._known is None or not self._config.is_multi:
             return None
         return self._reports().endpoints()
 
@@ -269,46 +274,46 @@ class GPUWorkerPoolClient:
 
     async def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
         """Try an endpoint now, even where its breaker is open; returns whether it answered, False for an unknown id."""
-        fleet = self._started_multi()
-        member = fleet.members.get(endpoint_id)
-        return member is not None and await fleet.try_again(member)
+        known = self._started_multi()
+        member = known.members.get(endpoint_id)
+        return member is not None and await known.try_again(member)
 
     async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[_RetriedT]]) -> _RetriedT:
         """Call this as soon as an endpoint is up, and again where it failed because none was, for up to worker_timeout."""
-        fleet = self._started_multi()
+        known = self._started_multi()
         limit = asyncio.timeout(self._config.worker_timeout)
         try:
             async with limit:
                 while True:
-                    if fleet.is_up:
+                    if known.is_up:
                         with suppress(EndpointError, ServiceUnavailableError):
                             return await request_func()
-                    await asyncio.shield(fleet.changed())
+                    await asyncio.shield(known.changed())
                     self._started()
         except TimeoutError:
             if not limit.expired():
                 raise  # its own
-            raise NoEndpointAnsweredError(fleet.reasons(), waited_s=self._config.worker_timeout) from None
+            raise NoEndpointAnsweredError(known.reasons(), waited_s=self._config.worker_timeout) from None
 
-    def _started(self) -> Fleet:
-        if self._fleet is None:
+    def _started(self) -> KnownEndpoints:
+        if self._known is None:
             raise RuntimeError("the client is not started: use `async with`, or call start() first")
         if os.getpid() != self._pid:
             raise RuntimeError("this client belongs to the process that started it: make another one after a fork")
-        return self._fleet
+        return self._known
 
-    def _started_multi(self) -> Fleet:
-        fleet = self._started()
+    def _started_multi(self) -> KnownEndpoints:
+        known = self._started()
         if not self._config.is_multi:
             raise RuntimeError("this client has a single endpoint: give it service_endpoints for this")
-        return fleet
+        return known
 
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above
 
         return Reports(self._config, self._started(), self._tally)
 
-    async def _acquire(self, fleet: Fleet, lease_id: str, request: Request, timeout_s: float) -> Won:
+    async def _acquire(self, known: KnownEndpoints, lease_id: str, request: Request, timeout_s: float) -> Won:
         from .acquire.acquisition import Acquisition  # noqa: PLC0415 - see above
 
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
@@ -316,7 +321,7 @@ class GPUWorkerPoolClient:
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
         inside = self._lease if request.parent is not None else None
-        acquisition = Acquisition(fleet, lease_id, request, self._leave, self._tally, inside=inside, on_queued=queued)
+        acquisition = Acquisition(known, lease_id, request, self._leave, self._tally, inside=inside, on_queued=queued)
         self._acquiring.add(over := asyncio.get_running_loop().create_future())
         try:
             return await acquisition.run(timeout_s)
@@ -335,12 +340,12 @@ class GPUWorkerPoolClient:
         assignment = make_assignment(won, worker_id, lost, warned, is_multi=self._config.is_multi)
         self._kept[won.lease_id] = _Kept(assignment, won, lost, warned)
         if won.book.needs_heartbeat:
-            won.member.heartbeat.add(won.lease_id, lost, won.safe_since)
+            won.place.heartbeat.add(won.lease_id, lost, won.safe_since)
         for gpu in won.grant.gpus:
-            won.member.note_taken(gpu.key.uuid, worker_id)
+            won.place.note_taken(gpu.key.uuid, worker_id)
         self._tally.granted += 1
-        self._tally.by_endpoint[won.member.id] += 1
-        self._tell(ClientEvent("assigned", worker_id, won.lease_id, won.member.id, assignment.gpu_id))
+        self._tally.by_endpoint[won.place.id] += 1
+        self._tell(ClientEvent("assigned", worker_id, won.lease_id, won.place.id, assignment.gpu_id))
         return assignment
 
     def _find(self, assignment: Assignment) -> _Kept:
@@ -354,15 +359,15 @@ class GPUWorkerPoolClient:
     def _release_kept(self, kept: _Kept) -> asyncio.Task[None]:
         won, assignment = kept.won, kept.assignment
         self._drop(kept)
-        won.member.heartbeat.drop(won.lease_id)
+        won.place.heartbeat.drop(won.lease_id)
         kept.lost.settle()
-        self._tell(ClientEvent("released", assignment.worker_id, won.lease_id, won.member.id, assignment.gpu_id))
+        self._tell(ClientEvent("released", assignment.worker_id, won.lease_id, won.place.id, assignment.gpu_id))
         return self._leave(won.book, won.lease_id, is_local=kept.lost.is_local)
 
     def _drop(self, kept: _Kept) -> None:
         del self._kept[kept.won.lease_id]
         for gpu in kept.won.grant.gpus:
-            kept.won.member.note_released(gpu.key.uuid, kept.assignment.worker_id)
+            kept.won.place.note_released(gpu.key.uuid, kept.assignment.worker_id)
 
     @property
     def _leave(self) -> Callable[..., asyncio.Task[None]]:
@@ -376,7 +381,7 @@ class GPUWorkerPoolClient:
             return
         kept.lost.set(reason, code)
         self._drop(kept)
-        endpoint_id, assignment = kept.won.member.id, kept.assignment
+        endpoint_id, assignment = kept.won.place.id, kept.assignment
         self._tell(ClientEvent("lost", assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, reason))
         call_hook("on_lost", self._on_lost, assignment)
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
@@ -387,7 +392,7 @@ class GPUWorkerPoolClient:
         if kept is None or not kept.warned.set(ending):
             return
         kind: EventKind = "going_on" if ending is None else "ending"
-        endpoint_id, assignment = kept.won.member.id, kept.assignment
+        endpoint_id, assignment = kept.won.place.id, kept.assignment
         said = ending_text(ending)
         self._tell(ClientEvent(kind, assignment.worker_id, lease_id, endpoint_id, assignment.gpu_id, said))
         call_hook("on_ending", self._on_ending, assignment)

@@ -1,4 +1,4 @@
-"""What a client tells about its pool: status, metrics and health, read from the fleet at the time of the call."""
+"""What a client tells about its pool: status, metrics and health, read from its endpoints at the time of the call."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import EndpointInfo, GpuId, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
 
 from .acquire.tally import Tally
-from .endpoints.fleet import Fleet, Member
+from .endpoints.known_endpoints import KnownEndpoints
+from .endpoints.member import Member, Place
 from .endpoints.seen_pool import SeenGpu
 
 
 class Reports:
-    """Status, metrics and health of a client, from its fleet and its tally."""
+    """Status, metrics and health of a client, from its endpoints and its tally."""
 
-    def __init__(self, config: ClientConfig, fleet: Fleet, tally: Tally) -> None:
+    def __init__(self, config: ClientConfig, known: KnownEndpoints, tally: Tally) -> None:
         self._config = config
-        self._fleet = fleet
+        self._known = known
         self._tally = tally
 
     def status(self) -> PoolStatus:
@@ -28,21 +29,21 @@ class Reports:
         total = available = unseen = 0
         blocked = set(self._tally.waiting)
         workers: set[tuple[str, str]] = set()
-        for member in self._healthy():
-            view = member.gpus()
+        for place in self._places():
+            view = place.gpus()
             total += len(view.gpus)
             available += view.available
             blocked.update(view.queued)
             unseen += view.queue_length - len(view.queued)
             for gpu in view.gpus:
                 if gpu.workers:
-                    assignments[self._gpu_id(member, gpu)] = [WorkerInfo(worker_id=worker) for worker in gpu.workers]
-                workers.update((member.id, worker) for worker in gpu.workers)
+                    assignments[self._gpu_id(place, gpu)] = [WorkerInfo(worker_id=worker) for worker in gpu.workers]
+                workers.update((place.key, worker) for worker in gpu.workers)
         waiting = len(blocked.difference(self._tally.done)) + unseen
         counts = (total, available, len(workers), waiting, assignments)
         if not self._config.is_multi:
             return PoolStatus(*counts)
-        infos = [self._info(member) for member in self._fleet.members.values()]
+        infos = [self._info(member) for member in self._known.members.values()]
         return MultiEndpointPoolStatus(
             *counts,
             total_endpoints=len(infos),
@@ -59,7 +60,7 @@ class Reports:
                 "has_leases": member.endpoint.kind == "leases",
                 "error": member.endpoint.last_error,
             }
-            for member in self._fleet.members.values()
+            for member in self._known.members.values()
         ]
 
     def metrics(self) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class Reports:
                 "memory_threshold_percent": self._config.memory_threshold,
                 "utilization_threshold_percent": self._config.utilization_threshold,
             },
-            "gpu_metrics": [self._gpu(member, gpu) for member in self._healthy() for gpu in member.gpus().gpus],
+            "gpu_metrics": [self._gpu(place, gpu) for place in self._places() for gpu in place.gpus().gpus],
             "assignments": {
                 str(gpu_id): [worker.worker_id for worker in workers]
                 for gpu_id, workers in status.gpu_assignments.items()
@@ -87,12 +88,12 @@ class Reports:
                 "efficiency_percent": _percent(status.total_gpus - status.available_gpus, status.total_gpus),
             },
             "endpoints": {
-                "total": len(self._fleet.members),
+                "total": len(self._known.members),
                 "healthy": len(self._healthy()),
-                "details": {id_: self._details(member) for id_, member in self._fleet.members.items()},
+                "details": {id_: self._details(member) for id_, member in self._known.members.items()},
             },
             "load_balancer": {
-                "strategy_name": self._fleet.balancer.name,
+                "strategy_name": self._known.balancer.name,
                 "total_requests": tally.requests,
                 "successful_requests": tally.granted,
                 "failed_requests": tally.failed,
@@ -104,7 +105,7 @@ class Reports:
 
     def recovery(self) -> dict[str, Any]:
         """Which endpoints are up, which are not and why, and how their breakers stand."""
-        members, now = self._fleet.members, boot_time()
+        members, now = self._known.members, boot_time()
         healthy = [member.id for member in self._healthy()]
         degraded = [id_ for id_ in members if id_ not in healthy]
         found = {
@@ -126,16 +127,16 @@ class Reports:
                 "degraded_count": len(degraded),
                 "health_percent": _percent(len(healthy), len(members)),
             },
-            "errors": self._fleet.reasons(),
+            "errors": self._known.reasons(),
         }
 
     def recovery_summary(self) -> str:
         """The recovery status for people."""
         found = self.recovery()
-        healthy, total = len(found["healthy_endpoints"]), len(self._fleet.members)
+        healthy, total = len(found["healthy_endpoints"]), len(self._known.members)
         word = "None" if healthy == total else "Full" if not healthy else "Partial"
         lines = ["=== Error Recovery Status ===", f"Degradation Status: {word} ({healthy}/{total} endpoints healthy)"]
-        for id_, member in self._fleet.members.items():
+        for id_, member in self._known.members.items():
             stats, endpoint = found["circuit_breaker_stats"][id_], member.endpoint
             state = "healthy" if endpoint.is_healthy else f"degraded: {endpoint.last_error}"
             lines.append(
@@ -144,8 +145,12 @@ class Reports:
             )
         return "\n".join(lines)
 
+    def _places(self) -> list[Place]:
+        """Each pool that is up once: a fleet is one, however many of its boxes are endpoints."""
+        return [place for place in self._known.places() if place.is_healthy]
+
     def _healthy(self) -> list[Member]:
-        return [member for member in self._fleet.members.values() if member.endpoint.is_healthy]
+        return [member for member in self._known.members.values() if member.endpoint.is_healthy]
 
     def _info(self, member: Member) -> EndpointInfo:
         view, endpoint = member.gpus(), member.endpoint
@@ -173,10 +178,10 @@ class Reports:
             "error": member.endpoint.last_error,
         }
 
-    def _gpu(self, member: Member, gpu: SeenGpu) -> dict[str, Any]:
+    def _gpu(self, place: Place, gpu: SeenGpu) -> dict[str, Any]:
         return {
-            "gpu_id": self._gpu_id(member, gpu),
-            "endpoint_id": member.id,
+            "gpu_id": self._gpu_id(place, gpu),
+            "endpoint_id": place.name_of(gpu.node),
             "name": gpu.name,
             "memory_usage_percent": gpu.memory_percent,
             "utilization_percent": gpu.utilization_percent,
@@ -184,8 +189,8 @@ class Reports:
             "assigned_workers": len(gpu.workers),
         }
 
-    def _gpu_id(self, member: Member, gpu: SeenGpu) -> GpuId:
-        return f"{member.id}:{gpu.index}" if self._config.is_multi else gpu.index
+    def _gpu_id(self, place: Place, gpu: SeenGpu) -> GpuId:
+        return f"{place.name_of(gpu.node)}:{gpu.index}" if self._config.is_multi else gpu.index
 
 
 def _percent(part: int, whole: int) -> float:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
@@ -21,6 +22,26 @@ def is_this_machine(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_own_address(host: str) -> bool:
+    """Whether a name or address leads to this machine: then a socket can be bound to it here."""
+    if is_this_machine(host):
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: Any) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address[0], 0))
+    except OSError:
+        return False
+    return True
 
 
 def is_every_address(host: str) -> bool:

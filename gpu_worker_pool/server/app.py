@@ -159,8 +159,8 @@ class PoolApp:
         self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         key = getattr(settings, "gpu_pool_fleet_key", None)
-        renewals = FleetRenewals(self.pool, self.tokens, self._forwarding, key and key.get_secret_value())
-        self._leases = LeaseCalls(self.pool, self.tokens, renewals)
+        self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding, key and key.get_secret_value())
+        self._leases = LeaseCalls(self.pool, self.tokens, self._renewals)
         handlers = (
             self.statistics,
             self._leases,
@@ -171,7 +171,7 @@ class PoolApp:
             timeline,
             self._peers,
             self._streams,
-            renewals,
+            self._renewals,
             FleetCalls(self.pool),
             PageCalls(self._page_data, prefix=settings.api_prefix),
             self._docs,
@@ -275,9 +275,9 @@ class PoolApp:
             leadership=CandidateLeadership(self._authority.pool, leader) if is_candidate else None,
             simulated=self._simulated,
         )
-        agent = self._agent
+        self.pool.membership = self._agent
         if not is_candidate:
-            self.pool.fleet = agent.view
+            self.pool.fleet = self._agent.view
         self._endpoint = AgentEndpoint(settings.gpu_pool_node, key, leader, self._known_leader)
 
     def _known_leader(self) -> str | None:

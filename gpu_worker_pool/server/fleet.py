@@ -65,8 +65,8 @@ def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
     if not url:
         return None
     own_address(settings, settings.port)
-    fleet_key(settings)
     if listed_boxes(settings):
+        fleet_key(settings)
         return None
     try:
         from gpu_worker_pool.ledger.postgres.database import PostgresDatabase  # noqa: PLC0415 - may be missing
@@ -75,9 +75,11 @@ def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
             f"{error.name} is not installed, and a fleet needs it; run pip install 'gpu-worker-pool[fleet]'"
         ) from None
     try:
-        return PostgresDatabase(url, settings.gpu_pool_fleet_pool or None)
+        database = PostgresDatabase(url, settings.gpu_pool_fleet_pool or None)
     except JournalError as error:
         raise FleetUnusable(f"GPU_POOL_FLEET (--fleet) cannot be used: {error}") from None
+    fleet_key(settings)
+    return database
 
 
 def check_own_journal(path: Path, pool: PoolSettings) -> None:

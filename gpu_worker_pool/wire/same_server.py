@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def pool_key(server_id: str | None, node: str | None) -> str | None:
+    """What tells a pool from others. One server of a fleet answers for all its boxes, and for the fleet without a node."""
+    return None if server_id is None else f"{server_id} {node or ''}"
+
+
 def same_as(servers: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     """Map each endpoint that repeats a server to the server's first endpoint; one without a server id repeats none."""
     first: dict[str, str] = {}

@@ -16,8 +16,11 @@ class Died(Exception):  # noqa: N818 - it is what was ordered
 class Client:
     """One who remembers what was acknowledged, and checks that against a server that has come up again."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         self.port = 0
+        self.prefix = prefix
+        # The only GPUs to ask for, if not any.
+        self.among: list[str] | None = None
         self.acknowledged: dict[str, dict[str, Any]] = {}
         self.pending: tuple[str, str] | None = None
         self.fences: dict[str, int] = {}
@@ -28,9 +31,9 @@ class Client:
     def call(self, method: str, lease: str, *, wait_s: float = 0.0) -> dict[str, Any]:
         """The answer, noted as acknowledged."""
         self.pending = (method, lease)
-        path = f"/leases/{lease}" + (f"?wait_s={wait_s}" if method == "GET" else "")
+        path = f"{self.prefix}/leases/{lease}" + (f"?wait_s={wait_s}" if method == "GET" else "")
         try:
-            status, answer = call(self.port, method, path, {"ttl_s": 60.0} if method == "PUT" else None, TIMEOUT_S)
+            status, answer = call(self.port, method, path, self._form() if method == "PUT" else None, TIMEOUT_S)
         except NoAnswer as error:
             self.died_in.append(method)
             raise Died from error
@@ -40,6 +43,9 @@ class Client:
             self.fences.setdefault(lease, answer["fence"])
         self.acknowledged[lease] = answer
         return answer
+
+    def _form(self) -> dict[str, object]:
+        return {"ttl_s": 60.0} if self.among is None else {"ttl_s": 60.0, "among": self.among}
 
     def work(self) -> None:
         """A holder, a waiter, and the hand-over, each step over before the next one."""
@@ -95,12 +101,12 @@ class Client:
             pass  # one that was given back before the server died still drains
 
     def look(self, lease: str) -> dict[str, Any] | None:
-        status, answer = call(self.port, "GET", f"/leases/{lease}", None, TIMEOUT_S)
+        status, answer = call(self.port, "GET", f"{self.prefix}/leases/{lease}", None, TIMEOUT_S)
         assert status in {200, 404}
         return answer if status == 200 else None
 
     def leases(self) -> list[dict[str, Any]]:
-        status, answer = call(self.port, "GET", "/leases", None, TIMEOUT_S)
+        status, answer = call(self.port, "GET", f"{self.prefix}/leases", None, TIMEOUT_S)
         assert status == 200
         leases: list[dict[str, Any]] = answer["leases"]
         return leases

@@ -38,17 +38,16 @@ from gpu_worker_pool.core.fleet.following import Following, JournalTail, LoadSna
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from tests.fleet.batch import Answer, Batch
+from tests.fleet.simulated_leader import SimulatedLeader
 from tests.fleet.simulated_process import SimulatedProcess
 
 if TYPE_CHECKING:
     from tests.fleet.simulated_world import World
 
 SETTINGS = PoolSettings()
-LOOK_EVERY_S = 1.2
 SNAPSHOT_EVERY = 8
 # Shorter than in the product, so that a history is over sooner.
 HEAD_START_S = 4.0
@@ -57,6 +56,7 @@ HEAD_START_S = 4.0
 class SimulatedCandidate(SimulatedProcess):
     election_type: type[Election] = Election
     following_type: type[Following] = Following
+    leader_type: type[SimulatedLeader] = SimulatedLeader
 
     def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
         super().__init__(world, name, clock_offset_s=clock_offset_s, drift=drift)
@@ -76,10 +76,15 @@ class SimulatedCandidate(SimulatedProcess):
         self.unwritten: dict[str, Batch] = {}
         self.needs_repair = False
         self.led_epoch = 0
-        self.announced: set[str] = set()
+        self.leader: SimulatedLeader | None = None
         self.is_closing = False
         self.timer_at = inf
         self.wake()
+
+    def kill(self) -> None:
+        if not self.is_dead and self.leader is not None:
+            self.leader.close()
+        super().kill()
 
     def pool_now(self) -> float:
         return self.clock_base + self.boot_now()
@@ -258,7 +263,6 @@ class SimulatedCandidate(SimulatedProcess):
         batch.events += self.after_take_over(won)
         self.waiting.append(batch)
         self.unwritten.clear()
-        self.announced.clear()
         self.pump()
 
     def after_take_over(self, won: LeadershipWon) -> list[ev.DurableEvent]:
@@ -278,6 +282,9 @@ class SimulatedCandidate(SimulatedProcess):
         batches = [*([self.in_flight] if self.in_flight else []), *self.waiting]
         self.in_flight, self.waiting = None, []
         self.unwritten.clear()
+        if self.leader is not None:
+            self.leader.close()
+            self.leader = None
         self.following.reload("the leadership was lost")
         for batch in batches:
             for _, _, answer in batch.callers:
@@ -289,17 +296,28 @@ class SimulatedCandidate(SimulatedProcess):
 
     def gather(self, events: list[ev.Event]) -> Batch | None:
         durable = [event for event in events if isinstance(event, ev.DurableEvent)]
+        told = [event for event in events if isinstance(event, ev.DurableEvent | ev.NodeAnnounced)]
         if not durable:
+            self.tell_in_order(told)
             return None
         if not self.waiting or self.waiting[-1].repairs:
             self.waiting.append(Batch(self.world.new_id("batch")))
         batch = self.waiting[-1]
         batch.events += durable
+        batch.told += told
         for event in durable:
             if (lease_id := getattr(event, "lease_id", None)) is not None:
                 self.unwritten[lease_id] = batch
         self.world.at(0.0, self.run, self.incarnation, self.pump)
         return batch
+
+    def tell_in_order(self, events: list[ev.Event]) -> None:
+        """What is not written waits for what was to be written before it."""
+        last = self.waiting[-1] if self.waiting else self.in_flight
+        if last is not None:
+            last.told += events
+        elif events and self.leader is not None:
+            self.leader.written(events)
 
     def pump(self) -> None:
         if self.in_flight is not None or self.election.leadership is None:
@@ -395,10 +413,13 @@ class SimulatedCandidate(SimulatedProcess):
             self.election.open(append.epoch, append.term)
             self.world.log(self.name, f"leads epoch {append.epoch}, pool time {self.state.clock:.3f}")
             self.world.note_opened(self, append.epoch)
-            self.lead(append.epoch)
+            self.leader = self.leader_type(self, append.epoch)
+            self.leader.open(batch)
+        elif self.leader is not None and batch.told:
+            self.leader.written(batch.told)
         for events, lease_id, answer in batch.callers:
-            if self.may_act():
-                answer(events, self.state.find(lease_id))
+            if self.leader is not None:
+                self.leader.answer(events, lease_id, answer)
             else:
                 answer(None, None)
         if self.is_closing:
@@ -407,26 +428,8 @@ class SimulatedCandidate(SimulatedProcess):
 
     # Leading
 
-    def lead(self, epoch: int) -> None:
-        """Tick, and let the boxes look at their GPUs."""
-        mine = self.election.leadership
-        if mine is None or mine.epoch != epoch:
-            return
-        if self.may_act():
-            self.gather(self.do(cmd.Tick()))
-            self.world.order_looks(self)
-            if not self.waiting and self.in_flight is None and not self.needs_repair:
-                self.write_snapshot_if_due(self.following.position)
-        self.after(LOOK_EVERY_S, self.lead, epoch)
-
     def do(self, command: cmd.Command) -> list[ev.Event]:
-        events = step(self.state, command, self.pool_now())
-        for event in events:
-            if isinstance(event, ev.LeaseEnded) and event.draining:
-                self.world.at(0.001, self.world.order_looks, self)
-            elif isinstance(event, ev.LeaseGranted) and event.gpus[0].node not in self.announced:
-                self.world.violate(f"{event.lease_id} was granted a GPU of a box that has not announced itself")
-        return events
+        return step(self.state, command, self.pool_now())
 
     def takes(self, command: cmd.Command) -> bool:
         """Whether a command of a client may be carried out now."""
@@ -434,29 +437,7 @@ class SimulatedCandidate(SimulatedProcess):
 
     def call(self, command: cmd.RequestLease | cmd.Renew | cmd.Release, answer: Answer) -> None:
         """A client asks."""
-        if not self.takes(command):
+        if self.leader is None or not self.takes(command):
             answer(None, None)
-            return
-        lease_id = command.lease_ids[0] if isinstance(command, cmd.Renew) else command.lease_id
-        events = self.do(command)
-        batch = self.gather(events)
-        batch = self.unwritten.get(lease_id) or (None if isinstance(command, cmd.Renew) else batch)
-        if batch is not None:
-            batch.callers.append((events, lease_id, answer))
         else:
-            answer(events, self.state.find(lease_id))
-
-    def announce(self, node: str, boot_id: str, epoch: int) -> None:
-        mine = self.election.leadership
-        if mine is not None and mine.epoch == epoch and self.may_act():
-            self.announced.add(node)
-            self.gather(self.do(cmd.AnnounceNode(node, boot_id, None)))
-
-    def observe(self, node: str, reading: Reading, epoch: int, age_s: float) -> None:
-        mine = self.election.leadership
-        if mine is not None and mine.epoch == epoch and self.may_act():
-            self.gather(self.do(cmd.Observe((self.stamped(reading, age_s),))))
-
-    def stamped(self, reading: Reading, age_s: float) -> Reading:
-        """The reading at the pool time that its box had heard before it looked."""
-        return reading
+            self.leader.call(command, answer)

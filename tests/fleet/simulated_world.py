@@ -7,13 +7,17 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from gpu_worker_pool.core.fleet.custody_actions import RenewalState
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import Lease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, Lease
 from tests.fleet.batch import Answer
+from tests.fleet.simulated_agent import SimulatedAgent
+from tests.fleet.simulated_box import Box
 from tests.fleet.simulated_candidate import SimulatedCandidate
 from tests.fleet.simulated_client import SimulatedClient
 from tests.fleet.simulated_database import SimulatedDatabase
+from tests.fleet.simulated_leader import SimulatedLeader
+from tests.fleet.simulated_link import Link
 from tests.fleet.simulated_process import SimulatedProcess
 
 TIMEOUT_S = 1.0
@@ -25,33 +29,13 @@ class Violation(AssertionError):  # noqa: N818 - a broken promise, in the trace 
     """A promise was broken."""
 
 
-class Box:
-    """A machine with one GPU, and its agent."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.gpu = Gpu(GpuKey(name, f"GPU-{name}"), 0, "NVIDIA A100")
-        self.seen_epoch = 0
-        # The leases whose processes really are on the GPU, and their pids.
-        self.processes: dict[str, int] = {}
-        # The clients that believe to hold it.
-        self.believers: dict[str, SimulatedClient] = {}
-
-    def vacate(self, lease_id: str) -> None:
-        self.processes.pop(lease_id, None)
-
-    def look(self, heard: float) -> Reading:
-        processes = tuple(GpuProcess(ProcessId(pid, 1.0), 40_000.0) for pid in self.processes.values())
-        busy = 99.0 if processes else 0.0
-        return Reading(self.gpu, heard, 80_000.0, 40_000.0 * len(processes), busy, processes=processes)
-
-
 class World:
     def __init__(
         self,
         seed: int,
         database: SimulatedDatabase,
         candidate_type: type[SimulatedCandidate],
+        agent_type: type[SimulatedAgent] = SimulatedAgent,
         *,
         trace: Callable[[str], None] | None = None,
     ) -> None:
@@ -78,7 +62,20 @@ class World:
         # True time and pool time of every take-over.
         self.take_overs: list[tuple[float, float, int]] = []
         rng = self.rng
-        self.boxes = {name: Box(name) for name in ("n1", "n2")}
+        self.links = 0
+        self.boxes = {name: Box(self, name) for name in ("n1", "n2")}
+        self.agents = {
+            name: agent_type(
+                self, box, f"machine-{name}", clock_offset_s=rng.uniform(0, 30) * DAY_S, drift=rng.uniform(-0.01, 0.01)
+            )
+            for name, box in self.boxes.items()
+        }
+        # How much of its TTL is left at least, as the client of a lease was last told.
+        self.left_s: dict[str, float] = {}
+        # Leases that were written when their box had them already: the database had lost them.
+        self.recovered: set[str] = set()
+        # The epoch in which a lease was granted.
+        self.granted_in: dict[str, int] = {}
         self.candidates = [
             candidate_type(
                 self,
@@ -184,28 +181,47 @@ class World:
 
     # Boxes
 
-    def order_looks(self, leader: SimulatedCandidate) -> None:
-        """The leader lets every box look at its GPU, and tells it the pool's time."""
-        mine = leader.election.leadership
-        if mine is None or leader.is_stopped or leader.is_dead or (leader.name, "boxes") in self.cuts:
-            return
-        heard = leader.pool_now()
-        for box in self.boxes.values():
-            self.at(self.delay(), self.look, box, leader, mine.epoch, heard)
+    def agent_of(self, node: str) -> SimulatedAgent:
+        return self.agents[node]
 
-    def look(self, box: Box, leader: SimulatedCandidate, epoch: int, heard: float) -> None:
-        if epoch < box.seen_epoch:
-            return
-        box.seen_epoch = epoch
-        if ("boxes", leader.name) in self.cuts:
-            return
-        if box.name not in leader.announced:
-            self.at(self.delay(), leader.run, leader.incarnation, leader.announce, box.name, "boot", epoch)
-        reading, began_at = box.look(heard), self.now
-        # Now and then a report takes long.
-        report_s = self.delay() if self.rng.random() < 0.9 else self.rng.uniform(0.3, 2.5)
-        age_s = self.now - began_at
-        self.at(report_s, leader.run, leader.incarnation, leader.observe, box.name, reading, epoch, age_s)
+    def is_cut(self, sender: str, receiver: str) -> bool:
+        """Between a box and a candidate."""
+        if not self.cuts:
+            return False
+        ways = ((sender, receiver), (sender, "boxes"), ("boxes", receiver), (sender, "leader"), ("leader", receiver))
+        return any(way in self.cuts for way in ways)
+
+    def connect(self, agent: SimulatedAgent, candidate: SimulatedCandidate) -> None:
+        """An agent asks a candidate whether it leads, and connects."""
+        incarnation = agent.incarnation
+
+        def reach() -> None:
+            leader = candidate.leader
+            if leader is None or leader.is_over or not candidate.may_act() or agent.incarnation != incarnation:
+                return
+            if self.is_cut(agent.name, candidate.name) or self.is_cut(candidate.name, agent.name):
+                return
+            link = Link(self, agent, leader)
+            leader.accept(link)
+            agent.run(incarnation, agent.connected, link)
+
+        if not candidate.is_dead and not candidate.is_stopped:
+            self.at(self.delay(), candidate.run, candidate.incarnation, reach)
+
+    def call_agent(self, client: SimulatedClient, node: str, answer: Callable[[RenewalState], None]) -> None:
+        """A heartbeat to the box that keeps a lease."""
+        agent = self.agent_of(node)
+
+        def answered(state: RenewalState) -> None:
+            self.at(self.delay(), answer, state)
+
+        if not agent.is_dead:
+            self.at(self.delay(), agent.run, agent.incarnation, agent.renew, client.id, answered)
+
+    def process_died(self, pid: int) -> None:
+        for agent in self.agents.values():
+            if not agent.is_dead:
+                self.at(0.01, agent.run, agent.incarnation, agent.process_died, pid)
 
     # What must not happen
 
@@ -227,8 +243,34 @@ class World:
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 self.check_grant(event)
+            elif isinstance(event, ev.LeaseEnded):
+                self.check_end(event)
 
     def check_grant(self, event: ev.LeaseGranted) -> None:
-        others = [id_ for id_ in self.boxes[event.gpus[0].node].processes if id_ != event.lease_id]
-        if others and not self.is_excused and not self.database.lost:
+        self.granted_in.setdefault(event.lease_id, self.database.row.epoch)
+        box = self.boxes[event.gpus[0].node]
+        if event.lease_id in box.kept:
+            self.recovered.add(event.lease_id)
+        others = [id_ for id_ in box.processes if id_ != event.lease_id]
+        if others and event.lease_id not in box.kept:
             self.violate(f"{event.lease_id} was granted a GPU with processes of {others}")
+
+    def check_end(self, event: ev.LeaseEnded) -> None:
+        """A lease expires only by the word of its box."""
+        node = next((box.name for box in self.boxes.values() if event.lease_id in box.kept), None)
+        ttl_s = next(client.ttl_s for client in self.clients if client.id == event.lease_id)
+        # One that its box has dropped had ended before, and the database lost that.
+        if event.reason is EndReason.EXPIRED and node is not None and event.lease_id not in self.boxes[node].dropped:
+            self.boxes[node].check_expired(event.lease_id, ttl_s)
+
+    def note_welcome(self, agent: SimulatedAgent) -> None:
+        """Of two boxes with one name only one is taken."""
+        if agent is not self.agents[agent.name]:
+            self.violate(f"another machine is taken for {agent.name}")
+
+    def check_told(self, leader: SimulatedLeader, lease: Lease | None) -> None:
+        """The grants of a leader are on the disk of their box before the client is told."""
+        if not isinstance(lease, ActiveLease) or self.granted_in.get(lease.id) != leader.epoch:
+            return
+        if self.boxes[lease.gpus[0].node].kept.get(lease.id) != lease.fence:
+            self.violate(f"{lease.id} was told of a grant that its box does not have")

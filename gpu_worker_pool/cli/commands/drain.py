@@ -14,11 +14,11 @@ import typer
 
 from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.moments import parse_moment, show_moment
-from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool, ask_pools, read_gpu
 from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
-from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, show_gpus, show_holding
+from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus, show_holding
 from gpu_worker_pool.cli.pools.servers import Servers, find_endpoint
 from gpu_worker_pool.cli.status_line import StatusLine
 from gpu_worker_pool.host.clock import iso_time
@@ -29,7 +29,8 @@ GpuArguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[GPU]...",
-        help="Each by its index or UUID, where there are several servers as server1:2; or a server's name, for all its GPUs.",
+        help="Each by its index or UUID, where there are several servers as server1:2; or a server's name, for all its GPUs. "
+        "With --fleet as node:2, or a node's name.",
     ),
 ]
 AllGpus = Annotated[bool, typer.Option("--all", help="Every GPU of every server.")]
@@ -50,6 +51,7 @@ def drain(
         bool, typer.Option("--wait", help="Wait until no lease is left on them; Ctrl-C ends the waiting only.")
     ] = False,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; every user is shown it.")] = "",
+    fleet: FleetScope = False,
     json: Json = False,
 ) -> None:
     """Take GPUs out of service: no new leases on them; those there run on. For administrators.
@@ -76,17 +78,22 @@ def drain(
         out().print(f"GPU {found.id}: {said}{runs_on}", markup=False)
 
     body = ({"reason": reason} if reason else {}) | ({} if starts_at is None else {"at": f"{starts_at:.3f}"})
-    failure = _tell(_Action("drain", body, show), gpus, endpoint, every=every)
+    failure = _tell(_Action("drain", body, show), gpus, Servers(endpoint, is_fleet=fleet), every=every)
     if wait and drained:
         if failure is not None:
             complain(str(failure))  # now, and again at the end
-        _wait_for(drained, endpoint)
+        _wait_for(drained, Servers(endpoint, is_fleet=fleet))
     if failure is not None:
         raise failure
 
 
 def undrain(
-    gpus: GpuArguments = None, endpoint: Endpoints = None, *, every: AllGpus = False, json: Json = False
+    gpus: GpuArguments = None,
+    endpoint: Endpoints = None,
+    *,
+    every: AllGpus = False,
+    fleet: FleetScope = False,
+    json: Json = False,
 ) -> None:
     """Put GPUs back into service, and cancel a drain that is planned. For administrators."""
 
@@ -97,7 +104,7 @@ def undrain(
         state = found.view.state.replace("_", " ")
         out().print(f"GPU {found.id} is in service, and no drain of it is planned; it is {state} now", markup=False)
 
-    failure = _tell(_Action("undrain", {}, show), gpus, endpoint, every=every)
+    failure = _tell(_Action("undrain", {}, show), gpus, Servers(endpoint, is_fleet=fleet), every=every)
     if failure is not None:
         raise failure
 
@@ -111,11 +118,11 @@ class _Action:
     show: Callable[[GpuReport], None]
 
 
-def _wait_for(drained: list[GpuReport], endpoint: list[str] | None) -> None:
+def _wait_for(drained: list[GpuReport], servers: Servers) -> None:
     """Return once no lease is left on these GPUs, and they are out of service."""
     names = show_gpus([gpu.id for gpu in drained])
     try:
-        Servers(endpoint).run(lambda servers: _wait_until_empty(servers, drained))
+        servers.run(lambda servers: _wait_until_empty(servers, drained))
     except KeyboardInterrupt:
         complain(f"the waiting has ended; {names} stay drained, and `gpu-pool undrain` puts them back")
         raise
@@ -154,7 +161,7 @@ def _what_is_left(gpu: GpuReport, report: PoolReport) -> str:
     return f"GPU {gpu.id} has {' and '.join(holders or there.view.leases)}" if there.view.leases else ""
 
 
-def _tell(order: _Action, gpus: list[str] | None, endpoint: list[str] | None, *, every: bool) -> Failure | None:
+def _tell(order: _Action, gpus: list[str] | None, servers: Servers, *, every: bool) -> Failure | None:
     """Show each GPU as it is changed; return the failure for those that could not be changed."""
     if bool(gpus) == every:
         action = order.action
@@ -176,11 +183,13 @@ def _tell(order: _Action, gpus: list[str] | None, endpoint: list[str] | None, *,
         reasons += [f"cannot {order.action} the GPUs of {box.endpoint} ({box.url}): {box.error}" for box in silent]
         return Failure("; ".join(reasons), max(codes))
 
-    return Servers(endpoint).run(tell)
+    return servers.run(tell)
 
 
 async def _named_gpus(servers: Servers, gpus: list[str] | None) -> tuple[list[str], list[PoolReport]]:
     """The GPUs that are meant, without names all of them; and the servers that were meant and do not answer."""
+    if servers.is_fleet:
+        return await _named_in_fleets(servers, gpus)
     boxes = [name for name in gpus or () if _may_be_box(name, servers.ids)]
     reports: list[PoolReport] = []
     if not gpus or any(name not in servers.ids for name in boxes):
@@ -202,6 +211,34 @@ async def _named_gpus(servers: Servers, gpus: list[str] | None) -> tuple[list[st
     return list(dict.fromkeys(names)), silent
 
 
+async def _named_in_fleets(servers: Servers, gpus: list[str] | None) -> tuple[list[str], list[PoolReport]]:
+    """The same in the scope of fleets, where a name is that of a node, or of a GPU of a node: `gpu-01:2`."""
+    reports = await ask_pools(servers, "?queue=0")
+    check_any_is_up(reports)
+    known = [gpu for report in reports if report.is_up and report.same_as is None for gpu in report.gpus]
+    if not gpus:
+        return [gpu.id for gpu in known], [report for report in reports if not report.is_up]
+    names: list[str] = []
+    for given in gpus:
+        meant = [gpu.id for gpu in known if given in (gpu.id, gpu.view.uuid, gpu.view.node)]
+        if not meant:
+            nodes = ", ".join(sorted({gpu.view.node for gpu in known if gpu.view.node}))
+            raise Failure(f"{given!r} is neither a node nor a GPU of the fleet; its nodes are {nodes}", USAGE)
+        names += meant
+    return list(dict.fromkeys(names)), []
+
+
+def _endpoint_of(servers: Servers, gpu: str) -> tuple[str, str]:
+    """Where to ask about a GPU, and its name there."""
+    if not servers.is_fleet:
+        return find_endpoint(gpu, servers.ids)
+    alone, _, local = gpu.rpartition(":")
+    # A server that belongs to no fleet calls its GPUs by their index.
+    if alone in servers.ids and not servers.naming(alone).is_fleet:
+        return alone, local
+    return next((id_ for id_ in servers.ids if servers.naming(id_).is_fleet), servers.ids[0]), gpu
+
+
 def _may_be_box(name: str, endpoints: list[str]) -> bool:
     """Whether this may be the name of an endpoint or of its node, and not of a GPU."""
     return name in endpoints or not (not name or name.isdigit() or name.startswith(("GPU-", "MIG-")) or ":" in name)
@@ -209,7 +246,7 @@ def _may_be_box(name: str, endpoints: list[str]) -> bool:
 
 async def _ask(servers: Servers, gpu: str, order: _Action) -> GpuReport:
     """The GPU as its server shows it afterwards; Failure where the server refuses, with the reason alone."""
-    endpoint, local = find_endpoint(gpu, servers.ids)
+    endpoint, local = _endpoint_of(servers, gpu)
     answer = await servers.ask(endpoint, f"/admin/gpus/{quote(local, safe='')}/{order.action}", "POST", order.body)
     if answer.status == HTTPStatus.NOT_FOUND:
         # The server may not know this GPU, or not know this call.

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools_or_fail, find_lease
 from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_holding, show_since
@@ -23,12 +23,12 @@ from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.leases import ObstacleView
 
 
-def explain(id_: LeaseId, endpoint: Endpoints = None, *, json: Json = False) -> None:
+def explain(id_: LeaseId, endpoint: Endpoints = None, *, fleet: FleetScope = False, json: Json = False) -> None:
     """Tell why a request waits, who holds what it wants and for how long; or how it stands with a lease.
 
     Ends with 1 if there is no such lease.
     """
-    found = Servers(endpoint).run(lambda servers: _ask(servers, id_))
+    found = Servers(endpoint, is_fleet=fleet).run(lambda servers: _ask(servers, id_))
     if json:
         print_json("explain", {"leases": [_as_json(lease, report) for lease, report in found]})
         return

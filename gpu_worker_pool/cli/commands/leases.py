@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
 from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_clock
@@ -41,13 +41,14 @@ def leases(
         ),
     ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
+    fleet: FleetScope = False,
     json: Json = False,
 ) -> None:
     """List all leases: those that hold GPUs, those whose processes are still leaving, and those that wait.
 
     On a terminal ids are shortened to a beginning that `release` and `explain` take.
     """
-    reports = Servers(endpoint).run(ask_pools_or_fail)
+    reports = Servers(endpoint, is_fleet=fleet).run(ask_pools_or_fail)
     live = distinct_leases(reports)
     owner = user_name()  # as the server names a caller on its machine
     found = [

@@ -95,7 +95,9 @@ def remove_quota(owner: Owner, endpoint: Endpoints = None, *, json: Json = False
 def _change(owner: str, endpoint: list[str] | None, method: str, form: dict[str, Any] | None, *, json: bool) -> int:
     async def change(servers: Servers) -> tuple[list[ServerAnswer], list[ServerQuotas]]:
         path = f"/quotas/{quote(owner, safe='')}"
-        answers = [await servers.ask(each, path, method, form) for each in servers.ids]
+        # The boxes of a fleet have one list of quotas.
+        once = [each.endpoint for each in await _ask_all(servers) if each.same_as is None]
+        answers = [await servers.ask(each, path, method, form) for each in once]
         return answers, await _ask_all(servers)
 
     answers, listed = Servers(endpoint).run(change)

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import typer
 
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
-from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, err, out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import EMPTY_ID, LeaseIds, ask_pools_or_fail, find_lease, lease_path
 from gpu_worker_pool.cli.pools.reading import read_lease
@@ -34,6 +34,7 @@ def release(
     *,
     mine: Annotated[bool, typer.Option("--mine", help="All leases of the user who asks, waiting ones too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
+    fleet: FleetScope = False,
     json: Json = False,
 ) -> int:
     """Give leases back, or take requests out of the queue.
@@ -49,12 +50,12 @@ def release(
         )
     if not all(ids or ()):
         raise Failure(EMPTY_ID, USAGE)
-    found, failed = Servers(endpoint).run(lambda servers: _find(servers, ids))
+    found, failed = Servers(endpoint, is_fleet=fleet).run(lambda servers: _find(servers, ids))
     if mine and not (found and _may_release(found, is_sure=yes)):
         if not found:
             complain(f"{user_name()} has no leases")
         return 0
-    released, not_released = Servers(endpoint).run(lambda servers: _release(servers, found, reason))
+    released, not_released = Servers(endpoint, is_fleet=fleet).run(lambda servers: _release(servers, found, reason))
     failed += not_released
     if json:
         done = [{**after.as_json(), "was": before.view.state} for before, after in released]

@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.usage import COLUMNS, UsageReport, amounts, ask_usage
@@ -49,6 +49,7 @@ def report(
     ] = None,
     *,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: a line with the names, then one an owner.")] = False,
+    fleet: FleetScope = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:
@@ -70,7 +71,8 @@ def report(
         end = "now" if until_at is None else f"--until ({_show_time(until_at)})"
         raise Failure(f"--since ({_show_time(since_at)}) must be before {end}", USAGE)
     path = f"/usage?since={since_at:.3f}" + ("" if until_at is None else f"&until={until_at:.3f}")
-    found = Servers(endpoint, timeout_s=limit_s(os.environ)).run(lambda servers: ask_usage(servers, path))
+    servers = Servers(endpoint, timeout_s=limit_s(os.environ), is_fleet=fleet)
+    found = servers.run(lambda servers: ask_usage(servers, path))
     _warn(found)
     if json:
         _print_json(found, since_at, until_at)

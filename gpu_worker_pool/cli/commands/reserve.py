@@ -13,10 +13,9 @@ from rich.text import Text
 
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.moments import parse_moment
-from gpu_worker_pool.cli.options import Endpoints, Json, Model
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json, Model
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
-from gpu_worker_pool.cli.pools.naming import Naming
 from gpu_worker_pool.cli.pools.plans import BookingReport, show_plan
 from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
@@ -95,9 +94,9 @@ def reserve(
     _show("", booked, now, json=json)
 
 
-def reservations(endpoint: Endpoints = None, *, json: Json = False) -> None:
+def reservations(endpoint: Endpoints = None, *, fleet: FleetScope = False, json: Json = False) -> None:
     """List all bookings and planned drains: which GPUs, for whom, from when until when, and why."""
-    reports = Servers(endpoint).run(lambda servers: ask_pools(servers, _QUERY))
+    reports = Servers(endpoint, is_fleet=fleet).run(lambda servers: ask_pools(servers, _QUERY))
     check_any_is_up(reports)
     found = [booking for report in reports if report.same_as is None for booking in report.bookings]
     down = [report for report in reports if not report.is_up]
@@ -151,6 +150,10 @@ async def _book(servers: Servers, booking_id: str, form: dict[str, Any], gpus: l
         answer = await servers.ask(report.endpoint, _path(booking_id), "PUT", body)
         if answer.is_ok:
             return _read(servers, answer, booking_id)
+        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            # It says why, and has changed nothing.
+            refused.append(answer)
+            continue
         if answer.status is None or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Failure(
                 f"whether it is booked is not known: {answer.endpoint}: {plain(answer.error).rstrip('.')}; repeat it with "
@@ -160,7 +163,8 @@ async def _book(servers: Servers, booking_id: str, form: dict[str, Any], gpus: l
             raise not_found(answer, report)
         refused.append(answer)
     reasons = " ".join(f"{answer.endpoint}: {plain(answer.error)}" for answer in refused)
-    raise failure_of(refused[-1], f"nothing was booked. {reasons}")
+    again = "" if refused[-1].status != HTTPStatus.SERVICE_UNAVAILABLE else f" Repeat it later with --id {booking_id}."
+    raise failure_of(refused[-1], f"nothing was booked. {reasons}{again}")
 
 
 async def _cancel(servers: Servers, text: str) -> BookingReport:
@@ -190,4 +194,4 @@ def _read(servers: Servers, answer: ServerAnswer, booking_id: str) -> BookingRep
             f"whether it is booked is not known: the answer of {answer.url} shows no such booking; "
             "`gpu-pool reservations` lists all"
         )
-    return BookingReport(Naming(answer.endpoint, servers.config.is_multi), view)
+    return BookingReport(servers.naming(answer.endpoint), view)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import out, print_json
 from gpu_worker_pool.cli.pools.plans import Plan, show_plan
 from gpu_worker_pool.cli.pools.reading import ask_pools
@@ -18,7 +18,9 @@ from gpu_worker_pool.cli.pools.report import (
     GpuReport,
     LeaseReport,
     PoolReport,
+    by_node,
     check_any_is_up,
+    fleet_line,
     show_clock,
     show_holding,
     show_inside,
@@ -53,13 +55,13 @@ _GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")
 _TROUBLE: Final = "bold red"
 
 
-def status(endpoint: Endpoints = None, *, json: Json = False) -> None:
+def status(endpoint: Endpoints = None, *, fleet: FleetScope = False, json: Json = False) -> None:
     """Show every GPU, who holds it since when, and who waits.
 
     A server that is down is shown as down. Ends with 0 if at least one answered, else with 125.
     """
     query = "" if json else f"?queue={MOST_QUEUED}"
-    reports = Servers(endpoint).run(lambda servers: ask_pools(servers, query))
+    reports = Servers(endpoint, is_fleet=fleet).run(lambda servers: ask_pools(servers, query))
     check_any_is_up(reports)
     if not json:
         show(out(), reports, time.time())
@@ -87,10 +89,7 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
         console.print(
             "It has statistics only, no leases: who holds a GPU is not known, and free is what is below the thresholds."
         )
-    if report.gpus:
-        print_table(console, _gpu_table(console, report, now))
-    else:
-        console.print("It shows no GPUs.")
+    _show_gpus(console, report, now)
     if not report.has_leases:
         return
     inside = show_inside(report.leases)
@@ -107,6 +106,18 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
         console.print(f"and {more} more; `gpu-pool reservations` lists all")
 
 
+def _show_gpus(console: Console, report: PoolReport, now: float) -> None:
+    if (line := fleet_line(report)) is not None:
+        console.print(line, markup=False)
+    for node, gpus in by_node(report):
+        if node is not None:
+            free = sum(gpu.view.state == "free" for gpu in gpus)
+            console.print(Text.assemble((node, "bold"), f": {count(len(gpus), 'GPU')}, {free} free"))
+        print_table(console, _gpu_table(console, report, gpus, now))
+    if not report.gpus:
+        console.print("It shows no GPUs.")
+
+
 def _heading(report: PoolReport) -> Text:
     heading = Text.assemble((report.endpoint, "bold"), f" {report.url}")
     if report.error is not None:
@@ -121,12 +132,12 @@ def _heading(report: PoolReport) -> Text:
     return heading
 
 
-def _gpu_table(console: Console, report: PoolReport, now: float) -> Table:
+def _gpu_table(console: Console, report: PoolReport, gpus: Sequence[GpuReport], now: float) -> Table:
     is_ascii = console.options.ascii_only
     table = make_table(*_GPU_HEADINGS, "HELD BY / REASON", whole=_GPU_HEADINGS)
     has_room = not console.is_terminal or console.width >= _WIDE
     leases = {lease.id: lease for lease in report.leases}
-    for gpu in report.gpus:
+    for gpu in gpus:
         view = gpu.view
         # Without words that the heading says or that every model has.
         model = (view.name or "unknown").removeprefix("Simulated ").removeprefix("NVIDIA ")

@@ -13,10 +13,10 @@ from typing import Final
 import typer
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
-from gpu_worker_pool.cli.options import Endpoints, Gpus, Json, MemoryPerGpu, Model, Timeout
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Gpus, Json, MemoryPerGpu, Model, Timeout
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus
+from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, by_node, check_any_is_up, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.status_line import StatusLine
 from gpu_worker_pool.cli.tasks import cancel_and_wait
@@ -31,15 +31,21 @@ FIRST_POLL_S: Final = 2.0
 
 class WantedGpus(Wishes):
     def free_in(self, report: PoolReport) -> tuple[GpuReport, ...] | None:
-        """As many free GPUs as are wanted, all at this endpoint; None where there are too few."""
+        """As many free GPUs as are wanted, all on one node; None where there are too few."""
         if not report.is_up or report.view.can_grant is False:
             return None
-        free = [gpu for gpu in report.gpus if self._fits(gpu) and self._is_free(gpu, report)]
-        return tuple(free[: self.gpus]) if len(free) >= self.gpus else None
+        for _, gpus in by_node(report):
+            free = [gpu for gpu in gpus if self._fits(gpu) and self._is_free(gpu, report)]
+            if len(free) >= self.gpus:
+                return tuple(free[: self.gpus])
+        return None
 
     def could_come(self, report: PoolReport) -> bool:
         """Whether this endpoint has as many as are wanted, free or not."""
-        return sum(self._fits(gpu) and self._has_room(gpu, 0.0, report) for gpu in report.gpus) >= self.gpus
+        fitting = (
+            sum(self._fits(gpu) and self._has_room(gpu, 0.0, report) for gpu in gpus) for _, gpus in by_node(report)
+        )
+        return max(fitting, default=0) >= self.gpus
 
     def standing_in(self, report: PoolReport) -> str:
         """How many of the GPUs that fit are free now; where memory is missing, how much of it there is."""
@@ -126,6 +132,7 @@ def wait(
     memory: MemoryPerGpu = None,
     model: Model = None,
     timeout: Timeout = None,
+    fleet: FleetScope = False,
     json: Json = False,
 ) -> int:
     """Wait until GPUs are free, without taking them.
@@ -139,7 +146,8 @@ def wait(
     except ValueError as error:
         raise typer.BadParameter(f"--{error}") from None
     began = time.monotonic()
-    found = Servers(endpoint).run(lambda servers: _wait(servers, wanted, inf if timeout is None else timeout))
+    servers = Servers(endpoint, is_fleet=fleet)
+    found = servers.run(lambda servers: _wait(servers, wanted, inf if timeout is None else timeout))
     free = () if isinstance(found, TimeOver) else found
     where = free[0].naming.endpoint if free else None
     if json:

@@ -12,14 +12,19 @@ from gpu_worker_pool.wire.pool import PoolGpu
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How people call the GPUs of an endpoint: `2`, or `server1:2` where there are several endpoints."""
+    """How people call the GPUs of an endpoint: `2`, or `server1:2` where there are several endpoints. Those of a whole
+    fleet are called by their node: `gpu-01:2`.
+    """
 
     endpoint: str
     is_multi: bool
+    is_fleet: bool = False
 
     def id_of(self, gpu: GpuRef | PoolGpu | ObstacleView) -> str:
         """The name of one GPU: its index, or its UUID where there is no index yet."""
         local = gpu.uuid or "?" if gpu.gpu_id is None else str(gpu.gpu_id)
+        if self.is_fleet and gpu.node is not None:
+            return f"{gpu.node}:{local}"
         return f"{self.endpoint}:{local}" if self.is_multi else local
 
     def as_json(self, gpu: GpuRef | PoolGpu | ObstacleView) -> dict[str, Any]:

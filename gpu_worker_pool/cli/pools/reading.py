@@ -10,7 +10,7 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.wire.leases import DrainingLeaseView, WaitingLeaseView
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolView, ThresholdsView
 from gpu_worker_pool.wire.reader import read
-from gpu_worker_pool.wire.same_server import same_as
+from gpu_worker_pool.wire.same_server import pool_key, same_as
 from gpu_worker_pool.wire.statistics import GpuInShort, GpuSummary
 
 from .naming import Naming
@@ -22,7 +22,7 @@ from .servers import ServerAnswer, Servers
 async def ask_pools(servers: Servers, query: str = "") -> list[PoolReport]:
     """The pools of all endpoints, in the order they were given. Those that are down or silent are among them."""
     reports = await servers.each(lambda endpoint: ask_pool(servers, endpoint, query), _without_pool)
-    same = same_as((report.endpoint, report.view.server_id) for report in reports)
+    same = same_as((report.endpoint, pool_key(report.view.server_id, report.view.node)) for report in reports)
     return [replace(report, same_as=same.get(report.endpoint)) for report in reports]
 
 
@@ -30,18 +30,19 @@ async def ask_pool(servers: Servers, endpoint: str, query: str = "") -> PoolRepo
     """The pool of one endpoint; of a server without leases, what its statistics show."""
     answer = await servers.ask(endpoint, f"/pool{query}")
     if answer.status != HTTPStatus.NOT_FOUND:
-        return read_pool(answer, is_multi=servers.config.is_multi)
+        naming = servers.naming(endpoint)
+        return read_pool(answer, is_multi=naming.is_multi, is_fleet=naming.is_fleet)
     return _read_summary(await servers.ask(endpoint, "/gpu/summary"), servers.config)
 
 
-def read_pool(answer: ServerAnswer, *, is_multi: bool) -> PoolReport:
+def read_pool(answer: ServerAnswer, *, is_multi: bool, is_fleet: bool = False) -> PoolReport:
     view = read(PoolView, answer.data, clean=plain) if answer.is_ok else None
     if view is None:
         return _without_pool(answer)
     if answer.data["gpus"] and not view.gpus:
         error = "it shows GPUs that cannot be read; is it a newer version, or another kind of server?"
         return PoolReport(answer.endpoint, answer.url, error, answer.status)
-    naming = Naming(answer.endpoint, is_multi)
+    naming = Naming(answer.endpoint, is_multi, is_fleet)
     return PoolReport(
         answer.endpoint,
         answer.url,
@@ -59,12 +60,12 @@ def read_lease(servers: Servers, answer: ServerAnswer) -> LeaseReport | None:
     if view is None:
         return None
     leaving = read(DrainingLeaseView, answer.data, clean=plain) if view.state == "draining" else None
-    return LeaseReport(Naming(answer.endpoint, servers.config.is_multi), leaving or view)
+    return LeaseReport(servers.naming(answer.endpoint), leaving or view)
 
 
 def read_gpu(servers: Servers, answer: ServerAnswer) -> GpuReport | None:
     view = read(PoolGpu, answer.data, clean=plain)
-    return None if view is None else GpuReport(Naming(answer.endpoint, servers.config.is_multi), view)
+    return None if view is None else GpuReport(servers.naming(answer.endpoint), view)
 
 
 def _without_pool(answer: ServerAnswer) -> PoolReport:

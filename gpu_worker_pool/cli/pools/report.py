@@ -53,6 +53,7 @@ class GpuReport:
         view, percent = self.view, self.memory_percent
         return {
             **self.naming.as_json(view),
+            "node": view.node,
             "state": view.state,
             "reason": view.reason,
             "memory_total_mb": view.memory_total_mb,
@@ -225,6 +226,7 @@ class PoolReport:
             "has_leases": self.has_leases if self.is_up else None,
             "same_as": self.same_as,
             "node": self.view.node,
+            "fleet": None if self.view.fleet is None else asdict(self.view.fleet),
             "source": self.view.source,
             "is_simulated": self.is_simulated,
             "can_grant": self.can_grant,
@@ -238,6 +240,28 @@ class PoolReport:
         }
 
 
+def fleet_line(report: PoolReport) -> str | None:
+    """Which fleet a pool belongs to, who leads it, and how to see all of it; None where it belongs to none."""
+    fleet = report.view.fleet
+    if fleet is None:
+        return None
+    led = f"led by {fleet.leader}" if fleet.leader else "nobody is known to lead it"
+    name = "a fleet that it does not know yet" if fleet.id is None else f"fleet {fleet.id[:8]}"
+    if report.view.node is None:
+        return f"All boxes of {name}, {led}; `gpu-pool fleet` lists them"
+    return f"A box of {name}, {led}; --fleet shows all of it"
+
+
+def by_node(report: PoolReport) -> list[tuple[str | None, list[GpuReport]]]:
+    """The GPUs of each node; without a name where there is only one."""
+    found: dict[str | None, list[GpuReport]] = {}
+    for gpu in report.gpus:
+        found.setdefault(gpu.view.node, []).append(gpu)
+    if len(found) < 2:
+        return [(None, gpus) for gpus in found.values()]
+    return sorted(found.items(), key=lambda item: item[0] or "")
+
+
 def check_any_is_up(reports: Sequence[PoolReport]) -> None:
     if not any(report.is_up for report in reports):
         raise nobody_answered(
@@ -246,8 +270,13 @@ def check_any_is_up(reports: Sequence[PoolReport]) -> None:
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
-    """All leases, granted and waiting, each server's once."""
-    return [lease for report in reports if report.same_as is None for lease in (*report.leases, *report.queue)]
+    """All leases, granted and waiting, each pool's once: two boxes of a fleet may show the same one."""
+    found: dict[tuple[str, str], LeaseReport] = {}
+    for report in reports:
+        if report.same_as is None:
+            for lease in (*report.leases, *report.queue):
+                found.setdefault((report.view.pool_id or report.endpoint, lease.id), lease)
+    return list(found.values())
 
 
 def show_clock(at: float | None, now: float) -> str:

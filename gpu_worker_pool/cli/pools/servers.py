@@ -15,7 +15,12 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.urls import split_endpoints
 from gpu_worker_pool.wire.transport import CallFailed, Transport
 
+from .naming import Naming
+
 T = TypeVar("T")
+FLEET: Final = "/fleet"
+# Calls that exist for a box and for its whole fleet.
+_OF_POOLS: Final = ("/pool", "/leases", "/usage", "/timeline", "/quotas", "/bookings", "/admin/")
 # How long the others are waited for when one server has answered: so long, or so many times as long as that one took.
 _GRACE_S: Final = 1.0
 _GRACE_RATIO: Final = 2.0
@@ -55,13 +60,21 @@ def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
 
 
 class Servers:
-    """All configured endpoints, asked side by side: one that is silent does not delay the others."""
+    """All configured endpoints, asked side by side: one that is silent does not delay the others.
 
-    def __init__(self, endpoints: Sequence[str] | None = None, *, timeout_s: float | None = None) -> None:
+    `is_fleet`: calls mean the whole fleet that an endpoint belongs to; at one that belongs to none, that server.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str] | None = None, *, timeout_s: float | None = None, is_fleet: bool = False
+    ) -> None:
         try:
             self.config = ClientConfig.build(**client_options(endpoints))
         except ValueError as error:
             raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
+        self.is_fleet = is_fleet
+        # What goes before the path of a call that means a pool, by endpoint.
+        self._scopes: dict[str, str] = {}
         self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
         self._transport = Transport(ca_file=self.config.ca_file, is_named=self.config.is_named)
 
@@ -93,6 +106,30 @@ class Servers:
     ) -> ServerAnswer:
         """One call to one endpoint. Never raises for what the server does: see the answer's error."""
         url = self.config.endpoints[endpoint].url
+        scope = await self._scope(endpoint) if self.is_fleet and path.startswith(_OF_POOLS) else ""
+        return await self._call(endpoint, url, f"{scope}{path}", method, body)
+
+    async def ask_url(self, url: str, path: str) -> ServerAnswer:
+        """A GET to a server that is not among the endpoints. No token is sent: it is for the endpoints."""
+        return await self._call("", url.rstrip("/"), path, "GET", None)
+
+    def naming(self, endpoint: str) -> Naming:
+        """How the GPUs of an endpoint that has been asked are called."""
+        return Naming(endpoint, self.config.is_multi, bool(self._scopes.get(endpoint)))
+
+    async def _scope(self, endpoint: str) -> str:
+        """The calls of the whole fleet, if this server belongs to one."""
+        if endpoint not in self._scopes:
+            answer = await self._call(endpoint, self.config.endpoints[endpoint].url, "/health", "GET", None)
+            data = answer.data if isinstance(answer.data, dict) else {}
+            if "fleet" not in data and answer.status is None:
+                return FLEET  # it does not answer; the call itself says so
+            self._scopes[endpoint] = FLEET if data.get("fleet") else ""
+        return self._scopes[endpoint]
+
+    async def _call(
+        self, endpoint: str, url: str, path: str, method: str, body: Mapping[str, Any] | None
+    ) -> ServerAnswer:
         try:
             reply = await self._transport.call(
                 method, f"{url}{path}", body=body, token=self.config.tokens.get(endpoint), timeout_s=self._timeout_s

@@ -12,7 +12,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.wire.accounting import UsageTotal, UsageView
 from gpu_worker_pool.wire.reader import has_all, read, read_time
-from gpu_worker_pool.wire.same_server import same_as
+from gpu_worker_pool.wire.same_server import pool_key, same_as
 
 from .reading import ask_pool
 from .servers import ServerAnswer, Servers, nobody_answered
@@ -113,7 +113,10 @@ async def _ask_one(servers: Servers, reached: ServerAnswer, path: str) -> tuple[
 
 def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:
     found = list(servers)
-    same = same_as((server.endpoint, server.view.server_id if server.view else None) for server in found)
+    same = same_as(
+        (server.endpoint, pool_key(server.view.server_id, server.view.node) if server.view else None)
+        for server in found
+    )
     return [replace(server, same_as=same.get(server.endpoint)) for server in found]
 
 

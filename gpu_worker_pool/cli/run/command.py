@@ -28,6 +28,23 @@ def run(
     ] = None,
     remote: options.Remote = False,
     new: options.New = False,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            "--nodes",
+            metavar="NUMBER",
+            min=1,
+            max=1024,
+            help="GPUs on each of so many boxes of the fleet, all or nothing.",
+        ),
+    ] = 1,
+    ssh: Annotated[
+        bool, typer.Option("--ssh", help="With --nodes: start the command on the other boxes too, by your own ssh.")
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="With --ssh: pass this variable on; may be given again."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
@@ -39,6 +56,9 @@ def run(
     The command gets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. If CUDA_VISIBLE_DEVICES is set already, only GPUs among
     those are requested. Inside another gpu-pool run or batch, the command uses GPUs of that lease and waits for others
     inside it; --new requests other GPUs. Processes that the command leaves running when it ends are ended too.
+
+    With --nodes the command is started here for the part of this box, with GPU_POOL_NODES, GPU_POOL_NODE_RANK, MASTER_ADDR
+    and MASTER_PORT; on the others `gpu-pool join` starts it, or --ssh does.
 
     Exit codes are those of timeout(1): the command's own; 128+N if signal N ended it; 124 if --timeout passed before
     there was a GPU; 125 if gpu-pool failed or the lease was lost; 126 if the command cannot be run; 127 if there is
@@ -54,6 +74,11 @@ def run(
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
     label = label_text(name) if name else command_label(command)
-    request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, new, time, preemptible)
+    if nodes == 1 and (ssh or env):
+        raise Failure("--ssh and --env are for --nodes; leave them out, or give --nodes 2", USAGE)
+    if env and not ssh:
+        raise Failure("--env needs --ssh; without it, set the variable on the other boxes yourself", USAGE)
+    request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, new, time, preemptible, nodes)
     reporter = RunReporter(is_json=json, is_quiet=quiet)
-    return asyncio.run(Runner(command, request, on_lost, grace, remote, endpoint, reporter).run())
+    runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
+    return asyncio.run(runner.run())

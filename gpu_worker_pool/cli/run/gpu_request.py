@@ -28,6 +28,7 @@ class GpuRequest:
     is_new: bool = False
     time_limit_s: float | None = None
     is_preemptible: bool = False
+    nodes: int = 1
 
 
 async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuRequest, holder_pid: int) -> Assignment:
@@ -45,6 +46,7 @@ async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuReq
             new=request.is_new,
             time_limit=request.time_limit_s,
             preemptible=request.is_preemptible,
+            nodes=request.nodes,
         )
     except NoEndpointAnsweredError:
         raise

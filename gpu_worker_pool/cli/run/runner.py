@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Any
 
 from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.output import err, pass_on_warnings
+from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.holder_mark import mark_names
 
+from .gang import Gang, OtherBoxes, gang_sources, join_line
 from .gpu_request import GpuRequest, acquire, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
 from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, limit_of, warn_command
@@ -40,6 +43,9 @@ class Runner:
     is_remote: bool
     endpoints: Sequence[str] | None
     reporter: RunReporter
+    # On several boxes of a fleet: whether ssh starts the command on the others, and with which variables.
+    uses_ssh: bool = False
+    env_names: Sequence[str] = ()
     _began: float = field(default_factory=monotonic, init=False)
 
     async def run(self) -> int:
@@ -66,6 +72,8 @@ class Runner:
                 warn=self.reporter.warn,
                 note=self.reporter.note,
             )
+        if self.request.nodes > 1:
+            sources = gang_sources(sources)
         with closing(GuardedCommand()) as guarded:
             return await self._acquire_and_run(guarded, sources, signals)
 
@@ -107,9 +115,67 @@ class Runner:
                 if isinstance(acquired, int):
                     return acquired
                 self.reporter.granted(acquired, line.waited_s, has_waited=line.has_waited)
+                if self.request.nodes > 1:
+                    return await self._run_gang(client, servers, acquired, guarded, sources.ttl_s, signals)
                 code = await self._run_on(acquired, guarded, sources.ttl_s, signals)
                 await release(client, acquired)
                 return code
+
+    async def _run_gang(
+        self,
+        client: GPUWorkerPoolClient,
+        servers: Servers,
+        assignment: Assignment,
+        guarded: GuardedCommand,
+        ttl_s: float,
+        signals: Signals,
+    ) -> int:
+        """Run this box's part, and have the others run theirs."""
+        gang, others = await Gang.find(servers, assignment), OtherBoxes(self.env_names)
+        lease_id = assignment.lease_id or ""
+        try:
+            if self.uses_ssh:
+                await others.start(gang, lease_id, self.command)
+            else:
+                self.reporter.note(
+                    f"on {', '.join(gang.others)}, as the same user and in the same directory: "
+                    f"{join_line(lease_id, self.command)}"
+                )
+            if gang.has_part_here and gang.own is not None:
+                assignment.env = {**assignment.node_envs[gang.own], **gang.env(gang.own, os.environ)}
+                return await self._run_on(assignment, guarded, ttl_s, signals)
+            here = gang.own or "this machine"
+            self.reporter.warn(
+                f"{here} has no part in the lease {lease_id} (it is on {', '.join(gang.nodes)}), so nothing is started here; "
+                + ("it lasts until the others have ended" if self.uses_ssh else "Ctrl-C ends the lease")
+            )
+            return await self._hold(assignment, others.wait() if self.uses_ssh else asyncio.Event().wait(), signals)
+        finally:
+            await release(client, assignment)
+            await others.end()
+
+    async def _hold(self, assignment: Assignment, until: Coroutine[Any, Any, Any], signals: Signals) -> int:
+        """Hold the lease for the other boxes, until they have ended, it is lost, or a signal comes."""
+        done = asyncio.ensure_future(until)
+        lost = asyncio.ensure_future(assignment.lost.wait()) if assignment.lost is not None else done
+        ended_by: list[int] = []
+
+        def end(received: Received) -> None:
+            if received.number in ENDING:
+                ended_by.append(received.number)
+                done.cancel()
+
+        try:
+            async with signals.passed_to(end):
+                await asyncio.wait({done, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_and_wait(done, lost)
+        if ended_by:
+            return SIGNAL_BASE + ended_by[0]
+        if not done.cancelled():
+            return int(done.result() or 0)
+        self.reporter.lost(str(lost.result()), is_stopped=True)
+        return FAILED
 
     async def _acquire(
         self, client: GPUWorkerPoolClient, sources: Sources, holder_pid: int, signals: Signals

@@ -22,8 +22,9 @@ from gpu_worker_pool.client.inherited_lease import (
     inherited_lease,
 )
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
+from gpu_worker_pool.config import Scope
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, names_in, select_visible
-from gpu_worker_pool.host.addresses import is_this_machine
+from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
@@ -44,6 +45,8 @@ class Sources:
     ttl_s: float
     # Whether the user named the servers; else there is one, the default.
     is_named: bool = True
+    # Of a server that belongs to a fleet: the GPUs of all its boxes, of this box, or by the number of servers.
+    scope: Scope | None = "box"
 
     def servers(self) -> Servers:
         return Servers(self.urls if self.is_named else None)
@@ -53,7 +56,7 @@ class Sources:
         if self.is_named:
             endpoints = {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
         try:
-            return GPUWorkerPoolClient(**endpoints, on_event=on_event)
+            return GPUWorkerPoolClient(**endpoints, scope=self.scope, on_event=on_event)
         except ValueError as error:
             raise Failure(str(error), USAGE) from None
 
@@ -171,7 +174,8 @@ async def find_sources(
         await _check_not_of_ancestor(servers, among)
     gpu_count = len(gpus if among is None else among)
     config = servers.config
-    return Sources(tuple(urls), config.is_multi, among, gpu_count, config.ttl_s, config.is_named)
+    scope: Scope | None = None if is_remote else "box"
+    return Sources(tuple(urls), config.is_multi, among, gpu_count, config.ttl_s, config.is_named, scope)
 
 
 async def _why_wrong(servers: Servers, answer: ServerAnswer) -> str | None:
@@ -190,10 +194,11 @@ def _why_left_out(answer: ServerAnswer, pool: PoolView | None) -> str:
 
 
 def _is_here(url: str, pool: PoolView | None) -> bool:
-    if pool is not None and pool.machine is not None:
+    # In a fleet the leader answers, which may be on another machine.
+    if pool is not None and pool.machine is not None and pool.fleet is None:
         return pool.machine == machine_fingerprint()
     # A server that is down, or that does not name its machine, is judged by its address.
-    return is_this_machine(urlsplit(url).hostname or "")
+    return is_own_address(urlsplit(url).hostname or "")
 
 
 def _installed_gpus(pool: PoolView | None) -> list[InstalledGpu]:

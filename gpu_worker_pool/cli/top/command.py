@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
-from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import asked_width, out, print_json
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered, wait_for_answers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
@@ -46,6 +46,7 @@ def _interval_s(text: str) -> float:
 def top(
     endpoint: Endpoints = None,
     json: Json = False,
+    fleet: FleetScope = False,
     interval: Annotated[
         float,
         typer.Option(
@@ -80,7 +81,7 @@ def top(
             return await _until_first(_Screen(console, watches, interval, news).run(count), watches)
         return await _until_first(_print(console, watches, interval, count, is_json=json), watches)
 
-    return Servers(endpoint).run(show)
+    return Servers(endpoint, is_fleet=fleet).run(show)
 
 
 async def _until_first(showing: Coroutine[Any, Any, int], watches: list[Watch]) -> int:

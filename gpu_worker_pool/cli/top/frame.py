@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.wire.same_server import same_as
+from gpu_worker_pool.wire.same_server import pool_key, same_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class Frame:
 
 def without_twins(servers: Sequence[ServerState]) -> tuple[ServerState, ...]:
     """The same, with those marked that are an earlier server under another address."""
-    twins = same_as((server.endpoint, server.report.view.server_id if server.report else None) for server in servers)
+    views = [(server.endpoint, server.report.view if server.report else None) for server in servers]
+    twins = same_as((id_, pool_key(view.server_id, view.node) if view else None) for id_, view in views)
     return tuple(
         replace(server, gpus=(), same_as=twins[server.endpoint]) if server.endpoint in twins else server
         for server in servers

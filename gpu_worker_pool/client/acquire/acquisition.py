@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_worker_pool.client.backends.lease_book import (
     Granted,
@@ -18,7 +18,8 @@ from gpu_worker_pool.client.backends.lease_book import (
     Over,
     Queued,
 )
-from gpu_worker_pool.client.endpoints.fleet import Fleet, Member
+from gpu_worker_pool.client.endpoints.known_endpoints import KnownEndpoints
+from gpu_worker_pool.client.endpoints.member import Place
 from gpu_worker_pool.client.inherited_lease import InheritedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.errors import (
@@ -50,13 +51,19 @@ LEAVE_S = 0.5
 NEW_PER_TTL = 12
 
 
-# Releases a lease in the background, once the call that is still under way for it has ended.
-Leave = Callable[[LeaseBook, str, "asyncio.Task[LeaseAnswer] | None"], "asyncio.Task[None]"]
+class Leave(Protocol):
+    """Releases a lease in the background, once the call that is still under way for it has ended."""
+
+    def __call__(
+        self, book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None, *, kept_in: str | None = None
+    ) -> asyncio.Task[None]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    member: Member
+    """A grant, and where it is kept alive."""
+
+    place: Place
     book: LeaseBook
     lease_id: str
     grant: Granted
@@ -66,7 +73,7 @@ class Won:
 class Acquisition:
     def __init__(
         self,
-        fleet: Fleet,
+        known: KnownEndpoints,
         lease_id: str,
         request: Request,
         leave: Leave,
@@ -75,21 +82,17 @@ class Acquisition:
         inside: InheritedLease | None = None,
         on_queued: Callable[[str, str, str], None],
     ) -> None:
-        self._fleet = fleet
+        self._known = known
         self._lease_id = lease_id
         self._request = request
         self._leave = leave
         self._tally = tally
-        # The endpoints that may be asked. Inside a lease that is the one which knows the lease.
-        self._members = fleet.members
-        if inside is not None:
-            known = [member for member in fleet.members.values() if inside.is_at(member.endpoint.url)]
-            self._members = {member.id: member for member in known[:1]}
+        self._inside = inside
         # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()
-        self._tasks: dict[asyncio.Task[LeaseAnswer], tuple[Member, LeaseBook]] = {}
-        self._asked: dict[str, tuple[Member, LeaseBook]] = {}
+        self._tasks: dict[asyncio.Task[LeaseAnswer], tuple[Place, LeaseBook]] = {}
+        self._asked: dict[str, tuple[Place, LeaseBook]] = {}
         self._granted_at: set[str] = set()
         # The same id everywhere, except where that lease has ended and another one takes its place.
         self._ids: dict[str, str] = {}
@@ -128,10 +131,11 @@ class Acquisition:
 
     async def _race(self, *, is_patient: bool) -> Won:
         # One after the other, in the order of the strategy, as long as they answer.
-        for member in self._fleet.order():
-            if member.id not in self._members:
+        order = self._known.order() if self._inside is None else self._places()
+        for place in order:
+            if not place.is_healthy:
                 continue
-            self._start(member, self._ask(member))
+            self._start(place, self._ask(place))
             won = await self._next(PATIENCE_S)
             if won is not None:
                 return won
@@ -140,33 +144,55 @@ class Acquisition:
         self._tally.waiting.add(self._lease_id)
         while True:
             self._go_on()
-            won = await self._next(self._until_ask_again(), self._fleet.changed())
+            won = await self._next(self._until_ask_again(), self._known.changed())
             if won is not None:
                 return won
 
-    def _start(self, member: Member, answer: Coroutine[Any, Any, LeaseAnswer]) -> None:
+    def _places(self) -> list[Place]:
+        """Where it may be asked for. Inside a lease that is the one endpoint which knows the lease."""
+        inside = self._inside
+        if inside is None:
+            return self._known.places()
+        known = [member for member in self._known.members.values() if inside.is_at(member.endpoint.url)]
+        return [Place(member) for member in known[:1]]
+
+    def _is_refused(self) -> bool:
+        return self._refused.keys() >= {place.key for place in self._places()}
+
+    def _start(self, place: Place, answer: Coroutine[Any, Any, LeaseAnswer]) -> None:
         task = asyncio.ensure_future(answer)
-        self._tasks[task] = (member, member.book)
+        self._tasks[task] = (place, place.book)
 
-    async def _ask(self, member: Member) -> LeaseAnswer:
-        book = member.book
-        self._asked[member.id] = (member, book)
-        return await book.ask(self._id_at(member), self._request)
+    async def _ask(self, place: Place) -> LeaseAnswer:
+        book = place.book
+        if any(self._is_other_box(place, asked) for asked, _ in self._asked.values()):
+            # In one pool an id is one request, and this one is for the GPUs of another box.
+            self._ids.setdefault(place.key, f"{self._lease_id}-{next(self._numbers)}")
+        self._asked[place.key] = (place, book)
+        return await book.ask(self._id_at(place), self._request)
 
-    def _id_at(self, member: Member) -> str:
-        return self._ids.get(member.id, self._lease_id)
+    @staticmethod
+    def _is_other_box(place: Place, asked: Place) -> bool:
+        """Whether these are two boxes of one pool, and each is asked for its own GPUs."""
+        one, other = place.seen, asked.seen
+        is_same_pool = one.pool_id is not None and one.pool_id == other.pool_id
+        is_same_box = (one.server_id, one.node) == (other.server_id, other.node)
+        return is_same_pool and not is_same_box and place.fleet is None and asked.fleet is None
+
+    def _id_at(self, place: Place) -> str:
+        return self._ids.get(place.key, self._lease_id)
 
     def _go_on(self) -> None:
         """Wait at every endpoint that has the request in its queue; ask every other one that is up."""
-        busy = {member.id for member, _ in self._tasks.values()}
+        busy = {place.key for place, _ in self._tasks.values()}
         now = boot_time()
-        for member in self._members.values():
-            if member.id in busy or member.id in self._refused:
+        for place in self._places():
+            if place.key in busy or place.key in self._refused:
                 continue
-            if member.id in self._waiting_at:
-                self._start(member, self._asked[member.id][1].wait(self._id_at(member), self._request, WAIT_S))
-            elif member.endpoint.is_healthy and now >= self._ask_again_at.get(member.id, now):
-                self._start(member, self._ask(member))
+            if place.key in self._waiting_at:
+                self._start(place, self._asked[place.key][1].wait(self._id_at(place), self._request, WAIT_S))
+            elif place.is_healthy and now >= self._ask_again_at.get(place.key, now):
+                self._start(place, self._ask(place))
 
     def _until_ask_again(self) -> float | None:
         now = boot_time()
@@ -179,95 +205,105 @@ class Acquisition:
         if change is not None:
             waiting.add(change)
         done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._fleet.is_stopping:
+        if self._known.is_stopping:
             raise RuntimeError("the client was stopped while this request waited")
         won: Won | None = None
         for task in [task for task in self._tasks if task in done]:
-            member, book = self._tasks.pop(task)
-            found = await self._take_in(task, member, book)
+            place, book = self._tasks.pop(task)
+            found = await self._take_in(task, place, book)
             won = won or found
-        if won is None and self._refused.keys() >= self._members.keys():
+        if won is None and self._is_refused():
             has_granted = self._granted_at & self._refused.keys() != set()
-            raise RequestRefusedError(self._refused, has_granted=has_granted, was_ended=self._was_ended)
+            refused = {self._name_of(key): reason for key, reason in self._refused.items()}
+            raise RequestRefusedError(refused, has_granted=has_granted, was_ended=self._was_ended)
         return won
 
-    async def _take_in(self, task: asyncio.Task[LeaseAnswer], member: Member, book: LeaseBook) -> Won | None:
-        self._waiting_at.pop(member.id, None)
+    def _name_of(self, key: str) -> str:
+        """The endpoint that was asked there."""
+        return self._asked[key][0].id
+
+    async def _take_in(self, task: asyncio.Task[LeaseAnswer], place: Place, book: LeaseBook) -> Won | None:
+        self._waiting_at.pop(place.key, None)
         try:
             answer = task.result()
         except EndpointError as error:
             if error.status is not None and 300 <= error.status < 400:
-                self._refused[member.id] = error.reason
+                self._refused[place.key] = error.reason
             else:
-                self._fail(member, error)
+                self._fail(place, error)
             return None
-        self._failures.pop(member.id, None)
+        self._failures.pop(place.key, None)
         match answer:
             case Granted():
-                self._granted_at.add(member.id)
-                return await self._make_sure(member, book, answer)
+                self._granted_at.add(place.key)
+                return await self._make_sure(place, book, answer)
             case Queued():
-                self._waiting_at[member.id] = answer
-                place = (member.id, self._id_at(member))
-                if place not in self._told:
-                    self._told.add(place)
-                    self._on_queued(*place, answer.reason)
+                self._waiting_at[place.key] = answer
+                lease_id = self._id_at(place)
+                if (place.key, lease_id) not in self._told:
+                    self._told.add((place.key, lease_id))
+                    self._on_queued(place.id, lease_id, answer.reason)
             case NeverGranted():
-                self._refused[member.id] = answer.reason
+                self._refused[place.key] = answer.reason
             case NotBelieved():
-                self._disbelieve(member, answer.reason)
+                self._disbelieve(place, answer.reason)
             case Over():
-                self._ask_under_new_id(member, answer)
+                self._ask_under_new_id(place, answer)
         return None
 
-    def _disbelieve(self, member: Member, reason: str) -> None:
+    def _disbelieve(self, place: Place, reason: str) -> None:
         """Use nothing that this endpoint grants, and have it released."""
-        self._granted_at.add(member.id)
-        self._refused[member.id] = f"its grant is not used, because {reason}"
-        fields = {"lease_id": self._id_at(member), "endpoint": member.id}
+        self._granted_at.add(place.key)
+        self._refused[place.key] = f"its grant is not used, because {reason}"
+        fields = {"lease_id": self._id_at(place), "endpoint": place.id}
         # Where no other endpoint is left, the error says it.
-        level = logging.INFO if self._refused.keys() >= self._members.keys() else logging.WARNING
-        logger.log(level, "endpoint %s: %s", member.id, self._refused[member.id], extra=fields)
+        level = logging.INFO if self._is_refused() else logging.WARNING
+        logger.log(level, "endpoint %s: %s", place.id, self._refused[place.key], extra=fields)
 
-    def _ask_under_new_id(self, member: Member, over: Over) -> None:
+    def _ask_under_new_id(self, place: Place, over: Over) -> None:
         """Ask under another id after the lease ended under this one, unless a person ended it."""
         if over.is_final:
-            self._refused[member.id] = over.words
+            self._refused[place.key] = over.words
             self._was_ended = True
             return
-        ended_id = self._id_at(member)
-        fields = {"lease_id": ended_id, "endpoint": member.id}
-        logger.info(
-            "lease %s ended at %s (%s); asking under another id", ended_id, member.id, over.reason, extra=fields
-        )
-        self._ids[member.id] = f"{self._lease_id}-{next(self._numbers)}"
-        self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
+        ended_id = self._id_at(place)
+        fields = {"lease_id": ended_id, "endpoint": place.id}
+        logger.info("lease %s ended at %s (%s); asking under another id", ended_id, place.id, over.reason, extra=fields)
+        self._ids[place.key] = f"{self._lease_id}-{next(self._numbers)}"
+        self._ask_again_at[place.key] = boot_time() + ASK_AGAIN_S
 
-    async def _make_sure(self, member: Member, book: LeaseBook, grant: Granted) -> Won | None:
+    async def _make_sure(self, place: Place, book: LeaseBook, grant: Granted) -> Won | None:
         """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
         since = grant.safe_since
         if since is not None and boot_time() - since <= self._request.ttl_s / NEW_PER_TTL:
-            return Won(member, book, self._id_at(member), grant, since)
-        lease_id = self._id_at(member)
+            return self._won(place, book, self._id_at(place), grant, since)
+        lease_id = self._id_at(place)
         try:
             renewal = await book.renew([lease_id])
         except EndpointError as error:
-            self._fail(member, error)
+            self._fail(place, error)
             return None
         if lease_id in renewal.renewed:
-            return Won(member, book, lease_id, grant, renewal.renewed_at)
-        self._ask_under_new_id(member, renewal.lost.get(lease_id, Over("unknown")))
+            return self._won(place, book, lease_id, grant, renewal.renewed_at)
+        self._ask_under_new_id(place, renewal.lost.get(lease_id, Over("unknown")))
         return None
 
-    def _fail(self, member: Member, error: EndpointError) -> None:
-        self._ask_again_at[member.id] = boot_time() + ASK_AGAIN_S
-        self._fleet.note_failure(member, error)
-        times = self._failures.get(member.id, (0, ""))[0] + 1
-        self._failures[member.id] = (times, error.reason)
-        if times == FAILURES_TO_TELL and member.endpoint.is_healthy:
-            fields = {"lease_id": self._id_at(member), "endpoint": member.id}
+    @staticmethod
+    def _won(place: Place, book: LeaseBook, lease_id: str, grant: Granted, since: float) -> Won:
+        if place.fleet is None:
+            return Won(place, book, lease_id, grant, since)
+        home = place.home(grant.gpus[0].key.node)
+        return Won(home, home.book, lease_id, grant, since)
+
+    def _fail(self, place: Place, error: EndpointError) -> None:
+        self._ask_again_at[place.key] = boot_time() + ASK_AGAIN_S
+        self._known.note_failure(error)
+        times = self._failures.get(place.key, (0, ""))[0] + 1
+        self._failures[place.key] = (times, error.reason)
+        if times == FAILURES_TO_TELL and place.is_healthy:
+            fields = {"lease_id": self._id_at(place), "endpoint": place.id}
             text = "endpoint %s has failed this request %d times: %s; it is asked again"
-            logger.warning(text, member.id, times, error.reason.rstrip(". "), extra=fields)
+            logger.warning(text, place.id, times, error.reason.rstrip(". "), extra=fields)
 
     def _leave_the_others(self, won: Won | None) -> list[asyncio.Task[None]]:
         """Release what was requested and is not kept; returns what to wait for. This does not wait itself, so that
@@ -276,38 +312,49 @@ class Acquisition:
         A second grant is released before the caller sees the first. For a place in a queue the winner need not wait; a
         request that gives up waits for all, for a while.
         """
-        under_way = {member.id: task for task, (member, _) in self._tasks.items()}
+        under_way = {place.key: task for task, (place, _) in self._tasks.items()}
         for id_, task in under_way.items():
             if task.done() and not task.cancelled() and task.exception() is None and isinstance(task.result(), Granted):
                 self._granted_at.add(id_)
             if id_ in self._waiting_at:
                 task.cancel()  # a poll; a PUT must arrive, or it would come in after its release
         leaving = {
-            member.id: self._leave(book, self._id_at(member), under_way.get(member.id))
-            for member, book in self._asked.values()
-            if not (self._has_nothing_of_ours(member) or (won is not None and self._is_won_at(won, member)))
+            place.key: self._leave(
+                book, self._id_at(place), under_way.get(place.key), kept_in=self._kept_in(won, place)
+            )
+            for place, book in self._asked.values()
+            if not (self._has_nothing_of_ours(place) or (won is not None and self._is_won_at(won, place)))
         }
         return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
 
-    def _has_nothing_of_ours(self, member: Member) -> bool:
+    def _has_nothing_of_ours(self, place: Place) -> bool:
         """Whether the endpoint refused the request, answered every call, and never had the request in its queue."""
-        has_queued = any(id_ == member.id for id_, _ in self._told)
-        has_answered = member.id in self._refused and member.id not in self._ask_again_at
-        return has_answered and not has_queued and member.id not in self._granted_at
+        has_queued = any(id_ == place.key for id_, _ in self._told)
+        has_answered = place.key in self._refused and place.key not in self._ask_again_at
+        return has_answered and not has_queued and place.key not in self._granted_at
 
-    def _is_won_at(self, won: Won, member: Member) -> bool:
-        """Whether this is where the lease was won: one server may go by several names, and one id there is one lease."""
-        if member is won.member:
+    def _is_won_at(self, won: Won, place: Place) -> bool:
+        """Whether this is where the lease was won: one server may go by several names, one pool may have several servers,
+        and one id there is one lease.
+        """
+        if place.key == won.place.key:
             return True
-        server_id = member.view.server_id
-        return server_id is not None and server_id == won.member.view.server_id and self._id_at(member) == won.lease_id
+        if self._id_at(place) != won.lease_id:
+            return False
+        one, other = place.seen, won.place.seen
+        is_same_pool = one.pool_id is not None and one.pool_id in (other.pool_id, won.grant.pool_id)
+        return is_same_pool or (one.server_id is not None and one.server_id == other.server_id)
+
+    def _kept_in(self, won: Won | None, place: Place) -> str | None:
+        """The pool in which the id that is to be released here is a lease that is kept."""
+        return won.grant.pool_id if won is not None and self._id_at(place) == won.lease_id else None
 
     def _too_late(self, waited_s: float) -> WorkerTimeoutError | ServiceUnavailableError:
-        if not self._fleet.is_up:
-            return NoEndpointAnsweredError(self._fleet.reasons(), waited_s=round(waited_s, 3))
-        reasons = [f"{id_}: {queued.reason}" for id_, queued in self._waiting_at.items()]
-        reasons += [f"{id_}: {reason}" for id_, reason in self._refused.items()]
-        reasons += [f"{id_}: {reason}" for id_, (_, reason) in self._failures.items() if id_ not in self._refused]
-        silent = {member.id for member, _ in self._tasks.values()} - self._waiting_at.keys() - self._failures.keys()
-        reasons += [f"{id_}: it has not answered" for id_ in sorted(silent)]
+        if not self._known.is_up:
+            return NoEndpointAnsweredError(self._known.reasons(), waited_s=round(waited_s, 3))
+        why = {key: queued.reason for key, queued in self._waiting_at.items()} | self._refused
+        why |= {key: reason for key, (_, reason) in self._failures.items() if key not in self._refused}
+        silent = sorted(place.key for place, _ in self._tasks.values() if place.key not in why)
+        why |= dict.fromkeys(silent, "it has not answered")
+        reasons = [f"{self._name_of(key)}: {reason}" for key, reason in why.items()]
         return WorkerTimeoutError(waited_s=round(waited_s, 3), reason="; ".join(reasons) or "no endpoint granted it")

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
 from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
@@ -23,7 +24,7 @@ class Releases:
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
-        self._under_way: dict[asyncio.Task[None], tuple[str | None, str]] = {}
+        self._under_way: dict[asyncio.Task[None], tuple[LeaseBook | None, str]] = {}
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -35,10 +36,13 @@ class Releases:
         under_way: asyncio.Task[LeaseAnswer] | None = None,
         *,
         is_local: bool = False,
+        kept_in: str | None = None,
     ) -> asyncio.Task[None]:
-        """Release a lease, once the call that is still under way for it has ended. `is_local`: it has no TTL."""
-        task = asyncio.create_task(release_lease(book, lease_id, under_way), name="gpu-lease-release")
-        self._under_way[task] = (book.endpoint_id if is_local else None, lease_id)
+        """Release a lease, once the call that is still under way for it has ended. `is_local`: it has no TTL. In the pool
+        `kept_in` this id is a lease that is kept: if that pool answers here, nothing is released.
+        """
+        task = asyncio.create_task(release_lease(book, lease_id, under_way, kept_in), name="gpu-lease-release")
+        self._under_way[task] = (book if is_local and book.endpoint_id is not None else None, lease_id)
         task.add_done_callback(self._under_way.pop)
         return task
 
@@ -50,7 +54,7 @@ class Releases:
             if self._under_way:
                 await asyncio.wait(self._under_way, timeout=wait_s)
         finally:
-            left = [(endpoint_id, lease_id) for endpoint_id, lease_id in self._under_way.values() if endpoint_id]
+            left = [(book, lease_id) for book, lease_id in self._under_way.values() if book is not None]
             for task in self._under_way:
                 task.cancel()
             if left:
@@ -58,17 +62,30 @@ class Releases:
                 threading.Thread(target=_go_on, args=(self._config, left), name=name, daemon=True).start()
 
 
-def _go_on(config: ClientConfig, left: Sequence[tuple[str, str]]) -> None:
+def _go_on(config: ClientConfig, left: Sequence[tuple[LeaseBook, str]]) -> None:
+    """Go on with these in another loop, which needs connections of its own."""
+
     async def release_all() -> None:
         async with Transport(ca_file=config.ca_file, is_named=config.is_named) as transport:
-            books = {id_: ServerLeases(Endpoint(id_, config.endpoints[id_], transport, config)) for id_, _ in left}
-            await asyncio.gather(*(release_lease(books[id_], lease_id, None) for id_, lease_id in left))
+            endpoints = {id_: Endpoint(id_, url, transport, config) for id_, url in config.endpoints.items()}
+            await asyncio.gather(*(release_lease(_again(book, endpoints), lease_id, None) for book, lease_id in left))
 
     asyncio.run(release_all())
 
 
-async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None) -> None:
-    """Release it, once the call that is still under way for it has ended, whatever its outcome."""
+def _again(book: LeaseBook, endpoints: Mapping[str, Endpoint]) -> LeaseBook:
+    if not isinstance(book, FleetLeases):
+        return ServerLeases(endpoints[book.endpoint_id or ""])
+    entries = [ServerLeases(endpoints[id_], book.fleet_id) for id_ in book.endpoint_ids]
+    return FleetLeases(book.fleet_id, endpoints[book.endpoint_id], lambda: entries)
+
+
+async def release_lease(
+    book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None, kept_in: str | None = None
+) -> None:
+    """Release it, once the call that is still under way for it has ended, whatever its outcome. In the pool `kept_in` the
+    id is a lease that is kept.
+    """
     if under_way is not None:
         try:
             await asyncio.wait([under_way])
@@ -80,7 +97,9 @@ async def release_lease(book: LeaseBook, lease_id: str, under_way: asyncio.Task[
     try:
         for attempt in itertools.count():
             try:
-                await book.release(lease_id)
+                # A server may have joined that pool since it was asked.
+                if kept_in is None or await book.pool_id() != kept_in:
+                    await book.release(lease_id)
             except EndpointError as error:
                 reason, endpoint_id = error.reason, error.endpoint_id
                 # Without an answer the lease may be there still, and would stay as long as this process.

@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.gpu_names import is_gpu_name
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
-from gpu_worker_pool.wire.leases import GpuRef, LeaseView
+from gpu_worker_pool.wire.leases import GangLeaseView, GpuRef
 from gpu_worker_pool.wire.reader import has_all
 
 DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
@@ -32,9 +32,11 @@ class NotReadYet(Exception):  # noqa: N818 - an event
     """A server that has just started has not read the index of a GPU yet; it is asked again."""
 
 
-def check_grant(lease: LeaseView, data: Mapping[str, Any], request: Request) -> tuple[tuple[Gpu, ...], dict[str, str]]:
-    """The GPUs of an active lease, and the environment that shows a process these and no others. `data` is the body
-    that `lease` was read from.
+def check_grant(
+    lease: GangLeaseView, data: Mapping[str, Any], request: Request
+) -> tuple[tuple[Gpu, ...], dict[str, str], dict[str, dict[str, str]]]:
+    """The GPUs of an active lease, and the environment that shows a process these and no others; for a lease on several
+    nodes, that of each node, and the first one's is that of the lease. `data` is the body that `lease` was read from.
     """
     wishes = request.wishes
     if not has_all(lease, data, "gpus") or any(map(_is_odd, lease.gpus, data["gpus"])):
@@ -42,9 +44,9 @@ def check_grant(lease: LeaseView, data: Mapping[str, Any], request: Request) -> 
     if not lease.gpus or any(ref.gpu_id is None for ref in lease.gpus):
         raise NotReadYet("its answer grants no GPU that it can name")
     gpus = tuple(Gpu(GpuKey(ref.node or "", ref.uuid), ref.gpu_id or 0, ref.name or "") for ref in lease.gpus)
-    if len(gpus) != wishes.gpus:
-        raise UnbelievableGrant(f"it grants {len(gpus)} GPUs, and {wishes.gpus} were asked for")
-    if len({gpu.key.uuid for gpu in gpus}) < len(gpus) or len({gpu.index for gpu in gpus}) < len(gpus):
+    if len(gpus) != wishes.total_gpus:
+        raise UnbelievableGrant(f"it grants {len(gpus)} GPUs, and {wishes.total_gpus} were asked for")
+    if len({gpu.key for gpu in gpus}) < len(gpus) or len({(gpu.key.node, gpu.index) for gpu in gpus}) < len(gpus):
         raise UnbelievableGrant("it grants the same GPU twice")
     fence = data.get("fence")
     # Nothing that compares fences could do so with another kind of value.
@@ -58,7 +60,14 @@ def check_grant(lease: LeaseView, data: Mapping[str, Any], request: Request) -> 
         raise UnbelievableGrant(
             f"its lease does not end, and a limit of {show_span(request.time_limit_s)} was asked for"
         )
-    return gpus, _environment(lease.env, gpus)
+    if wishes.nodes == 1:
+        return gpus, environment(lease.env, gpus), {}
+    nodes = list(dict.fromkeys(gpu.key.node for gpu in gpus))
+    parts = {part.node: part for part in lease.nodes}
+    if len(nodes) != wishes.nodes or set(nodes) != set(parts):
+        raise UnbelievableGrant(f"it grants GPUs on {len(nodes)} nodes, and {wishes.nodes} were asked for")
+    by_node = {node: environment(parts[node].env, [gpu for gpu in gpus if gpu.key.node == node]) for node in nodes}
+    return gpus, by_node[nodes[0]], by_node
 
 
 def _is_odd(ref: GpuRef, data: Mapping[str, Any]) -> bool:
@@ -67,7 +76,8 @@ def _is_odd(ref: GpuRef, data: Mapping[str, Any]) -> bool:
     return not ref.uuid or not is_index or not all(len(text) <= MAX_TEXT and is_printable(text) for text in texts)
 
 
-def _environment(env: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
+def environment(env: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
+    """The variables of `env` that show a process these GPUs; UnbelievableGrant where they name others."""
     if env.get(DEVICE_ORDER, PCI_ORDER) != PCI_ORDER:
         raise UnbelievableGrant(f"its {DEVICE_ORDER} is not {PCI_ORDER}")
     visible = env.get(VISIBLE_DEVICES, "")

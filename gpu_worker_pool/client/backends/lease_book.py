@@ -17,7 +17,7 @@ class Granted:
     """The lease is ours. Its TTL has certainly not begun before `safe_since`; None where that is not known.
 
     `is_local`: no TTL runs against it, because the server watches the holder's process. `ends_at` is when its time limit
-    ends it, by the clock of this machine.
+    ends it, by the clock of this machine. `pool_id` identifies the pool; None where it says nothing of itself.
     """
 
     gpus: tuple[Gpu, ...]
@@ -26,6 +26,9 @@ class Granted:
     safe_since: float | None
     is_local: bool = False
     ends_at: datetime | None = None
+    pool_id: str | None = None
+    # The environment on each node, where there are several.
+    node_envs: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,10 @@ class LeaseBook(Protocol):
 
     # Whether a lease ends unless it is renewed.
     needs_heartbeat: bool
-    # The endpoint whose server has the leases; None where they end with the client.
-    endpoint_id: str | None
+
+    @property
+    def endpoint_id(self) -> str | None:
+        """The endpoint whose server has the leases; None where they end with the client."""
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""
@@ -93,3 +98,6 @@ class LeaseBook(Protocol):
 
     async def release(self, lease_id: str) -> None:
         """Release the lease, or leave the queue; a lease that is unknown there counts as released."""
+
+    async def pool_id(self) -> str | None:
+        """The pool that answers there now; None where it says nothing of itself."""

@@ -150,6 +150,9 @@ class OwnLeases:
     async def release(self, lease_id: str) -> None:
         await self._driver.do(cmd.Release(lease_id, is_holder=True))
 
+    async def pool_id(self) -> str | None:
+        return None
+
     def _answer(self, lease_id: str) -> LeaseAnswer:
         match lease := self.state.find(lease_id):
             case ActiveLease():

@@ -25,7 +25,7 @@ from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.leases import ActiveLeaseView, EndWarning, LeaseView, RenewAnswer
+from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, LeaseView, RenewAnswer
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 from gpu_worker_pool.wire.transport import Reply
@@ -65,25 +65,32 @@ _own_facts = lru_cache(maxsize=1)(_facts_of)
 
 
 class ServerLeases:
+    """The leases of one endpoint; with a `fleet_id`, those of its whole fleet, of which it is an entry point."""
+
     needs_heartbeat = True
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, fleet_id: str | None = None, marks: HolderMarks | None = None) -> None:
+        self.endpoint = self._endpoint = endpoint
         self.endpoint_id: str | None = endpoint.id
+        self._scope = "" if fleet_id is None else "/fleet"
         # Whether the server holds the answer to a renewal; an older one refuses to be asked.
         self._holds_renewals = True
-        self._marks = HolderMarks()
+        self._marks = marks or HolderMarks()
         # Which server granted each lease. Another one may answer at the same address later.
         self._granters: dict[str, Granter] = {}
         self._strangers: set[Granter] = set()
+        # An entry point knows the leases that others have granted too, as long as it is one of the same fleet.
+        self._any_granter = None if fleet_id is None else Granter(fleet_id)
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         is_local = is_this_machine(self._endpoint.url.host)
-        reply = await self._endpoint.call("PUT", f"/leases/{lease_id}", body=_body(request, is_local=is_local))
+        reply = await self._endpoint.call(
+            "PUT", f"{self._scope}/leases/{lease_id}", body=_body(request, is_local=is_local)
+        )
         return self._answer(reply, lease_id, request)
 
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
-        reply = await self._endpoint.call("GET", f"/leases/{lease_id}?wait_s={wait_s:g}", extra_s=wait_s)
+        reply = await self._endpoint.call("GET", f"{self._scope}/leases/{lease_id}?wait_s={wait_s:g}", extra_s=wait_s)
         if reply.status == 404:
             return Over("the server does not know it any more")
         return self._answer(reply, lease_id, request)
@@ -93,7 +100,9 @@ class ServerLeases:
             wait_s = 0.0
         form = RenewForm(ids=tuple(lease_ids), wait_s=wait_s, warned=tuple(warned))
         body = {name: value for name, value in asdict(form).items() if value}  # an older server knows only the ids
-        reply = await self._endpoint.call("POST", "/leases/renew", body=body, extra_s=wait_s, is_vital=True)
+        reply = await self._endpoint.call(
+            "POST", f"{self._scope}/leases/renew", body=body, extra_s=wait_s, is_vital=True
+        )
         if wait_s and reply.status == 422:
             self._holds_renewals = False
             return await self.renew(lease_ids, warned=warned)
@@ -117,18 +126,25 @@ class ServerLeases:
 
     async def release(self, lease_id: str) -> None:
         self._marks.drop(lease_id)
-        reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}?as=holder", is_vital=True)
+        path = f"{self._scope}/leases/{lease_id}"
+        reply = await self._endpoint.call("DELETE", f"{path}?as=holder", is_vital=True)
         if reply.status == 422:  # an older server does not know who releases
-            reply = await self._endpoint.call("DELETE", f"/leases/{lease_id}", is_vital=True)
+            reply = await self._endpoint.call("DELETE", path, is_vital=True)
         if reply.status not in {200, 404}:
             raise self._endpoint.error(reply.detail, status=reply.status)
-        if reply.status == 404 and lease_id in self._granters:
-            # The server that granted it may come back, and has the lease still.
-            reply = await self._endpoint.call("GET", "/pool?queue=0&leases=0", is_vital=True)
-            pool = read(PoolView, reply.data, clean=plain) if reply.status == 200 else None
-            if not self._is_granter(lease_id, Granter.of(reply, pool.pool_id if pool else None)):
-                raise self._endpoint.error("another server answers")
+        is_known = lease_id in self._granters or self._any_granter is not None
+        # The server that granted it may come back, and has the lease still.
+        if reply.status == 404 and is_known and not self._is_granter(lease_id, await self._answering()):
+            raise self._endpoint.error("another server answers")
         self._forget(lease_id)
+
+    async def pool_id(self) -> str | None:
+        return (await self._answering()).pool_id
+
+    async def _answering(self) -> Granter:
+        reply = await self._endpoint.call("GET", "/pool?queue=0&leases=0", is_vital=True)
+        pool = read(PoolView, reply.data, clean=plain) if reply.status == 200 else None
+        return Granter.of(reply, pool.pool_id if pool else None)
 
     def _forget(self, lease_id: str) -> None:
         self._marks.drop(lease_id)
@@ -136,7 +152,7 @@ class ServerLeases:
 
     def _is_granter(self, lease_id: str, answering: Granter, *, is_whole: bool = True) -> bool:
         """Whether the server that answers granted this lease; if not, that is said once. Not `is_whole`: by its pool only."""
-        granter = self._granters.get(lease_id)
+        granter = self._granters.get(lease_id, self._any_granter)
         if granter is None or (granter if is_whole else Granter(granter.pool_id)).has_answered(answering):
             return True
         if answering not in self._strangers:
@@ -157,7 +173,7 @@ class ServerLeases:
             return NeverGranted(_too_old(reply, request) or reply.detail)
         if reply.status not in {200, 201, 202}:
             raise self._endpoint.error(reply.detail, status=reply.status)
-        lease = read(ActiveLeaseView, reply.data, clean=plain)
+        lease = read(GangLeaseView, reply.data, clean=plain)
         if lease is None:
             raise self._endpoint.error("its answer is not a lease")
         if lease.id != lease_id:
@@ -165,7 +181,7 @@ class ServerLeases:
         match lease.state:
             case "active":
                 try:
-                    gpus, env = check_grant(lease, reply.data, request)
+                    gpus, env, node_envs = check_grant(lease, reply.data, request)
                 except NotReadYet as error:
                     raise self._endpoint.error(str(error)) from None
                 except UnbelievableGrant as error:
@@ -174,7 +190,8 @@ class ServerLeases:
                 self._granters.setdefault(lease.id, Granter.of(reply, lease.pool_id))
                 if is_local and lease.pid == os.getpid():
                     self._marks.add(lease.id, (gpu.key.uuid for gpu in gpus))
-                return Granted(gpus, lease.fence, env, _safe_since(reply, lease), is_local, _ends_at(lease))
+                since, ends_at = _safe_since(reply, lease), _ends_at(lease)
+                return Granted(gpus, lease.fence, env, since, is_local, ends_at, lease.pool_id, node_envs)
             case "queued":
                 return Queued(lease.reason or "")
         return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
@@ -187,7 +204,6 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
     """
     facts = {**asdict(request.wishes), **asdict(request.holder)}
     del facts["process"], facts["node"]  # for the server to find out
-    del facts["nodes"]  # an endpoint is one node
     form = LeaseForm(
         **facts,
         priority=request.priority,
@@ -201,6 +217,8 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
     sent = {name: value for name, value in asdict(form).items() if value is not None and value != {}}
     if not form.preemptible:
         del sent["preemptible"]  # an older server does not know it
+    if form.nodes == 1:
+        del sent["nodes"]  # the same
     return {name: value for name, value in sent.items() if name not in unsaid}
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import has_all, read
 from gpu_worker_pool.wire.statistics import GpuStatistics, GpuSummary
 
 MOST_GPUS = 4096
+MOST_GPUS_OF_A_FLEET = 100_000
 BodyT = TypeVar("BodyT")
 
 # A GPU's UUID, and the worker that was granted it or released it.
@@ -30,12 +32,14 @@ class SeenGpu:
     memory_percent: float | None
     utilization_percent: float | None
     workers: tuple[str, ...] = ()
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SeenPool:
-    """All GPUs of an endpoint, and the requests that wait there: the first by the ids of their leases, and how many in
-    all. `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by.
+    """All GPUs of an endpoint, or of a fleet, and the requests that wait there: the first by the ids of their leases, and
+    how many in all. `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by,
+    and `pool_id` one journal from another. A server `is_in_fleet` whose `fleet_id` is None does not know its fleet yet.
     """
 
     gpus: tuple[SeenGpu, ...] = ()
@@ -43,6 +47,10 @@ class SeenPool:
     queue_length: int = 0
     seen_at: float = -math.inf
     server_id: str | None = None
+    pool_id: str | None = None
+    node: str | None = None
+    is_in_fleet: bool = False
+    fleet_id: str | None = None
 
     @property
     def available(self) -> int:
@@ -60,9 +68,35 @@ class SeenPool:
         return replace(self, gpus=tuple(gpus))
 
 
-def parse_pool(data: object, seen_at: float) -> SeenPool:
+@dataclass
+class CurrentView:
+    """What was seen last, and what this process was granted and released since, each with when."""
+
+    seen: SeenPool = field(default_factory=SeenPool)
+    _taken: dict[Change, float] = field(default_factory=dict)
+    _released: dict[Change, float] = field(default_factory=dict)
+
+    def gpus(self) -> SeenPool:
+        """The GPUs, with the changes that this process made since they were seen."""
+        return self.seen.with_changes(self._taken, self._released)
+
+    def note_taken(self, uuid: str, worker_id: str) -> None:
+        self._taken[uuid, worker_id] = boot_time()
+
+    def note_released(self, uuid: str, worker_id: str) -> None:
+        self._taken.pop((uuid, worker_id), None)
+        self._released[uuid, worker_id] = boot_time()
+
+    def show(self, seen: SeenPool) -> None:
+        """Take in what a poll showed; it includes the changes that this process made before."""
+        self.seen = seen
+        self._taken = {change: at for change, at in self._taken.items() if at >= seen.seen_at}
+        self._released = {change: at for change, at in self._released.items() if at >= seen.seen_at}
+
+
+def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> SeenPool:
     """From /pool of a server with leases; ValueError where it is something else."""
-    pool = _read(PoolView, data, "gpus", also=("leases", "queue"))
+    pool = _read(PoolView, data, "gpus", also=("leases", "queue"), most_gpus=most_gpus)
     workers: dict[str, list[str]] = {}
     for lease in pool.leases:
         if lease.state == "active" and not lease.gpus:
@@ -80,11 +114,22 @@ def parse_pool(data: object, seen_at: float) -> SeenPool:
             else None,
             gpu.utilization_percent,
             tuple(workers.get(gpu.uuid, ())),
+            gpu.node,
         )
         for gpu in pool.gpus
     )
-    queued = tuple(lease.id for lease in pool.queue)
-    return SeenPool(gpus, queued, max(pool.queue_length or 0, len(queued)), seen_at, pool.server_id)
+    queued, fleet = tuple(lease.id for lease in pool.queue), pool.fleet
+    return SeenPool(
+        gpus,
+        queued,
+        max(pool.queue_length or 0, len(queued)),
+        seen_at,
+        pool.server_id,
+        pool.pool_id,
+        pool.node,
+        is_in_fleet=fleet is not None,
+        fleet_id=None if fleet is None else fleet.id,
+    )
 
 
 def parse_summary(data: object, node: str, at: float, totals_mb: Mapping[int, float]) -> list[Reading]:
@@ -113,14 +158,14 @@ def parse_sizes(data: object) -> dict[int, float]:
     return {index: float(total_mb) for index, total_mb in sizes.items() if total_mb is not None and total_mb > 0}
 
 
-def _read(kind: type[BodyT], data: object, gpus: str, also: tuple[str, ...] = ()) -> BodyT:
+def _read(kind: type[BodyT], data: object, gpus: str, also: tuple[str, ...] = (), most_gpus: int = MOST_GPUS) -> BodyT:
     """The body with all of its GPUs; of the other lists, what can be read: a newer server may say more than we know."""
     body = read(kind, data)
     has_lists = isinstance(data, dict) and all(isinstance(data.get(name), list) for name in also)
     if body is None or not has_lists or not has_all(body, data, gpus):
         raise ValueError(f"its answer shows no {gpus}; is this a GPU statistics server?")
     number = len(getattr(body, gpus))
-    if number > MOST_GPUS:
+    if number > most_gpus:
         raise ValueError(f"it shows {number} GPUs, more than one machine has")
     return body
 

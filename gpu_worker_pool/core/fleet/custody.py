@@ -55,9 +55,11 @@ SIGN_OF_LIFE_S = 1.0
 
 @dataclass(slots=True)
 class _Link:
-    """One connection to a leader. `epoch` is None until the leader has answered the announcement."""
+    """One connection to a leader. `epoch` is None until the leader has answered the announcement, and `heard_at` until the
+    time is known at which that is waited for.
+    """
 
-    heard_at: float
+    heard_at: float | None = None
     epoch: int | None = None
     sent_at: float = -inf
     reporting: Reporting = field(default_factory=Reporting)
@@ -121,7 +123,7 @@ class Custody:
         due_at = self._deadlines.next_due_at()
         times = [inf if due_at is None else due_at]
         if self._link is not None:
-            times.append(self._link.heard_at + LEADER_SILENT_S)
+            times.append(-inf if self._link.heard_at is None else self._link.heard_at + LEADER_SILENT_S)
             if self._link.reporting.last is not None:
                 times.append(self._link.sent_at + SIGN_OF_LIFE_S)
         return min(times)
@@ -140,7 +142,7 @@ class Custody:
         gpus: tuple[InventoryGpu, ...] | None,
     ) -> Announce:
         """Begin a connection: this is the first message on it."""
-        self._link = _Link(self._now)
+        self._link = _Link()
         return Announce(
             node=self.node,
             machine_id=self.machine_id,
@@ -301,7 +303,9 @@ class Custody:
             lease = self._leases[lease_id]
             actions += self._ended(LeaseOver(lease_id, lease.fence, EndReason.EXPIRED), lease.gpus)
         link = self._link
-        if link is not None and now >= link.heard_at + LEADER_SILENT_S:
+        if link is not None and link.heard_at is None:
+            link.heard_at = now
+        elif link is not None and link.heard_at is not None and now >= link.heard_at + LEADER_SILENT_S:
             return [*actions, CloseLink(f"the leader has said nothing for {LEADER_SILENT_S:g} s")]
         if link is not None and link.reporting.last is not None and now >= link.sent_at + SIGN_OF_LIFE_S:
             link.sent_at = now

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import aiohttp
 
-from gpu_worker_pool.core.fleet.custody import (
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
+from gpu_worker_pool.core.fleet.custody_actions import (
     CloseLink,
     CustodyAction,
     Drop,
@@ -63,10 +64,18 @@ class Leadership(Protocol):
     def is_leading(self) -> bool:
         """Whether it leads now, and is sure of it."""
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not known who leads."""
+
     def leader_url(self) -> str | None:
         """The leader by the database; None if that is not known."""
 
     def node_of_key(self, key: str) -> str | None:
+        """As in Membership."""
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
         """As in Membership."""
 
 
@@ -158,11 +167,17 @@ class Agent:
     def trouble(self) -> str | None:
         if self.is_leader or self._welcome is not None:
             return None
+        if self._leadership is not None and self._leadership.leader_url() is None and self._leadership.trouble:
+            return self._leadership.trouble
         return f"this box has no connection to a leader of the fleet: {self._search.trouble or 'it looks for one'}"
 
     @property
     def boxes(self) -> Mapping[str, str]:
         return self._boxes
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
+        return {} if self._leadership is None else self._leadership.box_infos
 
     def node_of_key(self, key: str) -> str | None:
         return None if self._leadership is None else self._leadership.node_of_key(key)

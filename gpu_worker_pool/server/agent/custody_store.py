@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from gpu_worker_pool.core.fleet.custody import Custody, CustodyAction, Drop, Keep, NoteOver, NoteSeen
+from gpu_worker_pool.core.fleet.custody import Custody
+from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Drop, Keep, NoteOver, NoteSeen
 from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from math import inf
 
-from gpu_worker_pool.core.fleet.custody import Custody, Renewal, RenewalState
+from gpu_worker_pool.core.fleet.custody import Custody
+from gpu_worker_pool.core.fleet.custody_actions import Renewal, RenewalState
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.turn import Waiters
 from gpu_worker_pool.server.authority.pool import RENEWALS_PER_TTL

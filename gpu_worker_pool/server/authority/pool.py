@@ -61,9 +61,9 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds. The journal of one box is enough.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] = _written_is_confirmed
-        self.node = node
         # The fleet as this box sees it; None on a server without one.
         self.membership: Membership | None = None
+        self.node = node
         self._driver = driver
         self._sampler = sampler
         self._machine = machine
@@ -107,7 +107,14 @@ class Pool:
     def is_led_elsewhere(self) -> bool:
         """Whether another server of the fleet is known to lead: then it is in order that this one grants nothing."""
         fleet = self.fleet()
-        return fleet is not None and fleet.role == "follower" and fleet.leader is not None
+        return fleet is not None and fleet.role != "leader" and fleet.leader is not None
+
+    @property
+    def why_no_grants(self) -> str | None:
+        """Why nothing can be granted to callers of this server, also by its leader; None if GPUs can be."""
+        if self.is_led_elsewhere:
+            return None if self.membership is None else self.membership.trouble
+        return self.trouble
 
     @property
     def past_trouble(self) -> str | None:

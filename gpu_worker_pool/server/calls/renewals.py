@@ -90,7 +90,7 @@ class FleetRenewals:
             raise Refused(403, "This call is for boxes of the fleet; it is not signed with the fleet's key.")
         if membership is None:
             raise Refused(404, "This server belongs to no fleet.")
-        said = read(BoxRenewForm, json.loads(body))
+        said = read(BoxRenewForm, json.loads(body)) or BoxRenewForm(ids=())
         caller = Caller(said.caller, said.is_local, said.is_admin)
         kept = await membership.renew(said.ids, self._may(caller), wait_s=said.wait_s, warned=said.warned)
         return Response(
@@ -173,7 +173,7 @@ class FleetRenewals:
                 return None
             raise
         if answer.status in {401, 403}:
-            raise Denied(answer.status, str(answer.data.get("detail")))
+            raise Denied(401 if answer.status == 401 else 403, str(answer.data.get("detail")))
         return read(RenewAnswer, answer.data) if answer.status == 200 else None
 
     async def _at_box(
@@ -195,6 +195,8 @@ class FleetRenewals:
         if answer is None or answer.status != 200:
             return None
         found = read(BoxRenewAnswer, answer.data)
+        if found is None:
+            return None
         if found.denied:
             raise Denied(
                 403, f"Only their owner or an administrator may renew these leases: {', '.join(found.denied[:5])}."

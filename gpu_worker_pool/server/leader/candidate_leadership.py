@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.server.authority.pool import Pool
 
 from .fleet_leader import FleetLeader
@@ -16,6 +19,14 @@ class CandidateLeadership:
     @property
     def is_leading(self) -> bool:
         return self._leader.is_leading
+
+    @property
+    def trouble(self) -> str | None:
+        return self._pool.trouble
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
+        return self._leader.boxes
 
     def leader_url(self) -> str | None:
         fleet = self._pool.fleet()

@@ -115,7 +115,7 @@ class PageData:
             docs=settings.docs_url.lstrip("/") or None,
             version=VERSION,
             is_brief=is_brief,
-            boxes=box_views(self._pool) if scope.is_fleet else None,
+            boxes=None if self._pool.membership is None else box_views(self._pool),
         )
         return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
 

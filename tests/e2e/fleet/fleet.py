@@ -137,6 +137,19 @@ class Fleet:
         found: Candidate = until(leading, "a candidate leads")
         return found
 
+    def await_boxes(self, number: int | None = None) -> Candidate:
+        """The leader, once so many boxes have joined it, all of them by default, and their GPUs are known."""
+        wanted = len([each for each in self.candidates if each.is_running]) if number is None else number
+
+        def has_joined() -> Candidate | None:
+            leader = self.leader()
+            status, pool = leader.call("GET", "/fleet/pool")
+            known = {gpu["node"] for gpu in pool["gpus"] if gpu["state"] != "unknown"} if status == 200 else set()
+            return leader if len(known) >= wanted else None
+
+        found: Candidate = until(has_joined, f"{wanted} boxes have joined the leader")
+        return found
+
     def others(self, candidate: Candidate) -> list[Candidate]:
         return [each for each in self.candidates if each is not candidate and each.is_running]
 

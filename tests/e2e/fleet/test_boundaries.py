@@ -4,13 +4,14 @@ was not is there as a whole or not at all, and asking again with the same id giv
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.fleet.faults import read, send
-from tests.e2e.fleet.fleet import LIMIT_S, Candidate, Fleet, fleet_of, until
+from tests.e2e.fleet.fleet import LIMIT_S, Box, Candidate, Fleet, fleet_of, until
 from tests.e2e.remembering_client import Client, Died
 from tests.ledger.postgres.server import PostgresServer
 
@@ -20,14 +21,21 @@ def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) ->
     postgres.create_database("boundaries")
     # The first look and those after a release are all there are: what is written depends on the client alone.
     settings = {"SIMULATED_GPUS": "1", "REFRESH_INTERVAL": "60"}
-    with fleet_of(postgres, "boundaries", tmp_path_factory.mktemp("fleet"), size=2, **settings) as fleet:
-        yield fleet
+    folder = tmp_path_factory.mktemp("fleet")
+    with fleet_of(postgres, "boundaries", folder, size=2, **settings) as fleet:
+        # The GPU is on a box that is never killed.
+        listed = ",".join(candidate.url for candidate in fleet.candidates)
+        with Box(listed, folder / "agent", **settings):
+            yield fleet
 
 
 @pytest.fixture(scope="module")
-def client() -> Client:
+def client(fleet: Fleet) -> Client:
     """Of all tests: nothing that one of them was promised may be gone in a later one."""
-    return Client()
+    pool = fleet.await_boxes(3).json("/fleet/pool")
+    client = Client("/fleet")
+    client.among = [gpu["uuid"] for gpu in pool["gpus"] if gpu["node"] == "agent"]
+    return client
 
 
 @pytest.fixture
@@ -36,7 +44,7 @@ def leader(fleet: Fleet, client: Client) -> Candidate:
     for candidate in fleet.candidates:
         if not candidate.is_running:
             candidate.start()
-    leader = fleet.leader()
+    leader = fleet.await_boxes(3)
     client.port = leader.port
     client.clear()
     return leader
@@ -46,9 +54,9 @@ def leader(fleet: Fleet, client: Client) -> Candidate:
 @pytest.mark.parametrize("failpoint", ["before_append", "after_append"])
 def test_killed_at_a_failpoint(fleet: Fleet, client: Client, failpoint: str, times: int) -> None:
     first, second = fleet.candidates
-    # The take-over and the inventory are written first.
-    fleet.let_lead(first, GPU_POOL_FAILPOINT=f"{failpoint}:{times + 2}")
-    client.port = first.port
+    # The take-over is written first. The boxes are known already.
+    fleet.let_lead(first, GPU_POOL_FAILPOINT=f"{failpoint}:{times + 1}")
+    client.port = fleet.await_boxes(3).port
 
     with pytest.raises(Died):  # noqa: PT012 - anywhere in there
         for _ in range(20):
@@ -68,7 +76,7 @@ def test_killed_while_its_append_is_on_its_way(fleet: Fleet, client: Client, lea
     (other,) = fleet.others(leader)
     await_quiet(fleet, client)
     leader.proxy.stop_requests()
-    connection = send(leader, "PUT", "/leases/on-its-way", "{}")
+    connection = send(leader, "PUT", "/fleet/leases/on-its-way", json.dumps({"ttl_s": 60.0, "among": client.among}))
     until(lambda: b"on-its-way" in leader.proxy.held_back, "the append is on its way")
     leader.kill()
     connection.close()
@@ -90,7 +98,7 @@ def test_killed_while_the_answer_is_on_its_way(fleet: Fleet, client: Client, lea
     await_quiet(fleet, client)
     head = read_head(fleet)
     leader.proxy.stop_answers()
-    connection = send(leader, "PUT", "/leases/answered", "{}")
+    connection = send(leader, "PUT", "/fleet/leases/answered", json.dumps({"ttl_s": 60.0, "among": client.among}))
     until(lambda: read_head(fleet) > head, "the append is carried out")
     leader.kill()
     connection.close()
@@ -110,7 +118,7 @@ def test_stopped_inside_an_append_while_another_one_claims(fleet: Fleet, client:
     (other,) = fleet.others(leader)
     await_quiet(fleet, client)
     with fleet.database.locked("gpu_pool.leader", fleet.name):
-        connection = send(leader, "PUT", "/leases/inside", "{}")
+        connection = send(leader, "PUT", "/fleet/leases/inside", json.dumps({"ttl_s": 60.0, "among": client.among}))
         until(lambda: is_append_waiting(fleet), "the append is inside the database")
         leader.send(signal.SIGSTOP)
     client.port = other.port
@@ -130,7 +138,8 @@ def test_stopped_inside_an_append_while_another_one_claims(fleet: Fleet, client:
 
 def take_over(fleet: Fleet, other: Candidate, client: Client) -> None:
     fleet.end_leadership()
-    client.port = fleet.leader([other]).port
+    fleet.leader([other])
+    client.port = fleet.await_boxes(2).port
 
 
 def await_quiet(fleet: Fleet, client: Client) -> None:

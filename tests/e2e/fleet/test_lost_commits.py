@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.fleet.fleet import Candidate, Fleet, fleet_of, until
+from tests.e2e.worker import now
 from tests.ledger.postgres.server import PostgresServer
 
 # How far a server has come: on a standby, what it has replayed.
@@ -29,12 +30,12 @@ def fleet(postgres: PostgresServer, standby: PostgresServer, tmp_path: Path) -> 
     name = f"commits{standby.port}"
     postgres.create_database(name)
     both = f"postgresql://admin@127.0.0.1:{postgres.port},127.0.0.1:{standby.port}/{name}"
-    with fleet_of(postgres, name, tmp_path, size=2, GPU_POOL_FLEET=both) as fleet:
+    with fleet_of(postgres, name, tmp_path, size=2, SIMULATED_GPUS="1", GPU_POOL_FLEET=both) as fleet:
         yield fleet
 
 
 def test_a_leader_that_lives_writes_what_is_missing(fleet: Fleet, standby: PostgresServer) -> None:
-    leader = fleet.leader()
+    leader = fleet.await_boxes()
     told = ask(leader, "a")
     fall_behind(fleet, standby)
     told += ask(leader, "b", "c")
@@ -63,12 +64,15 @@ def test_a_leader_that_lives_does_so_after_a_failover_that_took_long(fleet: Flee
 
 
 def test_a_follower_that_knows_more_repairs_it_when_the_leader_is_dead(fleet: Fleet, standby: PostgresServer) -> None:
-    leader = fleet.leader()
+    leader = fleet.await_boxes()
     (follower,) = fleet.others(leader)
     told = ask(leader, "a")
     fall_behind(fleet, standby)
     told += ask(leader, "b", "c")
-    until(lambda: follower.json("/pool")["queue"], "the follower knows of it")
+    asked_at = now()
+    until(
+        lambda: follower.health()["fleet"]["lag_s"] < now() - asked_at, "the follower has read the journal since then"
+    )
 
     leader.kill()
     fail_over(fleet, standby)
@@ -96,13 +100,13 @@ def test_a_candidate_on_a_standby_says_so_and_leads_once_it_is_promoted(fleet: F
 
 def ask(leader: Candidate, *leases: str) -> list[tuple[Any, ...]]:
     for lease in leases:
-        status, answer = leader.call("PUT", f"/leases/{lease}", {"ttl_s": 60.0})
+        status, answer = leader.call("PUT", f"/fleet/leases/{lease}", {"ttl_s": 60.0})
         assert status in {201, 202}, answer
     return see(leader, *leases)
 
 
 def see(leader: Candidate, *leases: str) -> list[tuple[Any, ...]]:
-    found = [leader.json(f"/leases/{lease}") for lease in leases]
+    found = [leader.json(f"/fleet/leases/{lease}") for lease in leases]
     return [(lease["id"], lease["state"], lease["fence"], lease["position"], lease["requested_at"]) for lease in found]
 
 

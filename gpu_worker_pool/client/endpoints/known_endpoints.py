@@ -1,16 +1,14 @@
-"""All endpoints together: polls them side by side, knows which are up, and orders them for a request."""
+"""All endpoints together: polls them side by side, knows which are up and which are one fleet, and orders them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
-from gpu_worker_pool.client.backends.lease_book import LeaseBook
+from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
@@ -18,14 +16,13 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.transport import Transport
 
 from .endpoint import Endpoint
-from .seen_pool import Change, SeenGpu, SeenPool, parse_pool, parse_sizes, parse_summary
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.client.backends.own_leases import OwnLeases
+from .member import Entry, FleetPool, Member, Place
+from .seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool, parse_sizes, parse_summary
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -36,54 +33,11 @@ FIRST_ANSWER_S = 0.75
 # A request that waits at several endpoints counts once, so the first of each queue are asked for with their ids.
 # The leases are for the status only; with more of them the answer could be too large to be read.
 POOL_PATH = "/pool?queue=100&leases=1000"
+# One of the entry points of a fleet shows all of it once in a polling interval; a little less, as polls are not exact.
+FLEET_PER_POLL = 0.75
 
 
-@dataclass(eq=False)
-class Member:
-    """An endpoint with what is known of its GPUs, and what hands them out."""
-
-    endpoint: Endpoint
-    server_leases: ServerLeases
-    heartbeat: Heartbeat
-    view: SeenPool = field(default_factory=SeenPool)
-    own_leases: OwnLeases | None = None
-    sizes_mb: dict[int, float] | None = None
-    # What this process was granted and released since the view was taken, and when.
-    taken: dict[Change, float] = field(default_factory=dict)
-    released: dict[Change, float] = field(default_factory=dict)
-    poll_now: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def id(self) -> str:
-        return self.endpoint.id
-
-    @property
-    def book(self) -> LeaseBook:
-        if self.endpoint.kind == "statistics" and self.own_leases is not None:
-            return self.own_leases
-        return self.server_leases
-
-    def gpus(self) -> SeenPool:
-        """Its GPUs, with the changes that this process made since the last poll."""
-        if self.endpoint.kind == "statistics" and self.own_leases is not None:
-            return _own_view(self.own_leases, self.view)
-        return self.view.with_changes(self.taken, self.released)
-
-    def note_taken(self, uuid: str, worker_id: str) -> None:
-        self.taken[uuid, worker_id] = boot_time()
-
-    def note_released(self, uuid: str, worker_id: str) -> None:
-        self.taken.pop((uuid, worker_id), None)
-        self.released[uuid, worker_id] = boot_time()
-
-    def show(self, view: SeenPool) -> None:
-        """Take in what a poll showed; it includes the changes that this process made before."""
-        self.view = view
-        self.taken = {change: at for change, at in self.taken.items() if at >= view.seen_at}
-        self.released = {change: at for change, at in self.released.items() if at >= view.seen_at}
-
-
-class Fleet:
+class KnownEndpoints:
     def __init__(
         self,
         config: ClientConfig,
@@ -93,11 +47,16 @@ class Fleet:
         self._config = config
         self._on_lost, self._on_warned = on_lost, on_warned
         self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
+        # Those of all endpoints: any entry point of a fleet may release what another one granted.
+        self._marks = HolderMarks()
         self.members: dict[str, Member] = {}
+        self.fleets: dict[str, FleetPool] = {}
         for endpoint_id, url in config.endpoints.items():
             endpoint = Endpoint(endpoint_id, url, self._transport, config)
-            book = ServerLeases(endpoint)
+            book = ServerLeases(endpoint, marks=self._marks)
             self.members[endpoint_id] = Member(endpoint, book, Heartbeat(book, on_lost, on_warned))
+        # Also those of a fleet that an endpoint has left: leases there are still kept alive.
+        self._entries: dict[str, list[Entry]] = {}
         self.balancer = Balancer(config.strategy)
         self._tasks: list[asyncio.Task[None]] = []
         self._change: asyncio.Future[None] | None = None
@@ -147,19 +106,36 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
         for member in self.members.values():
             await member.heartbeat.close()
+            for entry in self._entries.pop(member.id, ()):
+                await entry.heartbeat.close()
             if member.own_leases is not None:
                 member.own_leases.close()
         await self._transport.close()
 
-    def order(self) -> list[Member]:
-        """The endpoints that are up, the one to try first at the front."""
+    def order(self) -> list[Place]:
+        """Where a request can be made now, the place to try first at the front. A fleet is there once, by the entry point
+        that the strategy puts first.
+        """
         views = []
         for member in self.members.values():
             gpus, endpoint = member.gpus(), member.endpoint
             views.append(
                 EndpointView(member.id, endpoint.is_healthy, len(gpus.gpus), gpus.available, endpoint.recovered_at)
             )
-        return [self.members[endpoint_id] for endpoint_id in self.balancer.order(views, boot_time())]
+        return self._places(self.members[endpoint_id] for endpoint_id in self.balancer.order(views, boot_time()))
+
+    def places(self) -> list[Place]:
+        """All places, those that are down too, in the order of the endpoints."""
+        return self._places(self.members.values())
+
+    def _places(self, members: Iterable[Member]) -> list[Place]:
+        found: dict[str, Place] = {}
+        for member in members:
+            if member.entry is None and self._config.uses_fleets and member.view.seen.is_in_fleet:
+                continue  # which fleet it belongs to is not known yet, and it can grant nothing
+            place = Place(member, None if member.entry is None else member.entry.fleet)
+            found.setdefault(place.key, place)
+        return list(found.values())
 
     def reasons(self) -> dict[str, str]:
         """Why each endpoint that is down is."""
@@ -179,10 +155,11 @@ class Fleet:
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
-    def note_failure(self, member: Member, error: EndpointError) -> None:
+    def note_failure(self, error: EndpointError) -> None:
         """Have the next poll come at once after a failed call: it tells whether the endpoint is down."""
-        logger.info("endpoint %s: %s", member.id, error.reason, extra={"endpoint": member.id})
-        member.poll_now.set()
+        id_ = error.endpoint_id
+        logger.info("endpoint %s: %s", id_, error.reason, extra={"endpoint": id_})
+        self.members[id_].poll_now.set()
 
     async def try_again(self, member: Member) -> bool:
         """Poll an endpoint now, even where its breaker is open; returns whether it is up."""
@@ -236,8 +213,9 @@ class Fleet:
             if endpoint.kind != "statistics":
                 reply = await endpoint.call("GET", POOL_PATH, attempts=attempts, is_vital=is_vital)
                 if reply.status == 200:
-                    member.show(parse_pool(reply.data, reply.sent_at))
+                    member.view.show(parse_pool(reply.data, reply.sent_at))
                     endpoint.kind = "leases"
+                    await self._follow_fleet(member)
                     return
                 if reply.status not in {404, 405}:
                     raise endpoint.error(reply.detail, status=reply.status)
@@ -251,6 +229,44 @@ class Fleet:
             raise endpoint.error(str(error)) from None
         self._decide_here(member, readings)
         endpoint.kind = "statistics"
+
+    async def _follow_fleet(self, member: Member) -> None:
+        """Take in which fleet an endpoint belongs to, and let one of its entry points show all of its GPUs."""
+        seen, known = member.view.seen, None if member.entry is None else member.entry.fleet.id
+        # A box that has just lost its leader may not name its fleet; it is no other one for that.
+        fleet_id = known if seen.is_in_fleet and seen.fleet_id is None else seen.fleet_id
+        if not self._config.uses_fleets:
+            return
+        if fleet_id != known:
+            self._change_fleet(member, fleet_id)
+        fleet = None if member.entry is None else member.entry.fleet
+        if fleet is None or boot_time() - fleet.view.seen.seen_at < self._config.polling_interval * FLEET_PER_POLL:
+            return
+        # What cannot be shown now is asked of the next entry point: this one is up.
+        with suppress(EndpointError, ValueError):
+            reply = await member.endpoint.call("GET", f"/fleet{POOL_PATH}")
+            if reply.status == 200:
+                fleet.view.show(parse_pool(reply.data, reply.sent_at, MOST_GPUS_OF_A_FLEET))
+
+    def _change_fleet(self, member: Member, fleet_id: str | None) -> None:
+        if member.entry is not None:
+            member.entry.fleet.members.remove(member)
+        member.entry = None
+        if fleet_id is not None:
+            fleet = self.fleets.setdefault(fleet_id, FleetPool(fleet_id))
+            # In the order of the configuration, whichever answers first.
+            fleet.members = [known for known in self.members.values() if known in fleet.members or known is member]
+            past = self._entries.setdefault(member.id, [])
+            member.entry = next((entry for entry in past if entry.fleet is fleet), None)
+            if member.entry is None:
+                member.entry = self._entry(member, fleet)
+                past.append(member.entry)
+        self._tell_of_change()
+
+    def _entry(self, member: Member, fleet: FleetPool) -> Entry:
+        leases = ServerLeases(member.endpoint, fleet.id, self._marks)
+        book = FleetLeases(fleet.id, member.endpoint, fleet.entries, self.note_failure)
+        return Entry(fleet, leases, book, Heartbeat(book, self._on_lost, self._on_warned))
 
     async def _sizes(self, endpoint: Endpoint) -> dict[int, float]:
         """How large the GPUs are, for requests that share one. Without it, GPUs are handed out whole."""
@@ -281,25 +297,4 @@ class Fleet:
             logger.log(logging.DEBUG if url in _WARNED else logging.WARNING, text, member.id, extra=fields)
             _WARNED.add(url)
         member.own_leases.observe(readings)
-        member.view = SeenPool(seen_at=boot_time())
-
-
-def _own_view(own: OwnLeases, view: SeenPool) -> SeenPool:
-    state = own.state
-    gpus = []
-    read = [(slot.reading, slot) for slot in state.slots.values() if slot.reading is not None]
-    for reading, slot in sorted(read, key=lambda item: item[0].gpu.index):
-        holders = [state.leases[lease_id].request.holder for lease_id in slot.occupants]
-        gpus.append(
-            SeenGpu(
-                reading.gpu.index,
-                slot.key.uuid,
-                reading.gpu.name,
-                own.is_free(slot.key),
-                reading.memory_percent,
-                reading.utilization_percent,
-                tuple(holder.worker_id or "an unnamed holder" for holder in holders),
-            )
-        )
-    queued = tuple(state.queue)
-    return SeenPool(tuple(gpus), queued, len(queued), view.seen_at)
+        member.view.seen = SeenPool(seen_at=boot_time())

@@ -1,0 +1,195 @@
+"""Every box keeps the leases on its GPUs. Two boxes can lead, one cannot; each is killed, and so is the database."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.testing import ServerDidNotStartError
+from tests.e2e.fleet.fleet import GPUS, Box, Fleet, fleet_of, until
+from tests.e2e.worker import identity
+from tests.ledger.postgres.server import PostgresServer
+
+KEY = "a-key-that-is-long-enough"
+
+
+class Boxes:
+    """Two candidates and a box that cannot lead."""
+
+    def __init__(self, fleet: Fleet, agent: Box) -> None:
+        self.fleet = fleet
+        self.agent = agent
+        self.all = [*fleet.candidates, agent]
+
+    def pool(self) -> Any:
+        return self.fleet.leader().json("/fleet/pool")
+
+    def request(self, lease_id: str, **form: object) -> Any:
+        """A lease of a remote holder, by the leader."""
+        status, lease = self.fleet.leader().call("PUT", f"/fleet/leases/{lease_id}", {"ttl_s": 5.0, **form})
+        assert (status, lease.get("state")) == (201, "active"), lease
+        return lease
+
+    def on(self, box: Box, lease_id: str, **form: object) -> Any:
+        """A lease on a GPU of this box."""
+        mine = [gpu["uuid"] for gpu in self.pool()["gpus"] if gpu["node"] == box.node]
+        return self.request(lease_id, among=mine[:1], **form)
+
+    def state(self, lease_id: str) -> Any:
+        status, lease = self.fleet.leader().call("GET", f"/fleet/leases/{lease_id}")
+        return (lease["state"], lease["end_reason"]) if status == 200 else (status, lease)
+
+    def release(self, *lease_ids: str) -> None:
+        for lease_id in lease_ids:
+            assert self.fleet.leader().call("DELETE", f"/fleet/leases/{lease_id}")[0] == 200
+
+
+def renewed(box: Box, *lease_ids: str, **form: object) -> bool:
+    status, answer = box.call("POST", "/leases/renew", {"ids": lease_ids, **form})
+    return status == 200 and {each["id"] for each in answer["renewed"]} == set(lease_ids)
+
+
+def are_up(boxes: Boxes) -> bool:
+    """Whether all GPUs of all boxes can be granted."""
+    free = [gpu for gpu in boxes.pool()["gpus"] if gpu["state"] == "free"]
+    return len(free) == GPUS * len(boxes.all)
+
+
+@pytest.fixture(scope="module")
+def boxes(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
+    postgres.create_database("agents")
+    folder = tmp_path_factory.mktemp("fleet")
+    with fleet_of(postgres, "agents", folder, size=2, GPU_POOL_FLEET_KEY=KEY) as fleet:
+        listed = ",".join(candidate.url for candidate in fleet.candidates)
+        with Box(listed, folder / "agent", GPU_POOL_FLEET_KEY=KEY) as agent:
+            found = Boxes(fleet, agent)
+            until(lambda: are_up(found), "all boxes are up")
+            yield found
+
+
+def test_the_gpus_of_each_box_are_granted_and_used(boxes: Boxes) -> None:
+    for box in boxes.all:
+        lease = boxes.on(box, f"on-{box.node}")
+        assert [gpu["node"] for gpu in lease["gpus"]] == [box.node]
+        # The box itself shows that its GPU is in use.
+        until(lambda box=box: box.json("/gpu/stats")["gpus"][0]["memory"]["used_mb"] > 1000, "its GPU is used")
+    boxes.release(*(f"on-{box.node}" for box in boxes.all))
+    until(lambda: are_up(boxes), "all GPUs are free again")
+
+
+@pytest.fixture
+def held(boxes: Boxes, request: pytest.FixtureRequest) -> Iterator[dict[str, Box]]:
+    """A lease on each box, by its id."""
+    leases = {f"{request.node.name[5:20]}-{box.node}": box for box in boxes.all}
+    for lease_id, box in leases.items():
+        boxes.on(box, lease_id)
+    yield leases
+    for box in boxes.all:
+        if not box.is_running:
+            box.start()
+    boxes.release(*leases)
+    until(lambda: are_up(boxes), "all GPUs are free again")
+
+
+def are_kept(boxes: Boxes, held: dict[str, Box]) -> bool:
+    return {boxes.state(lease_id) for lease_id in held} == {("active", None)}
+
+
+def test_a_box_that_is_killed_and_restarted_keeps_its_leases(boxes: Boxes, held: dict[str, Box]) -> None:
+    boxes.agent.kill()
+    boxes.agent.start()
+    # By itself, before it has heard of any leader.
+    assert all(renewed(box, lease_id) for lease_id, box in held.items() if box is boxes.agent)
+    until(lambda: len(boxes.agent.json("/health")["fleet"]["leader"] or ""), "it has found the leader")
+    assert are_kept(boxes, held)
+
+
+def test_while_the_leader_is_replaced_each_box_renews_its_own_leases(boxes: Boxes, held: dict[str, Box]) -> None:
+    leader = boxes.fleet.leader()
+    leader.kill()
+    alive = {lease_id: box for lease_id, box in held.items() if box is not leader}
+    assert all(renewed(box, lease_id) for lease_id, box in alive.items())
+    boxes.fleet.leader(boxes.fleet.others(leader))
+    leader.start()
+    assert all(renewed(box, lease_id) for lease_id, box in held.items())
+    assert are_kept(boxes, held)
+
+
+def test_without_the_database_renewals_go_on_and_nothing_expires(boxes: Boxes, held: dict[str, Box]) -> None:
+    boxes.fleet.database.send_to_all(signal.SIGSTOP)
+    try:
+        until(lambda: not any(box.leads for box in boxes.fleet.candidates), "nobody leads")
+        assert all(renewed(box, lease_id) for lease_id, box in held.items())
+    finally:
+        boxes.fleet.database.send_to_all(signal.SIGCONT)
+    assert are_kept(boxes, held)
+
+
+def test_a_lease_that_nobody_renews_ends_at_the_leader(boxes: Boxes) -> None:
+    boxes.on(boxes.agent, "left", ttl_s=0.5)
+    until(lambda: boxes.state("left") == ("ended", "expired"), "its TTL has run out on its box")
+    until(lambda: are_up(boxes), "its GPU is free again")
+
+
+def test_the_death_of_a_holder_on_a_box_ends_its_lease_at_the_leader(boxes: Boxes) -> None:
+    """The boxes of this test are on one machine, so any of them may ask for a process of it. The leader's does."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as holder:
+        leader = boxes.fleet.leader()
+        boxes.on(leader, "mortal", **identity_of(holder.pid))
+        assert boxes.state("mortal") == ("active", None)
+        holder.kill()
+        holder.wait()
+        until(lambda: boxes.state("mortal") == ("ended", "holder_died"), "its box has seen the death")
+    until(lambda: are_up(boxes), "its GPU is free again")
+
+
+def test_a_held_renewal_is_answered_when_its_lease_ends(boxes: Boxes) -> None:
+    boxes.on(boxes.agent, "taken")
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(boxes.agent.call, "POST", "/leases/renew", {"ids": ["taken"], "wait_s": 30.0})
+        until(lambda: boxes.agent.json("/health")["can_grant"] is False, "it serves other calls meanwhile")
+        boxes.release("taken")
+        status, body = answer.result()
+    # Only the leader knows how it ended.
+    assert status in {200, 503}
+    assert not body.get("renewed")
+
+
+def test_a_box_with_another_key_is_refused_and_both_sides_say_what_to_do(boxes: Boxes, tmp_path: Path) -> None:
+    other = "another-key-of-a-stranger"
+    with Box(boxes.fleet.leader().url, tmp_path / "stranger", GPU_POOL_FLEET_KEY=other) as stranger:
+        until(lambda: "another fleet key than this one" in stranger.log(), "the stranger says why")
+        assert "that calls itself 'stranger' has another fleet key" in boxes.fleet.leader().log()
+        for box in (stranger, *boxes.all):
+            assert not {KEY, other} & set(re.findall(r"[\w-]+", box.log() + json.dumps(box.json("/config"))))
+        assert stranger.node not in {gpu["node"] for gpu in boxes.pool()["gpus"]}
+
+
+def test_a_second_box_of_the_same_name_is_refused(boxes: Boxes, tmp_path: Path) -> None:
+    twin = Box(boxes.fleet.leader().url, tmp_path / "twin", GPU_POOL_FLEET_KEY=KEY, GPU_POOL_NODE=boxes.agent.node)
+    with twin:
+        until(lambda: f"another machine has the node name {boxes.agent.node}" in twin.log(), "the twin says why")
+    boxes.on(boxes.agent, "still")
+    boxes.release("still")
+
+
+def test_a_second_server_on_the_same_state_directory_does_not_start(boxes: Boxes, tmp_path: Path) -> None:
+    state = str(boxes.agent.state_dir)
+    second = Box("http://127.0.0.1:9", tmp_path / "agent", GPU_POOL_FLEET_KEY=KEY, GPU_POOL_STATE_DIR=state)
+    with pytest.raises(ServerDidNotStartError, match="in use by the process with pid"):
+        second.start()
+    second.close()
+
+
+def identity_of(pid: int) -> dict[str, object]:
+    started = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]
+    return {**identity(), "pid": pid, "pid_started": float(started), "ttl_s": 60.0}
