@@ -80,7 +80,9 @@ const oneGpu = new Repeated("", ONE_GPU_EVERY_MS, (answer) => {
 });
 const allQuotas = new Repeated("ui/data/quotas", QUOTAS_EVERY_MS, (answer) => quotas.update(answer), (error) => quotas.fail(error));
 // The leader tells of the fleet; how far this box is behind, only itself knows.
-const ownHealth = new Repeated("health", HEALTH_EVERY_MS, (answer) => (ownPart = readFleet(answer.fleet)));
+const ownHealth = new Repeated("health", HEALTH_EVERY_MS, (answer) => {
+  ownPart = readFleet(answer.fleet);
+});
 const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (peersError = error.message));
 
 function accounts(path, shown) {
@@ -118,6 +120,7 @@ function receive(answer) {
   boxes = fleet === null ? null : readBoxes(answer.boxes);
   naming.isFleet = boxes !== null;
   if (pool.node !== null) home = pool.node; // that of a whole fleet names no node
+  home ??= boxes?.find((box) => box.url !== null && URL.parse(box.url)?.origin === location.origin)?.node ?? null;
   pool.node = home;
   setNow(parseTime(answer.now));
   firstVersion ??= answer.version;
