@@ -120,7 +120,7 @@ function receive(answer) {
   boxes = fleet === null ? null : readBoxes(answer.boxes);
   naming.isFleet = boxes !== null;
   if (pool.node !== null) home = pool.node; // that of a whole fleet names no node
-  home ??= boxes?.find((box) => box.url !== null && URL.parse(box.url)?.origin === location.origin)?.node ?? null;
+  home ??= boxes?.find((box) => box.url !== null && `${box.url}/`.startsWith(`${location.origin}/`))?.node ?? null;
   pool.node = home;
   setNow(parseTime(answer.now));
   firstVersion ??= answer.version;
