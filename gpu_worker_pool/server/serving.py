@@ -30,8 +30,9 @@ OBJECTS_UNTIL_COLLECTION: Final = 5_000
 
 def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
     """Bind the address, and listen only with a backlog; OSError if it cannot be had (see `advice`)."""
-    family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-    taken = socket.socket(family, kind)
+    family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    # With its protocol: otherwise asyncio does not know that it is TCP, and the end of an answer waits for an ACK.
+    taken = socket.socket(family, kind, protocol)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         taken.bind(address)

@@ -181,12 +181,25 @@ def need_what_a_stranger_leaves(core: Core) -> None:
     scene.see(5.0)
 
 
+def ask_for_one_node(core: Core) -> None:
+    scene = GangScene(core, 1, 1)
+    for number in range(2):
+        scene.want(number, 2.0, node="b")
+
+
 GANG_SCENES: dict[str, Callable[[Core], None]] = {}
 
 
-def _mutant(scene: Callable[[Core], None], rule: str, module: str, text: str, instead: str) -> Mutant:
+def _mutant(
+    scene: Callable[[Core], None],
+    rule: str,
+    module: str,
+    text: str,
+    instead: str,
+    also: tuple[str, str, str] | None = None,
+) -> Mutant:
     GANG_SCENES[rule] = scene
-    return Mutant(rule, module, text, instead)
+    return Mutant(rule, module, text, instead, also)
 
 
 GANG_MUTANTS = (
@@ -329,5 +342,18 @@ GANG_MUTANTS = (
         "evolve",
         "elif not state.preemptible.isdisjoint(slot.occupants) and",
         "elif False and",
+    ),
+    _mutant(
+        ask_for_one_node,
+        "a request for one node gets GPUs of no other",
+        "eligibility",
+        "if wishes.node is not None and slot.key.node != wishes.node:",
+        "if False:",
+        # The index keeps to it as well.
+        also=(
+            "capacity",
+            "return self._nodes.keys() if wishes.node is None else",
+            "return self._nodes.keys() if True else",
+        ),
     ),
 )

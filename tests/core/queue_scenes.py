@@ -21,7 +21,7 @@ class QueueScene(Scene):
     def want(self, number: int, now: float, *, owner: str | None = None, gpus: int = 1, **terms: Any) -> None:
         """A request of a remote holder, which outlives a reboot of the box."""
         request = self.core.request
-        wished = {name: terms.pop(name) for name in ("among", "memory_mb", "nodes") if name in terms}
+        wished = {name: terms.pop(name) for name in ("among", "memory_mb", "nodes", "node") if name in terms}
         wishes = request.Wishes(gpus=gpus, **wished)
         asked = request.Request(wishes, request.Holder(owner=owner), ttl_s=100_000.0, **terms)
         self.pool.do(self.core.commands.RequestLease(f"lease{number}", asked), now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -20,7 +20,7 @@ from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import LeaderRow, StoredEvent
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import Reading
+from tests.fleet.agent_mutants import AGENT_MUTANTS, FleetMutant
 from tests.fleet.batch import Batch
 from tests.fleet.simulated_candidate import SimulatedCandidate
 from tests.fleet.simulated_database import SimulatedDatabase
@@ -94,25 +94,6 @@ class NoBatchId(SimulatedCandidate):
             super().settle(batch, append, row)
 
 
-class NoAnnounceGate(SimulatedCandidate):
-    """Takes a reading for an announcement."""
-
-    def observe(self, node: str, reading: Reading, epoch: int, age_s: float) -> None:
-        if self.may_act() and node not in self.state.announced:
-            self.gather(self.do(cmd.AnnounceNode(node, "boot", None)))
-        super().observe(node, reading, epoch, age_s)
-
-
-class ReceivedMinusAge(SimulatedCandidate):
-    def stamped(self, reading: Reading, age_s: float) -> Reading:
-        return replace(reading, at=self.pool_now() - age_s)
-
-
-class RenewsWhenDeposed(SimulatedCandidate):
-    def takes(self, command: cmd.Command) -> bool:
-        return super().takes(command) or (isinstance(command, cmd.Renew) and self.led_epoch > 0)
-
-
 class BootIdEndsLeases(SimulatedCandidate):
     """A take-over by another boot counts as a reboot of all boxes."""
 
@@ -145,15 +126,6 @@ class NoRepair(SimulatedCandidate):
         self.pump()
 
 
-@dataclass(frozen=True)
-class FleetMutant:
-    """A guard, and a fleet without it. The search begins at `near`, to find it soon."""
-
-    guard: str
-    fleet: Fleet
-    near: int = 0
-
-
 MUTANTS = (
     FleetMutant(
         "an append checks epoch and term", Fleet(database=partial(SimulatedDatabase, checks_epoch=False)), near=240
@@ -161,9 +133,6 @@ MUTANTS = (
     FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=215),
     FleetMutant("an append checks the head", Fleet(database=partial(SimulatedDatabase, checks_head=False))),
     FleetMutant("an append has an id", Fleet(NoBatchId)),
-    FleetMutant("a box announces itself first", Fleet(NoAnnounceGate)),
-    FleetMutant("a reading has the pool time heard before", Fleet(ReceivedMinusAge), near=460),
-    FleetMutant("a deposed leader takes no renewals", Fleet(RenewsWhenDeposed)),
     FleetMutant("a take-over ends no lease", Fleet(BootIdEndsLeases)),
     FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=150),
     FleetMutant("trust ends", Fleet(NoTrustWindow)),
@@ -176,4 +145,5 @@ MUTANTS = (
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
     FleetMutant("the journal is compared with what is known", Fleet(NothingCompared)),
     FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=255),
+    *AGENT_MUTANTS,
 )

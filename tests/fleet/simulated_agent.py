@@ -56,11 +56,14 @@ class SimulatedAgent(SimulatedProcess):
     def start(self) -> None:
         super().start()
         self.custody = self.load()
+        if back := [lease_id for lease_id in self.custody.leases if lease_id in self.box.told_over]:
+            self.world.violate(f"{self.name} has told that {back} are over, and has them again")
         self.link: Link | None = None
         self.is_searching = False
         self.watched: dict[str, int] = {}
         self.timer_at = inf
-        self.is_looking = False
+        # The leader waits for a look that begins after the present one.
+        self.is_looking = self.must_look = False
         self.actions_left = inf
         self.carry_out(self.custody.start())
         self.search()
@@ -103,7 +106,7 @@ class SimulatedAgent(SimulatedProcess):
             link.close_by_agent()
             return
         self.link = link
-        link.up(self.custody.announce(f"http://{self.name}", "1", False, self.box.inventory))  # noqa: FBT003
+        link.up(self.custody.announce(f"http://{self.name}", "1", False, self.box.inventory))
         self.tick()
 
     def hear(self, link: Link, message: LeaderMessage) -> None:
@@ -148,6 +151,7 @@ class SimulatedAgent(SimulatedProcess):
                 disk.leases.pop(lease_id, None)
                 disk.over.pop(lease_id, None)
                 box.told_over.pop(lease_id, None)
+                box.dropped.add(lease_id)
             case NoteOver(over=over):
                 box.check_over(over, disk.leases.get(over.lease_id))
                 disk.leases.pop(over.lease_id, None)
@@ -206,11 +210,12 @@ class SimulatedAgent(SimulatedProcess):
 
     def look(self) -> None:
         if self.is_looking or self.link is None:
+            self.must_look = self.is_looking
             return
         self.is_looking = True
         rng = self.world.rng
         # What it sees is how it was when it began. Now and then that takes long.
-        takes_s = 0.02 if rng.random() < 0.9 else rng.uniform(0.3, 2.5)
+        takes_s = 0.02 if rng.random() < 0.85 else rng.uniform(0.3, 2.5)
         self.after(takes_s, self.looked, self.box.look(), self.boot_now())
 
     def looked(self, reading: object, began_s: float) -> None:
@@ -219,6 +224,9 @@ class SimulatedAgent(SimulatedProcess):
         if report is not None and self.link is not None:
             self.link.up(report)
         self.set_timer()
+        if self.must_look:
+            self.must_look = False
+            self.look()
 
     # Heartbeats
 

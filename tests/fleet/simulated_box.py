@@ -30,6 +30,8 @@ class Box:
         self.kept: dict[str, int] = {}
         # When the TTL of a lease last began, by the true time.
         self.renewed_at: dict[str, float] = {}
+        # The leases of which the leader told that they have ended.
+        self.dropped: set[str] = set()
         # The ends that the leader was told.
         self.told_over: dict[str, LeaseOver] = {}
 

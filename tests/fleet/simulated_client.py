@@ -60,7 +60,7 @@ class SimulatedClient:
             command = cmd.Release(self.id, is_holder=True)
         elif self.stage == "waits":
             command = cmd.Renew((self.id,))
-        elif self.stage == "holds":
+        elif self.stage in {"holds", "checks"}:
             self.renew()
             return
         else:
@@ -78,7 +78,7 @@ class SimulatedClient:
         call, sent_at, world = self.calls, self.world.now, self.world
 
         def answered(state: RenewalState | None) -> None:
-            if call != self.calls or self.stage != "holds":
+            if call != self.calls or self.stage not in {"holds", "checks"}:
                 return
             self.calls += 1
             if state is RenewalState.RENEWED:
@@ -93,7 +93,10 @@ class SimulatedClient:
         world.at(ANSWER_WITHIN_S, answered, None)
 
     def renewed(self, sent_at: float) -> None:
-        if self.believes:
+        if self.stage == "checks":
+            self.safe_until = sent_at + self.ttl_s * 2 / 3
+            self.begin_to_hold()
+        elif self.believes:
             self.safe_until = max(self.safe_until, sent_at + self.ttl_s * 2 / 3)
             self.world.at(max(self.safe_until - self.world.now, 0.0), self.check_safe)
             self.world.at(self.ttl_s / 3, self.send)
@@ -113,29 +116,38 @@ class SimulatedClient:
             self.stage = "waits"
             self.world.at(0.8, self.send)
         elif isinstance(lease, ActiveLease):
-            self.hold(lease, self.first_sent_at if self.stage == "asks" else sent_at)
+            self.hold(lease, sent_at)
         else:
             ended = lease.reason if isinstance(lease, EndedLease) else lease
             self.world.log(self.id, f"has no lease any more: {ended}")
             self.lose()
 
     def hold(self, lease: ActiveLease, sent_at: float) -> None:
-        """The lease is safe until one heartbeat before the TTL, counted from when the heartbeat was sent."""
+        """A lease is safe until one heartbeat before the TTL, counted from when the heartbeat was sent. If its TTL may have
+        run out before its client was told of it, its box is asked first.
+        """
         world = self.world
-        if self.stage != "holds":
-            world.acked_requests.setdefault(self.id, world.now)
+        world.acked_requests.setdefault(self.id, world.now)
+        self.box = world.boxes[lease.gpus[0].node]
+        self.keeper, self.is_local = custodian(lease), lease.ttl_s is None
+        lasted_s = self.ttl_s - world.left_s.get(self.id, 0.0)
+        self.safe_until = inf if self.is_local else sent_at - lasted_s + self.ttl_s * 2 / 3
+        if world.now < self.safe_until:
             world.acked_grants[self.id] = world.now
-            self.stage = "holds"
-            self.box = world.boxes[lease.gpus[0].node]
-            self.keeper = custodian(lease)
-            self.is_local = lease.ttl_s is None
-            self.safe_until = inf if self.is_local else sent_at + self.ttl_s * 2 / 3
-            self.believe()
-            world.at(self.starts_after_s, self.begin)
-            world.at(self.hold_s, self.leave)
-            if not self.is_local:
-                world.at(max(self.safe_until - world.now, 0.0), self.check_safe)
-                world.at(self.ttl_s / 3, self.send)
+            self.begin_to_hold()
+        else:
+            self.stage = "checks"
+            self.renew()
+
+    def begin_to_hold(self) -> None:
+        world = self.world
+        self.stage = "holds"
+        self.believe()
+        world.at(self.starts_after_s, self.begin)
+        world.at(self.hold_s, self.leave)
+        if not self.is_local:
+            world.at(max(self.safe_until - world.now, 0.0), self.check_safe)
+            world.at(self.ttl_s / 3, self.send)
 
     def believe(self) -> None:
         assert self.box is not None

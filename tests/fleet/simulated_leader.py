@@ -120,7 +120,8 @@ class SimulatedLeader:
         node = event.gpus[0].node
         if node not in self.heard_at:
             self.world.violate(f"{event.lease_id} was granted a GPU of a box that has not announced itself")
-        if self.world.now - self.heard_at[node] > SILENT_S:
+        is_open = any(link.agent.name == node for link in self.links.values())
+        if not is_open or self.world.now - self.heard_at[node] > SILENT_S:
             self.world.violate(f"{event.lease_id} was granted a GPU of a box that is silent")
 
     def call(self, command: cmd.RequestLease | cmd.Renew | cmd.Release, answer: Answer) -> None:
@@ -142,6 +143,8 @@ class SimulatedLeader:
             self.unkept.setdefault(lease_id, []).append((events, answer))
         else:
             self.world.check_told(self, lease)
+            expires_at = self.candidate.state.expires_at(lease_id)
+            self.world.left_s[lease_id] = max(0.0 if expires_at is None else expires_at - self.now(), 0.0)
             answer(events, lease)
 
     def is_confirmed(self, lease_id: str) -> bool:

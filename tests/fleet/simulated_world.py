@@ -70,6 +70,10 @@ class World:
             )
             for name, box in self.boxes.items()
         }
+        # How much of its TTL is left at least, as the client of a lease was last told.
+        self.left_s: dict[str, float] = {}
+        # Leases that were written when their box had them already: the database had lost them.
+        self.recovered: set[str] = set()
         # The epoch in which a lease was granted.
         self.granted_in: dict[str, int] = {}
         self.candidates = [
@@ -243,8 +247,10 @@ class World:
                 self.check_end(event)
 
     def check_grant(self, event: ev.LeaseGranted) -> None:
-        self.granted_in[event.lease_id] = self.database.row.epoch
+        self.granted_in.setdefault(event.lease_id, self.database.row.epoch)
         box = self.boxes[event.gpus[0].node]
+        if event.lease_id in box.kept:
+            self.recovered.add(event.lease_id)
         others = [id_ for id_ in box.processes if id_ != event.lease_id]
         if others and event.lease_id not in box.kept:
             self.violate(f"{event.lease_id} was granted a GPU with processes of {others}")
@@ -253,7 +259,8 @@ class World:
         """A lease expires only by the word of its box."""
         node = next((box.name for box in self.boxes.values() if event.lease_id in box.kept), None)
         ttl_s = next(client.ttl_s for client in self.clients if client.id == event.lease_id)
-        if event.reason is EndReason.EXPIRED and node is not None:
+        # One that its box has dropped had ended before, and the database lost that.
+        if event.reason is EndReason.EXPIRED and node is not None and event.lease_id not in self.boxes[node].dropped:
             self.boxes[node].check_expired(event.lease_id, ttl_s)
 
     def note_welcome(self, agent: SimulatedAgent) -> None:

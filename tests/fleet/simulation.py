@@ -29,6 +29,7 @@ class Fleet:
     candidate: type[SimulatedCandidate] = SimulatedCandidate
     database: Callable[[], SimulatedDatabase] = SimulatedDatabase
     agent: type[SimulatedAgent] = SimulatedAgent
+    client: type[SimulatedClient] = SimulatedClient
 
 
 def simulate(seed: int, fleet: Fleet = Fleet(), trace: Callable[[str], None] | None = None) -> World:  # noqa: B008 - it is frozen
@@ -39,7 +40,7 @@ def simulate(seed: int, fleet: Fleet = Fleet(), trace: Callable[[str], None] | N
     for agent in world.agents.values():
         world.at(rng.uniform(0.0, 0.5), agent.start)
     for number in range(rng.choice((2, 3, 4))):
-        client = SimulatedClient(world, number)
+        client = fleet.client(world, number)
         world.clients.append(client)
         world.at(rng.uniform(0.1, 4.0), client.send)
     trouble = Trouble(world)
@@ -84,6 +85,14 @@ class Trouble:
             self.fail_over_gently,
             self.fail_over_after_claim,
             self.set_clock,
+            self.kill_agent,
+            self.kill_agent,
+            self.reboot_box,
+            self.freeze_agent,
+            self.cut_box,
+            self.cut_box,
+            self.lose_commits_and_leader,
+            self.lose_commits_and_leader,
         )
         self.rng.choice(kinds)()
 
@@ -147,6 +156,46 @@ class Trouble:
         self.world.cuts |= cuts
         self.then(seconds, f"heal {sorted(cuts)}", lambda: self.world.cuts.difference_update(cuts))
 
+    def some_agent(self) -> SimulatedAgent:
+        return self.world.agents[self.rng.choice(list(self.world.agents))]
+
+    def kill_agent(self) -> None:
+        """At once, or between two of its next actions. It starts again from its disk."""
+        agent = self.some_agent()
+        if self.rng.random() < 0.5:
+            agent.actions_left = self.rng.randrange(12)
+        else:
+            self.world.disturb(f"the agent of {agent.name} is killed")
+            agent.kill()
+        self.then(self.rng.uniform(0.2, 5.0), f"the agent of {agent.name} starts", agent.start_again)
+
+    def reboot_box(self) -> None:
+        agent = self.some_agent()
+        self.world.disturb(f"{agent.name} reboots")
+        agent.reboot()
+        self.then(self.rng.uniform(0.5, 4.0), f"{agent.name} is up", agent.start_again)
+
+    def freeze_agent(self) -> None:
+        agent = self.some_agent()
+        self.world.disturb(f"the agent of {agent.name} is stopped")
+        agent.freeze()
+        self.then(self.rng.uniform(0.5, 6.0), f"the agent of {agent.name} goes on", agent.resume)
+
+    def cut_box(self) -> None:
+        """One way or both, from every leader."""
+        name = self.some_agent().name
+        ways = ({(name, "leader")}, {("leader", name)}, {(name, "leader"), ("leader", name)})
+        self.cut(self.rng.choice(ways), self.rng.uniform(0.5, 6.0))
+
+    def lose_commits_and_leader(self) -> None:
+        """Nobody is left that knows what the database lost, except the boxes."""
+        world, others = self.world, self.world.candidates
+        self.fail_over()
+        for candidate in others:
+            candidate.kill()
+            self.then(self.rng.uniform(0.1, 1.5), f"{candidate.name} starts", candidate.start_again)
+        world.disturb("all candidates are killed")
+
     def hand_over(self) -> None:
         victim = self.victim()
         if victim.is_dead or victim.is_stopped:
@@ -173,7 +222,7 @@ class Trouble:
         def up() -> None:
             database.is_up = True
 
-        self.then(self.rng.uniform(0.2, 4.0), "the database is up", up)
+        self.then(self.rng.choice((self.rng.uniform(0.2, 4.0), 8.0)), "the database is up", up)
 
     def fail_over(self, behind_s: float | None = None) -> None:
         """A standby that is any time behind is promoted: what was promised meanwhile may be broken."""

@@ -121,6 +121,11 @@ def test_what_came_later_is_written_only_where_it_is_used() -> None:
     assert encode_event(gang) == line
     assert exact(decode_event(line)) == exact(gang)
 
+    bound = replace(queued, request=replace(queued.request, wishes=replace(queued.request.wishes, node="gpu-01")))
+    line = before.replace('percent":null}', 'percent":null,"node":"gpu-01"}')
+    assert encode_event(bound) == line
+    assert exact(decode_event(line)) == exact(bound)
+
     joined = decode_event(GOLDEN[16])
     assert isinstance(joined, ev.NodeJoined)
     assert joined.machine_id is None

@@ -21,7 +21,7 @@ def recover_lease(state: PoolState, command: cmd.RecoverLease, now: float) -> li
     known = state.find(kept.id)
     if kept.fence <= state.fences.get(node, 0) or not gpus or not _have_room(state, kept, gpus):
         return []
-    if isinstance(known, ActiveLease) and (known.fence, known.request) == (kept.fence, kept.request):
+    if isinstance(known, ActiveLease) and _is_part_of(known, kept, len(gpus)):
         return [ev.LeaseExtended(now, kept.id, gpus, _weight(state, kept, gpus))]
     granted = ev.LeaseGranted(
         now, kept.id, gpus, kept.fence, kept.granted_at, _limit(state, kept, now), _unusual_weight(state, kept, gpus)
@@ -30,6 +30,12 @@ def recover_lease(state: PoolState, command: cmd.RecoverLease, now: float) -> li
         return [ev.LeaseQueued(now, kept.id, kept.request, NO_SEQ, kept.requested_at), granted]
     # The grant alone may be lost, and the request be there.
     return [granted] if isinstance(known, QueuedLease) and known.request == kept.request else []
+
+
+def _is_part_of(lease: ActiveLease, kept: KeptLease, gpus: int) -> bool:
+    """Whether both are of one grant. The same request may have been granted again since, on another node."""
+    is_same = (lease.fence, lease.granted_at, lease.request) == (kept.fence, kept.granted_at, kept.request)
+    return is_same and len(lease.gpus) + gpus <= lease.request.wishes.total_gpus
 
 
 def _have_room(state: PoolState, kept: KeptLease, gpus: tuple[GpuKey, ...]) -> bool:

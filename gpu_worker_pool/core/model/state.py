@@ -151,6 +151,18 @@ class PoolState:
         else:
             self.deadlines.set(lease.id, at + limit_s)
 
+    def expires_at(self, lease_id: str) -> float | None:
+        """When a lease expires without a heartbeat; None if it does not. In a fleet the box of an active lease counts its
+        heartbeats: then this is the earliest time.
+        """
+        due_at, lease = self.deadlines.due_at(lease_id), self.leases.get(lease_id)
+        if due_at is not None or not isinstance(lease, ActiveLease) or lease.ttl_s is None:
+            return due_at
+        slot = self.slots.get(lease.gpus[0])
+        occupant = None if slot is None else slot.occupants.get(lease_id)
+        # Its TTL began after the grant. One from before the take-over may have run out since.
+        return -inf if occupant is None else occupant.since + lease.ttl_s
+
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.

@@ -236,8 +236,10 @@ def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
 
 
 def left_s(state: PoolState, lease_id: str, now: float) -> float | None:
-    """How long until the lease expires without a heartbeat; None if it does not."""
-    due_at = state.deadlines.due_at(lease_id)
+    """How long until the lease expires without a heartbeat; None if it does not. In a fleet the box of an active lease counts
+    its heartbeats: then this is how long at least.
+    """
+    due_at = state.expires_at(lease_id)
     return None if due_at is None else round(max(due_at - now, 0.0), 3)
 
 

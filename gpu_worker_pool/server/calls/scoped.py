@@ -34,13 +34,14 @@ def live_leases(state: PoolState, scope: Scope, now: float) -> list[str]:
 
 
 def nodes_of(state: PoolState, lease: Lease) -> frozenset[str]:
-    """The nodes that a lease is on. A waiter is on the one that it asked for, if it asked for one."""
-    if isinstance(lease, QueuedLease):
-        if lease.request.parent is not None:
-            return nodes_of(state, parent_of(state, lease))
-        return frozenset() if lease.request.wishes.node is None else frozenset({lease.request.wishes.node})
+    """The nodes that a lease is on. A waiter, or a lease that ended as one, is on the one that
+    it asked for, if it asked for one."""
+    if isinstance(lease, QueuedLease) and lease.request.parent is not None:
+        return nodes_of(state, parent_of(state, lease))
     ended = lease.ended if isinstance(lease, DrainingLease) else lease
-    return frozenset(key.node for key in ended.gpus)
+    if not isinstance(ended, QueuedLease) and ended.gpus:
+        return frozenset(key.node for key in ended.gpus)
+    return frozenset() if lease.request.wishes.node is None else frozenset({lease.request.wishes.node})
 
 
 def shows(state: PoolState, lease: LiveLease, scope: Scope) -> bool:

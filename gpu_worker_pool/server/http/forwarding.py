@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
@@ -135,7 +135,7 @@ class Forwarding:
         for is_last in (False, True):
             sent = self._opened().request(call.scope["method"], target, data=body or None, headers=headers)
             try:
-                return await self._race(asyncio.ensure_future(sent), gone, url)  # type: ignore[arg-type]
+                return cast("aiohttp.ClientResponse", await self._race(asyncio.ensure_future(_begun(sent)), gone, url))
             except aiohttp.ServerDisconnectedError:
                 # The leader closed a connection that it had kept open. All calls may be made twice.
                 if is_last:
@@ -143,7 +143,7 @@ class Forwarding:
             except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
                 raise Refused(
                     503,
-                    f"The leader of the fleet cannot be reached at {url}: {error or 'no answer in time'}.",
+                    f"The leader of the fleet cannot be reached at {url}: {error}.",
                     RETRY_AFTER,
                 ) from None
             except (aiohttp.ClientError, TimeoutError, OSError):
@@ -228,6 +228,10 @@ class Forwarding:
                 self._learned.pop(lease["id"], None)
         while len(self._learned) > MOST_LEARNED:
             self._learned.popitem(last=False)
+
+
+async def _begun(sent: Awaitable[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
+    return await sent
 
 
 def _broken(url: str) -> Refused:

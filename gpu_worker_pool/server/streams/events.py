@@ -147,7 +147,7 @@ class EventStream:
             name, as_it_was = _AS_IT_WAS[type(event)]
             nodes = nodes_of(state, lease)
             # A waiter that any node may serve concerns them all.
-            audience = FOR_ALL if isinstance(event, ev.LeaseQueued) and not nodes else Audience(nodes)
+            audience = Audience(nodes) if nodes else FOR_ALL
             self._record(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was), audience)
 
     def _record_queue(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -93,6 +94,19 @@ def test_the_leader_counts_no_heartbeat_of_an_active_lease_and_names_the_box_tha
     box.ask("a", among=("GPU-y-1",))
 
     assert box.renew("a") == [ev.KeptByBox(box.now, "a", "y")]
+
+
+def test_the_leader_tells_how_long_a_lease_lasts_at_least() -> None:
+    box = fleet()
+    box.ask("remote", ttl_s=5)
+    box.do(cmd.RequestLease("local", on("x", request(pid=7, among=("GPU-x-1",)))))
+    box.pass_time(2)
+
+    assert box.state.expires_at("remote") == box.now + 3
+    assert box.state.expires_at("local") is None
+    box.do(box.take_over())
+    # Its heartbeats are not known; its TTL may have run out before its client was told of it.
+    assert box.state.expires_at("remote") == -inf
 
 
 def test_one_box_without_a_fleet_counts_for_itself() -> None:
@@ -289,6 +303,19 @@ def test_a_lost_grant_does_not_come_back_on_a_gpu_that_another_lease_holds() -> 
     assert box.stage("a") == "draining"
     box.do(cmd.RecoverLease(kept, "x"))
     assert box.stage("other") == "active"
+
+
+def test_a_lost_grant_does_not_come_back_beside_a_later_grant_of_the_same_request() -> None:
+    before = fleet()
+    before.ask("a")
+    kept = before.kept("a")
+    box = without(before, "a")
+    box.observe_now(reading(0, node="y"))
+    box.ask("a")
+    assert (box.fence_of("a"), box.gpus_of("a")) == (kept.fence, (key(0, "y"),))
+
+    assert box.do(cmd.RecoverLease(kept, "x")) == []
+    assert box.gpus_of("a") == (key(0, "y"),)
 
 
 def test_each_box_brings_back_its_part_of_a_gang() -> None:

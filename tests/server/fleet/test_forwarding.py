@@ -1,0 +1,139 @@
+"""A box that does not lead passes calls on to the leader, as they came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.identity import pid_namespace
+from gpu_worker_pool.server.http.forwarded import HEADER, Forwarded
+from tests.server.fleet.two_boxes import KEY, LEADER, OTHER, TwoBoxes, two_boxes, until
+
+ADMIN, ADA = ({"Authorization": f"Bearer secret-of-{name}"} for name in ("admin", "ada"))
+
+
+def said(**parts: Any) -> dict[str, str]:
+    return {HEADER: Forwarded(**{"key": KEY, "node": OTHER, **parts}).header()}
+
+
+def own_process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "boot_id": boot_id(), "pid_namespace": pid_namespace()}
+
+
+async def wait_for_waiting(boxes: TwoBoxes, number: int) -> None:
+    await until(lambda: boxes.leader.app.pool.waiting == number)
+
+
+async def test_calls_come_back_as_the_leader_answers_them(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        await boxes.read_the_other()
+        leader, other = boxes.leader, boxes.other
+        # A grant, with the process that the box found.
+        status, lease = await other.ask("/leases/a?devices=uuid", "PUT", {"gpus": 1, **own_process()})
+        assert (status, lease["state"], lease["is_local"]) == (201, "active", True)
+        assert lease["gpus"][0]["node"] == OTHER
+        assert lease["wishes"]["node"] == OTHER
+        held = leader.app.pool.state.leases["a"]
+        assert (held.request.holder.node, held.request.holder.process and held.request.holder.process.pid) == (
+            OTHER,
+            os.getpid(),
+        )
+        # What is wrong with a call, the leader says, with its status and its headers.
+        assert (await other.ask("/leases/x", "PUT", {"gpus": "many"}))[0] == 422
+        assert (await other.ask("/leases/unheard-of"))[0] == 404
+        assert (await other.ask("/leases/b", "PUT", {**own_process(), "pid": 4_194_301}))[0] == 422
+        assert (await other.ask("/quotas/ada", "PUT", {"gpus": 2}, ADA))[0] == 403
+        assert (await other.ask("/leases/c", "PUT", {}, {"Authorization": "Bearer wrong-token"}))[0] == 401
+        assert "www-authenticate" in other.answered
+        assert (await other.ask("/leases/c", "PUT", {}, {"Origin": "http://elsewhere.example"}))[0] == 403
+        # By token, as the leader knows it.
+        status, lease = await other.ask("/leases/d", "PUT", {}, ADA)
+        assert (status, lease["owner"], lease["is_local"]) == (201, "ada", False)
+        assert (await other.ask("/leases/d", "DELETE", headers=ADA))[0] == 200
+        assert (await other.ask("/leases/a", "HEAD"))[0] == 200
+        assert int(other.answered["content-length"]) > 0
+        assert (await other.ask("/ui/data/me", headers=ADMIN))[1] == {"name": "admin", "is_admin": True}
+        # These the box answers itself.
+        assert (await other.ask("/gpu/count"))[1]["gpu_count"] == 2
+        assert (await other.ask("/livez"))[0] == 200
+
+
+async def test_a_long_poll_and_a_stream_pass_through_and_end_with_their_caller(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        await boxes.read_the_other(gpus=1)
+        other = boxes.other
+        assert (await other.ask("/leases/holder", "PUT", {"among": ["0"]}))[0] == 201
+        waiting = asyncio.ensure_future(other.ask("/leases/waiter", "PUT", {"among": ["0"], "wait_s": 60}))
+        await wait_for_waiting(boxes, 1)
+        waiting.cancel()
+        await wait_for_waiting(boxes, 0)
+        assert "waiter" in boxes.leader.app.pool.state.leases, "it keeps its place; its caller may come back"
+        async with other.session.get(f"{other.url}/events") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert b"connected" in await stream.content.readany()
+            await other.ask("/leases/waiter", "DELETE")
+            told = b""
+            while b"lease_ended" not in told:
+                told += await stream.content.readany()
+        await until(lambda: not boxes.leader.app._streams._open)
+
+
+async def test_only_a_box_with_the_leaders_key_is_believed(tmp_path: Path) -> None:
+    headers = (
+        "",
+        "{}",
+        "nonsense",
+        Forwarded("a wrong key", OTHER).header(),
+        Forwarded(KEY, LEADER).header(),
+        json.dumps({**json.loads(Forwarded(KEY, OTHER).header()), "process": "all"}),
+    )
+    async with two_boxes(tmp_path) as boxes:
+        for header in headers:
+            for path in ("/leases/x", "/fleet/leases/x"):
+                status, problem = await boxes.leader.ask(path, "PUT", {}, {HEADER: header})
+                assert (status, "leave it out" in problem["detail"]) == (403, True)
+        assert not boxes.leader.app.pool.state.leases
+        boxes.leader.app.pool.membership = None
+        assert (await boxes.leader.ask("/pool", headers=said()))[0] == 403, "a server without a fleet believes no box"
+        status, problem = await boxes.leader.ask("/fleet/pool")
+        assert (status, "belongs to no fleet" in problem["detail"]) == (404, True)
+
+
+async def test_what_a_box_says_of_its_caller_is_what_counts(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        leader = boxes.leader
+        denied = said(denied=(401, "Send a token."))
+        assert (await leader.ask("/leases/x", "PUT", {}, denied))[0] == 401
+        assert (await leader.ask("/leases/x", "PUT", {}, said()))[0] == 401, "no caller and no token"
+        foreign = said(caller=None, no_process=(403, "It is another user's."))
+        assert (await leader.ask("/leases/x", "PUT", {}, {**foreign, **ADA}))[0] == 403
+        assert not leader.app.pool.state.leases
+
+
+async def test_no_call_is_passed_on_twice_and_without_a_leader_the_reason_is_told(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        leader, other = boxes.leader, boxes.other
+        # Each takes the other for the leader.
+        leader.membership.is_leader = False
+        leader.membership.leader_url, leader.membership.key = other.url, "some key"
+        status, problem = await other.ask("/pool")
+        assert (status, other.answered["retry-after"]) == (503, "1")
+        assert "does not lead" in problem["detail"]
+        other.membership.leader_url, other.membership.trouble = None, "the leader does not take this box: wrong key"
+        status, problem = await other.ask("/leases/x", "PUT", {})
+        assert (status, "wrong key" in problem["detail"]) == (503, True)
+        other.membership.leader_url = "http://127.0.0.1:9"
+        status, problem = await other.ask("/leases/x", "PUT", {})
+        assert (status, "cannot be reached" in problem["detail"]) == (503, True)
+        # A wait ends when another box leads.
+        leader.membership.is_leader, other.membership.leader_url = True, leader.url
+        for name in ("one", "two"):
+            assert (await other.ask(f"/leases/{name}", "PUT", {}))[0] == 201
+        waiting = asyncio.ensure_future(other.ask("/leases/waiter", "PUT", {"wait_s": 60}))
+        await wait_for_waiting(boxes, 1)
+        other.membership.leader_url = "http://127.0.0.1:9"
+        assert (await waiting)[0] == 502

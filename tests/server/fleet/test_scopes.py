@@ -1,0 +1,183 @@
+"""A call means the box that was asked; below /fleet it means the whole fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
+from gpu_worker_pool.server.agent.signature import sign
+from gpu_worker_pool.wire.routes import FLEET_TABLE, RENEW_AT_BOX, TABLE
+from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
+from tests.server.running import ROOT
+
+ADMIN = {"Authorization": "Bearer secret-of-admin"}
+ADA = {"Authorization": "Bearer secret-of-ada"}
+
+
+def ids(leases: list[dict[str, Any]]) -> set[str]:
+    return {lease["id"] for lease in leases}
+
+
+def examples() -> list[dict[str, Any]]:
+    """What docs/SERVER.md shows of a fleet."""
+    text = (ROOT / "docs/SERVER.md").read_text("utf-8")
+    found = re.findall(r'```json held-by="tests/server/fleet/test_scopes.py"\n(.*?)```', text, re.DOTALL)
+    return [json.loads(each) for each in found]
+
+
+def assert_same_keys(shown: object, answered: object) -> None:
+    """Every key that the document shows is in the answer."""
+    if isinstance(shown, dict) and isinstance(answered, dict):
+        assert shown.keys() <= answered.keys()
+        for key, value in shown.items():
+            assert_same_keys(value, answered[key])
+    elif isinstance(shown, list) and isinstance(answered, list):
+        assert len(answered) >= len(shown)
+        for one, other in zip(shown, answered, strict=False):
+            assert_same_keys(one, other)
+
+
+def test_every_call_that_the_leader_answers_exists_for_the_fleet_too() -> None:
+    for_fleet = {resource.path: resource.routes for resource in FLEET_TABLE}
+    twice = {f"/fleet{resource.path}": resource.routes for resource in TABLE if resource.answered_by != "box"}
+    assert twice.items() <= for_fleet.items()
+    assert for_fleet.keys() - twice.keys() == {"/fleet", RENEW_AT_BOX}
+    answered_here = {resource.path for resource in TABLE if resource.answered_by == "box"}
+    assert answered_here >= {"/gpu/stats", "/health", "/livez", "/readyz", "/config", "/metrics", "/ui", "/ui/{file}"}
+
+
+async def test_lists_and_views_are_those_of_the_box_or_of_the_fleet(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        await boxes.read_the_other()
+        leader, other = boxes.leader, boxes.other
+        assert (await leader.ask("/leases/here", "PUT", {}))[1]["gpus"][0]["node"] == LEADER
+        assert (await other.ask("/leases/there", "PUT", {}))[1]["gpus"][0]["node"] == OTHER
+        # What does not fit on a box waits there or is refused, though the fleet has room.
+        status, problem = await other.ask("/leases/wide", "PUT", {"gpus": 3})
+        assert (status, "this box has 2 GPUs" in problem["detail"]) == (422, True)
+        status, problem = await other.ask("/leases/gang", "PUT", {"nodes": 2})
+        assert (status, "/fleet/leases" in problem["detail"]) == (422, True)
+        status, gang = await other.ask("/fleet/leases/gang", "PUT", {"nodes": 2})
+        assert status == 201
+        assert [(part["node"], len(part["gpus"])) for part in gang["nodes"]] == [(LEADER, 1), (OTHER, 1)]
+        assert gang["env"] == gang["nodes"][1]["env"], "of the box that was asked"
+        assert (await leader.ask("/leases/gang"))[1]["env"] == gang["nodes"][0]["env"]
+        assert gang["wishes"]["nodes"] == 2
+        assert_same_keys(examples()[1], gang)
+        for box, node, shown in ((leader, LEADER, "here"), (other, OTHER, "there")):
+            pool = (await box.ask("/pool"))[1]
+            assert (pool["node"], {gpu["node"] for gpu in pool["gpus"]}) == (node, {node})
+            assert ids(pool["leases"]) == ids((await box.ask("/leases"))[1]["leases"]) == {shown, "gang"}
+            whole = (await box.ask("/fleet/pool"))[1]
+            assert (whole["node"], {gpu["node"] for gpu in whole["gpus"]}) == (None, {LEADER, OTHER})
+            assert ids((await box.ask("/fleet/leases"))[1]["leases"]) == {"here", "there", "gang"}
+            usage = (await box.ask("/usage"))[1]
+            assert (usage["node"], usage["total"]["leases"]) == (node, 2)
+            assert (await box.ask("/fleet/usage"))[1]["total"]["leases"] == 3
+            assert len((await box.ask("/timeline"))[1]["gpus"]) == 2
+            assert {gpu["node"] for gpu in (await box.ask("/fleet/timeline"))[1]["gpus"]} == {LEADER, OTHER}
+            page = (await box.ask("/ui/data/pool"))[1]
+            assert page["pool"]["node"] == node
+            assert {event["lease_id"] for event in page["happened"]} == {shown, "gang"}
+            assert len((await box.ask("/fleet/ui/data/pool"))[1]["happened"]) == 3
+            assert (await box.ask("/fleet/quotas"))[1]["node"] is None
+
+
+async def test_an_operator_names_a_gpu_of_the_box_or_of_a_node(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        await boxes.read_the_other()
+        leader, other = boxes.leader, boxes.other
+        _, gpu = await other.ask("/admin/gpus/0/drain", "POST", {}, ADMIN)
+        assert (gpu["node"], gpu["state"]) == (OTHER, "out_of_service")
+        _, gpu = await other.ask(f"/fleet/admin/gpus/{LEADER}:1/drain", "POST", {}, ADMIN)
+        assert (gpu["node"], gpu["gpu_id"]) == (LEADER, 1)
+        assert (await leader.ask("/fleet/admin/gpus/0/drain", "POST", {}, ADMIN))[0] == 404
+        assert (await leader.ask("/fleet/admin/gpus/gone:0/drain", "POST", {}, ADMIN))[0] == 404
+        booked = {"starts_at": "2100-01-01T00:00:00Z", "ends_at": "2100-01-02T00:00:00Z"}
+        _, booking = await other.ask("/bookings/course", "PUT", booked, ADMIN)
+        assert {gpu["node"] for gpu in booking["gpus"]} == {OTHER}
+        assert (await leader.ask("/bookings"))[1]["bookings"] == []
+        assert len((await leader.ask("/fleet/bookings"))[1]["bookings"]) == 1
+
+
+async def test_the_fleet_is_shown_by_every_box(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        await boxes.read_the_other()
+        assert (await boxes.other.ask("/leases/there", "PUT", {}))[0] == 201
+        _, fleet = await boxes.other.ask("/fleet")
+        first, second = fleet["boxes"]
+        assert (first["node"], first["state"], first["is_leader"], first["gpus"], first["leases"]) == (
+            LEADER,
+            "up",
+            True,
+            2,
+            0,
+        )
+        assert (second["node"], second["state"], second["is_leader"], second["leases"]) == (OTHER, "unknown", False, 1)
+        assert second["heard_ago_s"] >= 5.0
+        assert fleet.keys() == examples()[0].keys()
+        assert_same_keys(examples()[0], fleet)
+
+
+async def test_events_are_those_of_the_box(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        await boxes.read_the_other()
+        leader, other = boxes.leader, boxes.other
+        async with other.session.get(f"{other.url}/events") as of_box:
+            await of_box.content.readany()
+            assert (await leader.ask("/leases/here", "PUT", {}))[0] == 201
+            assert (await other.ask("/leases/there", "PUT", {}))[0] == 201
+            told = b""
+            while b"lease_granted" not in told:
+                told += await of_box.content.readany()
+            assert b'"id":"there"' in told
+            assert b'"id":"here"' not in told
+
+
+async def test_a_lease_is_renewed_at_the_box_that_keeps_it(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        await boxes.read_the_other()
+        leader, other = boxes.leader, boxes.other
+        for name in ("here", "here-too"):
+            assert (await leader.ask(f"/leases/{name}", "PUT", {}))[0] == 201
+        assert (await other.ask("/leases/there", "PUT", {}))[0] == 201
+        assert (await other.ask("/leases/there-too", "PUT", {}))[0] == 201
+        assert (await other.ask("/leases/waits", "PUT", {}))[0] == 202
+        owner = leader.app.pool.state.leases["here"].request.holder.owner
+        leader.membership.kept = dict.fromkeys(("here", "here-too"), owner)
+        other.membership.kept = dict.fromkeys(("there", "there-too"), owner)
+        wanted = ["here", "there", "waits", "unheard-of"]
+        for box in (leader, other):
+            status, answer = await box.ask("/leases/renew", "POST", {"ids": wanted})
+            assert (status, ids(answer["renewed"])) == (200, {"here", "there", "waits"})
+            assert answer["lost"] == [{"id": "unheard-of", "reason": "unknown", "by": None, "note": None}]
+        # Held until there is news at one of them.
+        held = asyncio.ensure_future(other.ask("/leases/renew", "POST", {"ids": ["there", "waits"], "wait_s": 30}))
+        status, answer = await held
+        assert (status, ids(answer["renewed"])) == (200, {"there", "waits"})
+        # Without a leader: what this box keeps, and what is known to be at another box.
+        assert (await other.ask("/leases/here"))[0] == 200
+        other.membership.leader_url = None
+        status, answer = await other.ask("/leases/renew", "POST", {"ids": wanted})
+        assert (status, ids(answer["renewed"]), answer["lost"]) == (200, {"here", "there"}, [])
+        status, _ = await other.ask("/leases/renew", "POST", {"ids": ["waits"]})
+        assert status == 503
+        assert (await other.ask("/leases/renew", "POST", {"ids": ["there"]}, ADA))[0] == 403
+
+
+async def test_what_boxes_say_to_each_other_is_signed(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        body = b'{"ids":["a"],"caller":"ada","is_local":false,"is_admin":true}'
+        url = f"{boxes.other.url}{RENEW_AT_BOX}"
+        good = sign(FLEET_KEY, "POST", RENEW_AT_BOX, body)
+        for signature, sent in (("", body), ("x", body), (sign("another key", "POST", RENEW_AT_BOX, body), body)):
+            async with boxes.other.session.post(url, data=sent, headers={SIGNATURE: signature}) as answer:
+                assert answer.status == 403
+        async with boxes.other.session.post(url, data=body + b" ", headers={SIGNATURE: good}) as answer:
+            assert answer.status == 403
+        async with boxes.other.session.post(url, data=body, headers={SIGNATURE: good}) as answer:
+            assert (answer.status, (await answer.json())["elsewhere"]) == (200, ["a"])
