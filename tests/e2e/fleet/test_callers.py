@@ -15,6 +15,8 @@ from gpu_worker_pool.client import GPUWorkerPoolClient
 from tests.cli.in_process import called
 from tests.cli.own_process import environment
 from tests.client.fault_tools import QUICK, soon
+from tests.documents.blocks import ROOT, blocks_of
+from tests.documents.schemas import unlike
 from tests.ledger.postgres.server import PostgresServer
 
 from .fleet import GPUS, Box, Fleet, fleet_of, until
@@ -85,6 +87,8 @@ def test_status_shows_a_box_or_the_whole_fleet(fleet: Fleet) -> None:
 def test_fleet_shows_who_leads_and_forgets_no_box_that_is_there(fleet: Fleet) -> None:
     found = shown("fleet", boxes=urls(fleet)[1:])
     assert [box["node"] for box in found["boxes"]] == list(NODES)
+    (block,) = [block for block in blocks_of(ROOT / "docs" / "CLI.md") if "gpu-pool/fleet/1" in block.text]
+    assert unlike(json.loads(block.text), found) == []
     assert sorted(box["role"] for box in found["boxes"]) == ["follower", "leader"]
     assert all(box["error"] is None for box in found["boxes"])
     refused = called("fleet", "forget", "candidate1", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[0]})
