@@ -244,7 +244,9 @@ class Pool:
             self._starts_good_until = now + FORECAST_SHARE * (time.perf_counter() - began)
         return self._starts
 
-    async def command(self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking) -> list[ev.Event]:
+    async def command(
+        self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode
+    ) -> list[ev.Event]:
         return await self._driver.do(command)
 
     async def release(
