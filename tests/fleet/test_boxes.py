@@ -19,7 +19,7 @@ from gpu_worker_pool.core.fleet.messages import (
     Orders,
     Rejected,
     Report,
-    Watch,
+    WatchOrder,
     Welcome,
 )
 from gpu_worker_pool.core.model import commands as cmd
@@ -266,6 +266,6 @@ def test_a_waiting_process_is_watched_by_its_box() -> None:
     leader.ask("a")
 
     (told,) = leader.ask("w", node="x")
-    assert told == Tell(1, Orders(3, leader.now, watches=(Watch("w", ProcessId(7, 1.0)),)))
+    assert told == Tell(1, Orders(3, leader.now, watches=(WatchOrder("w", ProcessId(7, 1.0)),)))
     (told,) = leader.hear(1, HolderIsDead("w"))
     assert told == Tell(1, Orders(3, leader.now, unwatched=("w",)))
